@@ -1,0 +1,43 @@
+# Every target sets up .venv by itself, and again only when pyproject.toml has changed.
+# PYTHON=/path/to/python chooses the interpreter; ARGS="…" is passed on to run, test and bench.
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.installed
+
+CANDIDATES = $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11)
+IS_RECENT = import sys; sys.exit(sys.version_info < (3, 11))
+BASE_PYTHON = $(shell for p in $(CANDIDATES); do "$$p" -c '$(IS_RECENT)' 2>/dev/null && echo "$$p" && break; done)
+TOO_OLD = holdfast needs Python 3.11 or newer, tried: $(CANDIDATES). Say PYTHON=/path/to/python3
+
+.DEFAULT_GOAL := help
+.PHONY: help run test check bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' Makefile
+
+run: $(READY) ## run the first example: a queue, some jobs, a worker
+	$(BIN)/python examples/first_jobs.py $(ARGS)
+
+test: $(READY) ## run the tests; ARGS="-k lease -x" goes to pytest
+	$(BIN)/python -m pytest -ra $(ARGS)
+
+check: $(READY) ## lint, formatting, types, import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+# Without bytecode files every start of a process compiles anew, and that would be measured.
+bench: $(READY) ## run the benchmarks
+	unset PYTHONDONTWRITEBYTECODE; $(BIN)/python -m benchmarks $(ARGS)
+
+clean: ## remove the virtual environment, caches and build output
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY): pyproject.toml
+	$(if $(BASE_PYTHON),,$(error $(TOO_OLD)))@echo "setting up $(VENV)"
+	@$(BASE_PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev]'
+	@touch $@

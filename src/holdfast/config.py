@@ -1,0 +1,174 @@
+"""Settings: their names, defaults and allowed values, and the home folder. core/settings.py ranks them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
+from typing import Any
+
+from msgspec import Struct
+
+from holdfast.errors import ConfigError
+
+MIB = 1024 * 1024
+Value = int | float | str | None
+
+
+class Setting(Struct, frozen=True):
+    """One setting: `parse` takes what a person gave and returns the value, or raises ValueError."""
+
+    name: str
+    default: Value
+    parse: Callable[[Any], Value]
+    allowed: str
+    per_type: bool = True
+
+
+def default_database_url() -> str:
+    """QUEUECTL_DATABASE_URL, or the SQLite file in the home folder."""
+    return os.environ.get("QUEUECTL_DATABASE_URL") or f"sqlite:///{os.path.join(home_folder(), 'queue.db')}"
+
+
+def home_folder() -> str:
+    """QUEUECTL_HOME, or ~/.queuectl."""
+    return os.environ.get("QUEUECTL_HOME") or os.path.join(os.path.expanduser("~"), ".queuectl")
+
+
+_UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)?")
+
+
+def parse_duration(value: object) -> float:
+    """Seconds from a number, a timedelta or text such as 10s, 1.5h, 7d."""
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    match = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError(f"{value!r} is not a duration")
+    return float(match[1]) * _UNITS[match[2] or "s"]
+
+
+def _whole(low: int, high: int = 2**31 - 1) -> Callable[[Any], Value]:
+    def parse(value: Any) -> int:
+        number = int(value) if isinstance(value, str) else value
+        if isinstance(number, bool) or not isinstance(number, int) or not low <= number <= high:
+            raise ValueError
+        return number
+
+    return parse
+
+
+def _number(low: float, high: float = 1e12, *, above: bool = False) -> Callable[[Any], Value]:
+    def parse(value: Any) -> float:
+        number = float(value)
+        if isinstance(value, bool) or not low <= number <= high or (above and number == low):
+            raise ValueError
+        return number
+
+    return parse
+
+
+def _seconds(low: float, *, above: bool = False) -> Callable[[Any], Value]:
+    check = _number(low, above=above)
+    return lambda value: check(parse_duration(value))
+
+
+def _or_none(parse: Callable[[Any], Value]) -> Callable[[Any], Value]:
+    def parse_or_none(value: Any) -> Value:
+        if value is None or (isinstance(value, str) and value.lower() in ("none", "never", "null", "")):
+            return None
+        return parse(value)
+
+    return parse_or_none
+
+
+def _choice(*words: str) -> Callable[[Any], Value]:
+    def parse(value: Any) -> str:
+        if value not in words:
+            raise ValueError
+        return str(value)
+
+    return parse
+
+
+_ONE_UP, _COUNT = "a whole number from 1", "a whole number from 0"
+_DURATION_TEXT = "a duration: seconds, or a number with ms, s, m, h, d or w"
+_WORKER_ONLY = False
+
+SETTINGS: Mapping[str, Setting] = {
+    s.name: s
+    for s in (
+        Setting("max_attempts", 3, _whole(1), _ONE_UP),
+        Setting(
+            "backoff_strategy",
+            "exponential",
+            _choice("exponential", "linear", "fixed"),
+            "exponential, linear or fixed",
+        ),
+        Setting("backoff_base", 2.0, _number(0), "a number from 0"),
+        Setting("backoff_factor", 1.0, _number(0), "a number from 0"),
+        Setting("backoff_max", 21_600.0, _seconds(0), _DURATION_TEXT),
+        Setting("backoff_jitter", 0.2, _number(0, 1), "a number from 0 to 1"),
+        Setting("job_timeout", None, _or_none(_seconds(0, above=True)), f"none, or {_DURATION_TEXT}, over 0"),
+        Setting("lease_seconds", 30.0, _seconds(3), f"{_DURATION_TEXT}, at least 3", _WORKER_ONLY),
+        Setting("heartbeat_interval", 5.0, _seconds(0.1), f"{_DURATION_TEXT}, at least 0.1", _WORKER_ONLY),
+        Setting("poll_interval", 1.0, _seconds(0.01), f"{_DURATION_TEXT}, at least 0.01", _WORKER_ONLY),
+        Setting("stuck_seconds", 300.0, _seconds(0, above=True), f"{_DURATION_TEXT}, over 0"),
+        Setting("concurrency", 10, _whole(1, 10_000), f"{_ONE_UP} to 10000"),
+        Setting("max_running", None, _or_none(_whole(1)), f"none, or {_ONE_UP}"),
+        Setting("rate_limit", 0.0, _number(0, 1e6), "starts a second, 0 = unlimited"),
+        Setting("max_depth", None, _or_none(_whole(1)), f"none, or {_ONE_UP}"),
+        Setting("max_payload_bytes", MIB, _whole(2, 512 * MIB), "a whole number of bytes from 2"),
+        Setting("max_result_bytes", MIB, _whole(2, 512 * MIB), "a whole number of bytes from 2"),
+        Setting("max_log_bytes", 10 * MIB, _whole(1024), "a whole number of bytes from 1024"),
+        Setting("retention_completed", None, _or_none(_seconds(0)), f"never, or {_DURATION_TEXT}"),
+        Setting("retention_failed", None, _or_none(_seconds(0)), f"never, or {_DURATION_TEXT}"),
+        Setting("shutdown_timeout", 30.0, _seconds(0), _DURATION_TEXT, _WORKER_ONLY),
+        Setting("transaction_seconds", 5.0, _seconds(0, above=True), f"{_DURATION_TEXT}, over 0", _WORKER_ONLY),
+    )
+}
+
+# What other specifications call our settings.
+_OTHER_NAMES = {
+    "max_retries": "max_attempts",
+    "default_max_tries": "max_attempts",
+    "max_concurrent_jobs": "concurrency",
+    "job_retry_delay": "backoff_factor",
+    "worker_heartbeat_interval": "heartbeat_interval",
+    "timeout": "job_timeout",
+}
+
+
+def find_setting(key: str, *, type: str | None = None) -> Setting:
+    """The setting of a name, in snake_case or kebab-case, or under another specification's name."""
+    name = key.replace("-", "_")
+    setting = SETTINGS.get(_OTHER_NAMES.get(name, name))
+    if setting is None:
+        raise ConfigError(f"there is no setting {key!r}; allowed: {', '.join(sorted(SETTINGS))}")
+    if type is not None and not setting.per_type:
+        raise ConfigError(f"{setting.name} holds for whole workers and can't be set for a type")
+    return setting
+
+
+def parse_setting(key: str, value: object, *, type: str | None = None) -> tuple[str, Value]:
+    """The setting's own name and the value as it is stored."""
+    setting = find_setting(key, type=type)
+    try:
+        return setting.name, setting.parse(value)
+    except (ValueError, TypeError, OverflowError):
+        raise ConfigError(f"{value!r} is not a value for {setting.name}; allowed: {setting.allowed}") from None
+
+
+def parse_options(options: Mapping[str, object], allowed: Iterable[str]) -> dict[str, Value]:
+    """A decorator's options as settings, each checked."""
+    parsed: dict[str, Value] = {}
+    for key, value in options.items():
+        if key not in allowed:
+            raise ConfigError(f"there is no option {key!r}; allowed: {', '.join(sorted(allowed))}")
+        name, parsed_value = parse_setting(key, value)
+        parsed[name] = parsed_value
+    return parsed

@@ -1,0 +1,226 @@
+"""What a handler may do while it runs: the Context it is given, and the attempt behind it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextvars import Token
+from typing import TYPE_CHECKING, Any, Protocol
+
+from holdfast.core.clock import Clock
+from holdfast.core.job import Job
+from holdfast.core.lifecycle import completion
+from holdfast.core.payload import encode_payload, encode_result
+from holdfast.core.settings import Settings
+from holdfast.enqueue import Admission, make_options
+from holdfast.errors import HoldfastError, Interrupted, LeaseLost
+from holdfast.registry import Handler
+from holdfast.store.protocol import Claim, NewJob, Store
+from holdfast.store.scope import attempt_transaction
+
+if TYPE_CHECKING:
+    import asyncio
+
+STOPPING = "stopping"
+CANCELLED = "cancelled"
+TIMED_OUT = "timed out"
+LOST = "lost"
+"""Why an attempt is told to stop: the worker ends, the job was cancelled, its time is up, its lease is lost."""
+
+
+class AttemptHost(Protocol):
+    """What an attempt needs of the queue it belongs to."""
+
+    @property
+    def store(self) -> Store: ...
+    @property
+    def admission(self) -> Admission: ...
+    def settings(self) -> Settings: ...
+
+
+class Attempt:
+    """One running attempt, shared by the handler's side and the worker's."""
+
+    __slots__ = (
+        "children",
+        "claim",
+        "committed",
+        "deadline",
+        "handle",
+        "handler",
+        "host",
+        "interrupted_at",
+        "leased",
+        "on_progress",
+        "started",
+        "started_at",
+        "stop_reason",
+        "written_off",
+    )
+
+    def __init__(self, claim: Claim, handler: Handler, host: AttemptHost) -> None:
+        self.claim = claim
+        self.handler = handler
+        self.host = host
+        self.children: list[NewJob] = []
+        self.committed = False
+        self.stop_reason: str | None = None
+        self.on_progress: Callable[[Attempt, float, str | None], None] | None = None
+        # When the lease was last taken or renewed, on the monotonic clock.
+        self.leased = 0.0
+        # Set when the handler starts: on the wall clock for the record, on the monotonic one for timeouts.
+        self.started_at = 0
+        self.started = 0.0
+        self.deadline: float | None = None
+        # The executor's own: how it stops this attempt, and whether it has given up on it.
+        self.handle: Any = None
+        self.interrupted_at: float | None = None
+        self.written_off = False
+
+    def start(self, clock: Clock) -> None:
+        self.started_at = clock()
+        self.started = time.monotonic()
+        if self.claim.timeout is not None:
+            self.deadline = self.started + self.claim.timeout
+
+    def context(self) -> Context:
+        return Context(self)
+
+
+class Context:
+    """What a running handler knows and may do."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self._attempt = attempt
+        self._job: Job | None = None
+        self._transaction_used = False
+        self.result: Any = None
+        """What `transaction()` stores as the job's result."""
+
+    @property
+    def job(self) -> Job:
+        """The job as it was when first asked for in this attempt."""
+        if self._job is None:
+            self._job = self._attempt.host.store.get_job(self._attempt.claim.id)
+            if self._job is None:
+                raise LeaseLost
+        return self._job
+
+    @property
+    def attempt(self) -> int:
+        """The number of this attempt, from 1."""
+        return self._attempt.claim.attempts
+
+    @property
+    def idempotency_key(self) -> str:
+        """The same text in every attempt of this job. Pass it on to services that deduplicate by one."""
+        return self._attempt.claim.id
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the attempt should end at its next safe point."""
+        return self._attempt.stop_reason is not None
+
+    def check(self) -> None:
+        """A safe point: ends the attempt here if it should stop.
+
+        At shutdown the job is given back and the attempt not counted; after a cancel it ends cancelled.
+        """
+        if self._attempt.stop_reason is not None:
+            raise Interrupted(self._attempt.stop_reason)
+
+    def progress(self, fraction: float, message: str | None = None) -> None:
+        """Report how far the work is, from 0 to 1. The latest report is stored a few times a second."""
+        if not 0 <= fraction <= 1:
+            raise ValueError(f"progress goes from 0 to 1, not {fraction!r}")
+        encode_payload({"message": message}, 1024 * 1024)  # refuses what can't be stored
+        if self._attempt.on_progress is not None:
+            self._attempt.on_progress(self._attempt, float(fraction), message)
+
+    def enqueue(self, type: Any, payload: object = None, **options: Any) -> str:
+        """Enqueue a child of this job and return its id.
+
+        It exists only if this job completes, from the same commit on. If its id or key is taken by then, the
+        other job is linked in its place.
+        """
+        host = self._attempt.host
+        name = type if isinstance(type, str) else type.type
+        child = host.admission.admit(
+            name, {} if payload is None else payload, make_options(options), host.settings(), self._attempt.claim.id
+        )
+        self._attempt.children.append(child)
+        return child.id
+
+    def transaction(self) -> Transaction:
+        """A connection to the queue's own database whose commit completes this job.
+
+        `with ctx.transaction() as connection:`, in async handlers `async with`. What is written in the block
+        and the completion are one commit: it happens exactly once. Keep it short; a second block is an error.
+        """
+        if self._transaction_used:
+            raise HoldfastError("ctx.transaction() can be used once: leaving it completes the job")
+        self._transaction_used = True
+        return Transaction(self, self._attempt)
+
+
+class Transaction:
+    """The block behind ctx.transaction(). In async handlers, waiting for the lock and the disk is done in a
+    thread, so that the event loop goes on."""
+
+    def __init__(self, context: Context, attempt: Attempt) -> None:
+        self._context = context
+        self._attempt = attempt
+        host = attempt.host
+        seconds = host.settings().transaction_seconds
+        self._transaction = host.store.begin_attempt_transaction(attempt.claim, seconds)
+        self._scope: Token[str | None] | None = None
+
+    def __enter__(self) -> Any:
+        self._transaction.begin()
+        return self._enter_scope()
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._leave_scope()
+        if kind is None:
+            self._commit()
+        else:
+            self._transaction.rollback()
+
+    async def __aenter__(self) -> Any:
+        import asyncio
+
+        begun = asyncio.ensure_future(asyncio.to_thread(self._transaction.begin))
+        try:
+            await asyncio.shield(begun)
+        except asyncio.CancelledError:
+            # The lock may be ours a moment later; it must not stay with nobody.
+            begun.add_done_callback(self._abandon)
+            raise
+        return self._enter_scope()
+
+    async def __aexit__(self, kind: object, *_: object) -> None:
+        import asyncio
+
+        self._leave_scope()
+        # Shielded: a cancellation that arrives now must not leave the commit half reported.
+        await asyncio.shield(asyncio.to_thread(self._commit if kind is None else self._transaction.rollback))
+
+    def _abandon(self, begun: asyncio.Future[None]) -> None:
+        if not begun.cancelled() and begun.exception() is None:
+            self._transaction.rollback()
+
+    def _enter_scope(self) -> Any:
+        self._scope = attempt_transaction.set(self._attempt.host.store.url)
+        return self._transaction.connection
+
+    def _leave_scope(self) -> None:
+        assert self._scope is not None
+        attempt_transaction.reset(self._scope)
+
+    def _commit(self) -> None:
+        claim = self._attempt.claim
+        settings = self._attempt.host.settings()
+        result = encode_result(self._context.result, settings.get("max_result_bytes", claim.type))
+        self._transaction.commit(completion(result), self._attempt.children)
+        self._attempt.committed = True
+

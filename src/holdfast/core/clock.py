@@ -1,0 +1,37 @@
+"""Instants as Holdfast keeps them: whole microseconds since 1970, UTC."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+Clock = Callable[[], int]
+"""Returns the present instant in microseconds. Tests pass one that can be moved."""
+
+SECOND = 1_000_000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+def system_clock() -> int:
+    """The machine's clock."""
+    return time.time_ns() // 1000
+
+
+def to_datetime(instant: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=instant)
+
+
+def from_datetime(moment: datetime) -> int:
+    """The instant of an aware datetime."""
+    return (moment - _EPOCH) // _MICROSECOND
+
+
+def to_iso(instant: int) -> str:
+    """ISO 8601 in UTC with a Z, as every surface shows it."""
+    return to_datetime(instant).isoformat().replace("+00:00", "Z")
+
+
+def microseconds(seconds: float) -> int:
+    return round(seconds * SECOND)

@@ -1,0 +1,130 @@
+"""A job: its fields, its states, and what its names may look like."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from msgspec import Struct
+
+from holdfast.errors import ConfigError
+
+
+class Status(StrEnum):
+    """The six states of a job."""
+
+    SCHEDULED = "scheduled"
+    PENDING = "pending"
+    PROCESSING = "processing"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+WAITING = frozenset({Status.SCHEDULED, Status.PENDING})
+FINISHED = frozenset({Status.COMPLETED, Status.FAILED, Status.CANCELLED})
+
+RETRYING = "retrying"
+"""A filter, not a state: scheduled after a failed attempt."""
+
+# The words that other specifications use for our states.
+_OTHER_WORDS = {
+    "dead": "failed",
+    "queued": "pending",
+    "claimed": "processing",
+    "done": "completed",
+}
+
+
+class Failure(Struct, frozen=True, kw_only=True):
+    """One failed attempt, as the job's history keeps it."""
+
+    attempt: int
+    started_at: datetime
+    finished_at: datetime
+    worker_id: str | None
+    error: str
+    traceback: str | None = None
+    detail: dict[str, Any] | None = None
+
+
+class Progress(Struct, frozen=True):
+    """How far a running attempt says it is, from 0 to 1."""
+
+    fraction: float
+    message: str | None = None
+
+
+class Job(Struct, frozen=True, kw_only=True):
+    """A job as it was when it was read. Changing it is the queue's business."""
+
+    id: str
+    type: str
+    payload: dict[str, Any]
+    status: Status
+    priority: int = 0
+    attempts: int = 0
+    max_attempts: int | None = None
+    version: int = 0
+    key: str | None = None
+    key_for: float | None = None
+    run_at: datetime | None = None
+    timeout: float | None = None
+    result: Any = None
+    error: str | None = None
+    errors: tuple[Failure, ...] = ()
+    progress: Progress | None = None
+    parent_id: str | None = None
+    cancel_requested: bool = False
+    worker_id: str | None = None
+    lease_expires_at: datetime | None = None
+    next_retry_at: datetime | None = None
+    created_at: datetime
+    updated_at: datetime
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status in FINISHED
+
+
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+_TYPE = re.compile(r"[A-Za-z0-9_.:-]{1,255}")
+# These words are paths of the HTTP API, beside /api/tasks/{id}.
+_RESERVED_IDS = frozenset({"stats", "batch", "bulk", "pause", "resume", "rate-limit"})
+
+
+def check_id(value: object) -> str:
+    if not isinstance(value, str) or not _ID.fullmatch(value):
+        raise ConfigError(
+            f"{value!r} can't be a job's id: 1 to 128 of A-Z a-z 0-9 . _ : -, beginning with a letter or digit"
+        )
+    if value in _RESERVED_IDS:
+        raise ConfigError(f"{value!r} can't be a job's id: {', '.join(sorted(_RESERVED_IDS))} are reserved")
+    return value
+
+
+def check_type(value: object) -> str:
+    if not isinstance(value, str) or not _TYPE.fullmatch(value):
+        raise ConfigError(f"{value!r} can't be a job's type: 1 to 255 of A-Z a-z 0-9 _ . : -")
+    return value
+
+
+def base_type(type: str) -> str:
+    """The type whose handler runs a lane: shell for shell:media."""
+    return type.partition(":")[0]
+
+
+def parse_status(word: str) -> Status | str:
+    """A filter's word as a Status, or RETRYING. Other specifications' words are taken too."""
+    word = _OTHER_WORDS.get(word, word)
+    if word == RETRYING:
+        return RETRYING
+    try:
+        return Status(word)
+    except ValueError:
+        allowed = [*Status, RETRYING, *_OTHER_WORDS]
+        raise ConfigError(f"{word!r} is not a status; allowed: {', '.join(allowed)}") from None

@@ -1,0 +1,148 @@
+"""The life cycle of a job: which event leads from which state to which. Pure: the store applies it.
+
+`TRANSITIONS` is the whole state machine as data; the drawing in the docs is made from it. `decide` turns
+the outcome of one attempt into the one transition it causes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from holdfast.core.backoff import Backoff
+from holdfast.core.job import FINISHED, Status
+
+
+class Transition(Struct, frozen=True):
+    """One arrow of the drawing."""
+
+    source: Status
+    verb: str
+    target: Status
+    when: str = ""
+
+
+TRANSITIONS: tuple[Transition, ...] = (
+    Transition(Status.SCHEDULED, "promote", Status.PENDING, "due"),
+    Transition(Status.SCHEDULED, "cancel", Status.CANCELLED),
+    Transition(Status.SCHEDULED, "retry", Status.PENDING, "waiting for a retry; attempts = 0"),
+    Transition(Status.PENDING, "claim", Status.PROCESSING, "attempts + 1, version + 1"),
+    Transition(Status.PENDING, "cancel", Status.CANCELLED),
+    Transition(Status.PROCESSING, "complete", Status.COMPLETED),
+    Transition(Status.PROCESSING, "fail", Status.SCHEDULED, "attempts left: back-off"),
+    Transition(Status.PROCESSING, "fail", Status.FAILED, "no attempts left, or permanent"),
+    Transition(Status.PROCESSING, "reap", Status.PENDING, "lease expired, attempts left"),
+    Transition(Status.PROCESSING, "reap", Status.FAILED, "lease expired, no attempts left"),
+    Transition(Status.PROCESSING, "release", Status.PENDING, "the attempt is given back"),
+    Transition(Status.PROCESSING, "cancel", Status.CANCELLED, "the handler has stopped, or its lease ended"),
+    Transition(Status.FAILED, "retry", Status.PENDING, "attempts = 0"),
+    Transition(Status.CANCELLED, "retry", Status.PENDING, "attempts = 0"),
+)
+
+
+def targets(source: Status, verb: str) -> set[Status]:
+    """The states that a verb can lead to from a state; empty when it is not allowed there."""
+    return {t.target for t in TRANSITIONS if t.source == source and t.verb == verb}
+
+
+def sources(verb: str) -> set[Status]:
+    """The states in which a verb is allowed."""
+    return {t.source for t in TRANSITIONS if t.verb == verb}
+
+
+class Completed(Struct, frozen=True, tag=True):
+    """The handler returned. `result` is JSON text."""
+
+    result: str | None = None
+
+
+class Errored(Struct, frozen=True, tag=True):
+    """The attempt failed. `permanent` means that trying again would not help."""
+
+    error: str
+    traceback: str | None = None
+    detail: dict[str, Any] | None = None
+    permanent: bool = False
+    delay: float | None = None
+
+
+class LeaseEnded(Struct, frozen=True, tag=True):
+    """The worker that held the attempt is gone. `error` is the evidence."""
+
+    error: str
+
+
+class Released(Struct, frozen=True, tag=True):
+    """The worker gave the attempt back, unstarted or stopped at a safe point."""
+
+
+class Stopped(Struct, frozen=True, tag=True):
+    """The handler stopped because the job was cancelled."""
+
+    error: str | None = None
+
+
+Outcome = Completed | Errored | LeaseEnded | Released | Stopped
+
+
+class Decision(Struct, frozen=True):
+    """What an outcome makes of the job. Delays are durations: the database's clock makes them instants."""
+
+    verb: str
+    status: Status
+    delay: float = 0.0
+    error: str | None = None
+    traceback: str | None = None
+    detail: dict[str, Any] | None = None
+    result: str | None = None
+    attempts_back: int = 0
+
+    @property
+    def is_final(self) -> bool:
+        return self.status in FINISHED
+
+
+class Policy(Struct, frozen=True):
+    """What decides over a failed attempt: the limit in force for the job and its type's back-off."""
+
+    max_attempts: int
+    backoff: Backoff
+
+
+RELEASE = Decision("release", Status.PENDING, attempts_back=1)
+
+
+def completion(result: str | None) -> Decision:
+    return Decision("complete", Status.COMPLETED, result=result)
+
+
+def decide(attempts: int, outcome: Outcome, policy: Policy, chance: float) -> Decision:
+    """The transition that the outcome of a running attempt causes.
+
+    A requested cancellation is not looked at here: it may arrive until the very write, so the store's
+    guarded statement turns every decision but `completed` into `cancelled` when one is there.
+    """
+    match outcome:
+        case Completed():
+            return completion(outcome.result)
+        case Released():
+            return RELEASE
+        case Stopped():
+            return Decision("cancel", Status.CANCELLED, error=outcome.error)
+        case LeaseEnded():
+            status = Status.PENDING if attempts < policy.max_attempts else Status.FAILED
+            return Decision("reap", status, error=outcome.error)
+        case Errored():
+            final = outcome.permanent or attempts >= policy.max_attempts
+            delay = 0.0
+            if not final:
+                delay = outcome.delay if outcome.delay is not None else policy.backoff.delay(attempts, chance)
+            return Decision(
+                "fail",
+                Status.FAILED if final else Status.SCHEDULED,
+                delay=delay,
+                error=outcome.error,
+                traceback=outcome.traceback,
+                detail=outcome.detail,
+            )

@@ -1,0 +1,333 @@
+"""Payloads and results: what JSON may be stored, and whether a payload fits its handler's annotations."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from holdfast.errors import ConfigError, InvalidPayload
+
+MAX_DEPTH = 64
+MAX_INTEGER_BITS = 1024
+
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+
+class _Problem(Exception):
+    """What is wrong with a value; `path` grows on the way out of the recursion."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.path: list[str | int] = []
+
+    def at(self, step: str | int) -> _Problem:
+        self.path.append(step)
+        return self
+
+    def where(self, root: str) -> str:
+        return root + "".join(_step(step) for step in reversed(self.path))
+
+
+def _step(step: str | int) -> str:
+    if isinstance(step, int):
+        return f"[{step}]"
+    return f".{step}" if re.fullmatch(r"\w+", step) else f"[{step!r}]"
+
+
+def encode_payload(value: object, limit: int) -> str:
+    """The JSON text of a payload. Raises InvalidPayload naming the place if it can't be stored exactly."""
+    try:
+        plain = _plain(value, 1)
+    except _Problem as problem:
+        raise InvalidPayload(problem.where("payload"), problem.text) from None
+    if not isinstance(plain, dict):
+        raise InvalidPayload("payload", f"must be a JSON object, not {_kind(plain)}")
+    text = _encode(plain)
+    size = len(text.encode())
+    if size > limit:
+        raise InvalidPayload("payload", f"is {size} bytes as JSON; max_payload_bytes is {limit}")
+    return text
+
+
+def encode_result(value: object, limit: int) -> str | None:
+    """The JSON text of a handler's result; None for None.
+
+    The work is done, so a result that can't be stored does not undo it: a marker says what was wrong.
+    """
+    if value is None:
+        return None
+    try:
+        text = _encode(_plain(value, 1))
+        size = len(text.encode())
+        problem = f"it is {size} bytes as JSON; max_result_bytes is {limit}" if size > limit else None
+    except _Problem as error:
+        problem = f"{error.where('result')}: {error.text}"
+    if problem is None:
+        return text
+    return _encode({"holdfast": "the result could not be stored", "problem": problem})
+
+
+def decode(text: str) -> Any:
+    return json.loads(text)
+
+
+def same_json(a: str, b: str) -> bool:
+    """Whether two JSON texts mean the same, whatever the order of their keys."""
+    return a == b or json.dumps(json.loads(a), sort_keys=True) == json.dumps(json.loads(b), sort_keys=True)
+
+
+def _plain(value: Any, depth: int) -> Any:
+    """The value in JSON's own types, checked."""
+    kind = type(value)
+    if kind is str:
+        return _text(value)
+    if kind is int:
+        return _integer(value)
+    if kind is bool or value is None:
+        return value
+    if kind is float:
+        if not math.isfinite(value):
+            raise _Problem(f"{value} is not JSON")
+        return value
+    if depth > MAX_DEPTH:
+        raise _Problem(f"is nested deeper than {MAX_DEPTH}")
+    if isinstance(value, Mapping):
+        return _object(value, depth)
+    if isinstance(value, list | tuple):
+        return _array(value, depth)
+    return _other(value, depth)
+
+
+def _text(value: str) -> str:
+    if "\x00" in value:
+        raise _Problem("holds a NUL character, which can't be stored")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise _Problem("holds a lone surrogate, which is not a character") from None
+    return value
+
+
+def _integer(value: int) -> int:
+    if value.bit_length() > MAX_INTEGER_BITS:
+        raise _Problem(f"is an integer of more than {MAX_INTEGER_BITS} bits")
+    return value
+
+
+def _object(value: Mapping[Any, Any], depth: int) -> dict[str, Any]:
+    plain: dict[str, Any] = {}
+    for key, item in value.items():
+        if not isinstance(key, str):
+            raise _Problem(f"has the key {key!r}; keys must be text")
+        try:
+            plain[_text(key)] = _plain(item, depth + 1)
+        except _Problem as problem:
+            raise problem.at(key) from None
+    return plain
+
+
+def _array(value: list[Any] | tuple[Any, ...], depth: int) -> list[Any]:
+    plain: list[Any] = []
+    for index, item in enumerate(value):
+        try:
+            plain.append(_plain(item, depth + 1))
+        except _Problem as problem:
+            raise problem.at(index) from None
+    return plain
+
+
+def _other(value: Any, depth: int) -> Any:
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            raise _Problem("is a naive datetime; give it a time zone")
+        return value.isoformat()
+    if isinstance(value, bool | int | float | str):
+        return _plain(_builtin(value), depth)  # an enum or another subclass
+    if hasattr(value, "model_dump"):
+        return _plain(value.model_dump(), depth)  # a pydantic model
+    try:
+        # datetimes are left alone, so that the walk refuses naive ones inside as well.
+        plain = msgspec.to_builtins(value, builtin_types=(datetime,), str_keys=True)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        raise _Problem(f"is {_kind(value)}, which is not JSON") from None
+    if type(plain) is type(value):
+        raise _Problem(f"is {_kind(value)}, which is not JSON")
+    return _plain(plain, depth)
+
+
+def _builtin(value: Any) -> Any:
+    for kind in (bool, int, float, str):
+        if isinstance(value, kind):
+            return kind(value.value if hasattr(value, "value") else value)
+    raise _Problem(f"is {_kind(value)}, which is not JSON")
+
+
+def _kind(value: object) -> str:
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+
+
+class PayloadSpec:
+    """What payload a handler takes, made from its annotations.
+
+    `bind` gives the arguments: a dict of keyword arguments, or with `whole` the one converted payload.
+    """
+
+    def __init__(self, convert: Callable[[Any], Any], schema: Callable[[], dict[str, Any]]) -> None:
+        self.bind = convert
+        self._make_schema = schema
+
+    def schema(self) -> dict[str, Any]:
+        """The JSON Schema of the payload."""
+        return self._make_schema()
+
+    @classmethod
+    def of_keywords(cls, fields: Mapping[str, tuple[Any, bool]], *, extra: bool) -> PayloadSpec:
+        """For a handler with keyword parameters: name to (annotation, required)."""
+        fields = {name: (Any if kind is object else kind, needed) for name, (kind, needed) in fields.items()}
+        if any(_has_pydantic(annotation) for annotation, _ in fields.values()):
+            return _pydantic_keywords(fields, extra)
+        return _msgspec_keywords(fields, extra)
+
+    @classmethod
+    def of_whole(cls, annotation: Any) -> PayloadSpec:
+        """For a handler that takes the payload as one argument of the given type."""
+        if annotation is Any or annotation in (dict, Mapping, object):
+            return cls(lambda payload: payload, lambda: {"type": "object"})
+        if _has_pydantic(annotation):
+            return _pydantic_whole(annotation)
+        _check_supported(annotation, "payload")
+        return cls(_converter(annotation), lambda: msgspec.json.schema(annotation))
+
+
+def _converter(kind: Any) -> Callable[[Any], Any]:
+    convert = msgspec.convert
+
+    def bind(payload: Any) -> Any:
+        try:
+            return convert(payload, kind)
+        except msgspec.ValidationError as error:
+            raise _invalid(str(error)) from None
+
+    return bind
+
+
+_LOCATION = re.compile(r"^(?P<problem>.*?)(?: - at `(?:key in )?\$(?P<path>[^`]*)`)?$", re.DOTALL)
+
+
+def _invalid(message: str) -> InvalidPayload:
+    match = _LOCATION.match(message)
+    assert match is not None
+    problem = match["problem"].replace("`", "")
+    return InvalidPayload("payload" + (match["path"] or ""), problem[:1].lower() + problem[1:])
+
+
+def _msgspec_keywords(fields: Mapping[str, tuple[Any, bool]], extra: bool) -> PayloadSpec:
+    for name, (annotation, _) in fields.items():
+        _check_supported(annotation, name)
+    unset = msgspec.UNSET
+    struct = msgspec.defstruct(
+        "Payload",
+        [
+            (name, annotation) if required else (name, annotation | msgspec.UnsetType, unset)
+            for name, (annotation, required) in fields.items()
+        ],
+        kw_only=True,
+        forbid_unknown_fields=not extra,
+    )
+    names = tuple(fields)
+    convert = _converter(struct)
+
+    def bind(payload: Any) -> dict[str, Any]:
+        made = convert(payload)
+        arguments = {}
+        for name in names:
+            value = getattr(made, name)
+            if value is not unset:
+                arguments[name] = value
+        if extra:
+            arguments |= {name: value for name, value in payload.items() if name not in fields}
+        return arguments
+
+    return PayloadSpec(bind, lambda: _inline(msgspec.json.schema(struct)))
+
+
+def _inline(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema with its top object in place rather than behind a reference."""
+    top = schema.pop("$ref", None)
+    if top is None:
+        return schema
+    definitions = schema.pop("$defs")
+    merged = {**definitions.pop(top.rpartition("/")[2]), **schema}
+    if definitions:
+        merged["$defs"] = definitions
+    return merged
+
+
+def _check_supported(annotation: Any, name: str) -> None:
+    try:
+        unknown = _find_custom(msgspec.inspect.type_info(annotation))
+    except TypeError as error:
+        raise ConfigError(f"parameter {name!r}: {error}") from None
+    if unknown is not None:
+        raise ConfigError(f"parameter {name!r}: {unknown.__name__} can't be made from JSON")
+
+
+def _find_custom(info: Any, depth: int = 0) -> Any:
+    if isinstance(info, msgspec.inspect.CustomType):
+        return info.cls
+    if depth < 4:
+        parts = [getattr(info, name, None) for name in ("item_type", "key_type", "value_type")]
+        parts += [*getattr(info, "types", ()), *getattr(info, "item_types", ())]
+        for part in parts:
+            if part is not None and (found := _find_custom(part, depth + 1)) is not None:
+                return found
+    return None
+
+
+def _has_pydantic(annotation: Any) -> bool:
+    if hasattr(annotation, "__pydantic_validator__"):
+        return True
+    return any(_has_pydantic(part) for part in getattr(annotation, "__args__", ()))
+
+
+def _pydantic_keywords(fields: Mapping[str, tuple[Any, bool]], extra: bool) -> PayloadSpec:
+    import pydantic
+
+    definitions: dict[str, Any] = {
+        name: (annotation, ... if required else None) for name, (annotation, required) in fields.items()
+    }
+    config = pydantic.ConfigDict(extra="allow" if extra else "forbid")
+    model = pydantic.create_model("Payload", __config__=config, **definitions)
+
+    def bind(payload: Any) -> dict[str, Any]:
+        made = _validated(model.model_validate, payload)
+        return {name: getattr(made, name) for name in made.model_fields_set}
+
+    return PayloadSpec(bind, model.model_json_schema)
+
+
+def _pydantic_whole(annotation: Any) -> PayloadSpec:
+    import pydantic
+
+    adapter = pydantic.TypeAdapter(annotation)
+    return PayloadSpec(lambda payload: _validated(adapter.validate_python, payload), adapter.json_schema)
+
+
+def _validated(validate: Callable[[Any], Any], payload: Any) -> Any:
+    import pydantic
+
+    try:
+        return validate(payload)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        problem = _Problem(first["msg"][:1].lower() + first["msg"][1:])
+        problem.path = list(reversed(first["loc"]))
+        raise InvalidPayload(problem.where("payload"), problem.text) from None

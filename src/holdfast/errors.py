@@ -1,0 +1,193 @@
+"""Every error Holdfast raises, in one tree. The data is in attributes; a hint says what to do."""
+
+from __future__ import annotations
+
+
+class HoldfastError(Exception):
+    """Something went wrong in Holdfast."""
+
+    def __init__(self, message: str | None = None, *, hint: str | None = None) -> None:
+        text = message or (self.__doc__ or "").strip().splitlines()[0]
+        super().__init__(f"{text} ({hint})" if hint else text)
+        self.hint = hint
+
+
+class ConfigError(HoldfastError):
+    """A setting or an option is wrong."""
+
+
+class StoreError(HoldfastError):
+    """The database did not do what was asked; the same call may succeed later."""
+
+
+class StoreBusy(StoreError):
+    """The database stayed locked by another writer."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(
+            f"the database stayed locked for {seconds:g} s",
+            hint="another connection holds a write transaction: keep those short, and pass connection= "
+            "to enqueue inside a transaction of your own",
+        )
+
+
+class StoreUnavailable(StoreError):
+    """The database can't be reached, read or written."""
+
+
+class CommitUncertain(StoreUnavailable):
+    """COMMIT failed, and what was to be committed may be there or not."""
+
+
+class SchemaOutOfDate(HoldfastError):
+    """The database's schema does not fit this version of Holdfast."""
+
+
+class ForeignDatabase(HoldfastError):
+    """The database holds something that Holdfast did not make, and is left untouched."""
+
+
+class JobNotFound(HoldfastError):
+    """There is no such job."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(f"there is no job {job_id!r}")
+        self.job_id = job_id
+
+
+class DuplicateJob(HoldfastError):
+    """The id is taken by another job."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(f"a job with the id {job_id!r} exists already")
+        self.job_id = job_id
+
+
+class KeyTaken(DuplicateJob):
+    """The key is held by a job with another payload."""
+
+    def __init__(self, job_id: str, key: str) -> None:
+        HoldfastError.__init__(
+            self,
+            f"the key {key!r} is held by job {job_id!r}, which has another payload",
+            hint="a key stands for one payload while its job is unfinished, and key_for longer",
+        )
+        self.job_id = job_id
+        self.key = key
+
+
+class KeyHeld(KeyTaken):
+    """The job can't be retried: another job holds its key."""
+
+    def __init__(self, job_id: str, key: str) -> None:
+        HoldfastError.__init__(self, f"the key {key!r} is held by job {job_id!r} now", hint="cancel one of them")
+        self.job_id = job_id
+        self.key = key
+
+
+class InvalidPayload(HoldfastError):
+    """The payload can't be accepted. `where` names the place, as in payload.user.id."""
+
+    def __init__(self, where: str, problem: str) -> None:
+        super().__init__(f"{where}: {problem}")
+        self.where = where
+        self.problem = problem
+
+
+class UnknownType(HoldfastError):
+    """No handler is registered for the job's type."""
+
+    def __init__(self, type: str, known: list[str]) -> None:
+        names = ", ".join(sorted(known)) or "none"
+        super().__init__(f"no handler is registered for type {type!r}; registered: {names}")
+        self.type = type
+
+
+class WrongState(HoldfastError):
+    """The job's state does not allow this."""
+
+    def __init__(self, job_id: str, status: str, action: str, allowed: str) -> None:
+        super().__init__(f"job {job_id!r} is {status} and can't be {action}", hint=allowed)
+        self.job_id = job_id
+        self.status = status
+        self.action = action
+
+
+class QueueFull(HoldfastError):
+    """The type has as many waiting jobs as max_depth allows."""
+
+    def __init__(self, type: str, max_depth: int) -> None:
+        super().__init__(f"type {type!r} has {max_depth} waiting jobs, as many as max_depth allows")
+        self.type = type
+        self.max_depth = max_depth
+
+
+class LeaseLost(HoldfastError):
+    """This attempt no longer owns the job; whatever it still writes is refused."""
+
+
+class TransactionExpired(HoldfastError):
+    """The transaction took longer than transaction_seconds and was rolled back."""
+
+
+class NestedWrite(HoldfastError):
+    """A write to the queue inside ctx.transaction() would wait for its own lock."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the queue can't be written inside ctx.transaction(), which holds its lock",
+            hint="enqueue with ctx.enqueue(...), or pass connection=",
+        )
+
+
+# What a handler raises to choose its own end.
+
+
+class Fail(Exception):
+    """Ends the job as failed at once: trying again would not help."""
+
+
+class Retry(Exception):
+    """Ends the attempt as failed and asks for the next one after `delay` seconds."""
+
+    def __init__(self, message: str = "the handler asked for a retry", *, delay: float | None = None) -> None:
+        super().__init__(message)
+        if delay is not None and not 0 <= delay < float("inf"):
+            raise ValueError(f"delay must be zero or more seconds, not {delay!r}")
+        self.delay = delay
+
+
+# Why an attempt ended without its handler's say; recorded on the job as evidence.
+
+
+class TimedOut(HoldfastError):
+    """The attempt ran longer than its timeout."""
+
+    def __init__(self, after: float) -> None:
+        super().__init__(f"the attempt ran longer than its timeout of {after:g} s")
+        self.after = after
+
+
+class WorkerLost(HoldfastError):
+    """The worker that ran the attempt died."""
+
+    def __init__(self, worker_id: str | None, last_seen: str) -> None:
+        super().__init__(f"worker {worker_id} died or lost its lease; it was last heard of at {last_seen}")
+        self.worker_id = worker_id
+        self.last_seen = last_seen
+
+
+class ProcessDied(HoldfastError):
+    """The process that ran the attempt died."""
+
+    def __init__(self, exit_code: int) -> None:
+        how = f"was killed by signal {-exit_code}" if exit_code < 0 else f"exited with code {exit_code}"
+        super().__init__(f"the handler's process {how}")
+        self.exit_code = exit_code
+
+
+class Interrupted(BaseException):
+    """Raised by ctx.check() to end an attempt at a safe point.
+
+    Not an Exception, so that a handler's `except Exception` lets it pass.
+    """

@@ -1,0 +1,263 @@
+"""What happens, as values: every transition of a job, every coming and going of a worker or handler.
+
+Domain code announces these and never words a log line; observe/log.py does that. An event goes to the
+standard logger `holdfast` as the message itself, and to whoever subscribed to the queue's `events`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+from msgspec import Struct
+
+logger = logging.getLogger("holdfast")
+
+
+class Event(Struct, frozen=True, kw_only=True):
+    """Something that happened. `str()` gives its name and fields, for loggers that know nothing of us."""
+
+    name: ClassVar[str]
+    level: ClassVar[int] = logging.INFO
+
+    def fields(self) -> Iterator[tuple[str, Any]]:
+        """The fields that have a value, in order."""
+        for field in self.__struct_fields__:
+            value = getattr(self, field)
+            if value is not None:
+                yield field, value
+
+    def __str__(self) -> str:
+        return " ".join([self.name, *(f"{field}={value!r}" for field, value in self.fields())])
+
+
+class JobEvent(Event, frozen=True, kw_only=True):
+    job_id: str
+    type: str
+
+
+class JobEnqueued(JobEvent, frozen=True, kw_only=True):
+    name = "job.enqueued"
+    level = logging.DEBUG
+    status: str
+    parent_id: str | None = None
+
+
+class JobPromoted(JobEvent, frozen=True, kw_only=True):
+    name = "job.promoted"
+    level = logging.DEBUG
+
+
+class JobClaimed(JobEvent, frozen=True, kw_only=True):
+    name = "job.claimed"
+    level = logging.DEBUG
+    attempt: int
+    worker_id: str
+
+
+class JobCompleted(JobEvent, frozen=True, kw_only=True):
+    name = "job.completed"
+    attempt: int
+    worker_id: str
+    seconds: float
+
+
+class JobRetrying(JobEvent, frozen=True, kw_only=True):
+    name = "job.retrying"
+    level = logging.WARNING
+    attempt: int
+    worker_id: str
+    error: str
+    delay: float
+
+
+class JobFailed(JobEvent, frozen=True, kw_only=True):
+    name = "job.failed"
+    level = logging.ERROR
+    attempt: int
+    worker_id: str | None
+    error: str
+
+
+class JobReaped(JobEvent, frozen=True, kw_only=True):
+    name = "job.reaped"
+    level = logging.WARNING
+    attempt: int
+    worker_id: str | None
+    status: str
+
+
+class JobReleased(JobEvent, frozen=True, kw_only=True):
+    name = "job.released"
+    worker_id: str
+
+
+class JobCancelled(JobEvent, frozen=True, kw_only=True):
+    name = "job.cancelled"
+    worker_id: str | None = None
+
+
+class JobCancelRequested(JobEvent, frozen=True, kw_only=True):
+    name = "job.cancel_requested"
+
+
+class JobRetried(JobEvent, frozen=True, kw_only=True):
+    name = "job.retried"
+
+
+class JobDeleted(JobEvent, frozen=True, kw_only=True):
+    name = "job.deleted"
+
+
+class JobsPruned(Event, frozen=True, kw_only=True):
+    name = "jobs.pruned"
+    count: int
+
+
+class OutcomeRefused(JobEvent, frozen=True, kw_only=True):
+    """A late outcome met the guard: another attempt owns the job, and nothing was changed."""
+
+    name = "job.outcome_refused"
+    level = logging.WARNING
+    attempt: int
+    worker_id: str
+
+
+class WorkerStarted(Event, frozen=True, kw_only=True):
+    name = "worker.started"
+    worker_id: str
+    pid: int
+    concurrency: int
+
+
+class WorkerStopping(Event, frozen=True, kw_only=True):
+    name = "worker.stopping"
+    worker_id: str
+    running: int
+
+
+class WorkerStopped(Event, frozen=True, kw_only=True):
+    name = "worker.stopped"
+    worker_id: str
+    released: int
+
+
+class WorkerPaused(Event, frozen=True, kw_only=True):
+    name = "worker.paused"
+    worker_id: str
+
+
+class WorkerResumed(Event, frozen=True, kw_only=True):
+    name = "worker.resumed"
+    worker_id: str
+
+
+class WorkerExhausted(Event, frozen=True, kw_only=True):
+    """Every slot is held by a handler that did not stop when told to; only a new process helps."""
+
+    name = "worker.exhausted"
+    level = logging.CRITICAL
+    worker_id: str
+    stuck: int
+
+
+class LeaseLostByWorker(Event, frozen=True, kw_only=True):
+    """The worker could not renew in time, so it stops its handlers and lets their jobs go."""
+
+    name = "worker.lease_lost"
+    level = logging.ERROR
+    worker_id: str
+    jobs: int
+
+
+class StoreTrouble(Event, frozen=True, kw_only=True):
+    name = "store.trouble"
+    level = logging.ERROR
+    worker_id: str | None = None
+    error: str
+    retry_in: float
+
+
+class StoreRecovered(Event, frozen=True, kw_only=True):
+    name = "store.recovered"
+    worker_id: str | None = None
+
+
+class HandlerRegistered(Event, frozen=True, kw_only=True):
+    name = "handler.registered"
+    level = logging.DEBUG
+    type: str
+    executor: str
+
+
+class HandlerUnregistered(Event, frozen=True, kw_only=True):
+    name = "handler.unregistered"
+    level = logging.DEBUG
+    type: str
+
+
+class HandlerStuck(JobEvent, frozen=True, kw_only=True):
+    """A handler did not stop when told to. Its slot is written off until it returns."""
+
+    name = "handler.stuck"
+    level = logging.ERROR
+    worker_id: str
+    reason: str
+
+
+class HandlerErrorIgnored(JobEvent, frozen=True, kw_only=True):
+    """A handler raised after ctx.transaction() had completed its job; the job stays completed."""
+
+    name = "handler.error_ignored"
+    level = logging.WARNING
+    error: str
+
+
+class QueuePaused(Event, frozen=True, kw_only=True):
+    name = "queue.paused"
+    type: str | None = None
+
+
+class QueueResumed(Event, frozen=True, kw_only=True):
+    name = "queue.resumed"
+    type: str | None = None
+
+
+class SettingChanged(Event, frozen=True, kw_only=True):
+    name = "setting.changed"
+    key: str
+    value: Any = None
+    type: str | None = None
+
+
+Subscriber = Callable[[Event], None]
+
+
+class Events:
+    """Where a queue's events are announced. `wanted` lets a hot loop skip making what nobody hears."""
+
+    def __init__(self) -> None:
+        self._subscribers: tuple[Subscriber, ...] = ()
+
+    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
+        """Call `subscriber` with every event, in the thread where it happens; returns what ends it."""
+        self._subscribers = (*self._subscribers, subscriber)
+
+        def unsubscribe() -> None:
+            self._subscribers = tuple(s for s in self._subscribers if s is not subscriber)
+
+        return unsubscribe
+
+    def wanted(self, kind: type[Event]) -> bool:
+        return bool(self._subscribers) or logger.isEnabledFor(kind.level)
+
+    def emit(self, event: Event) -> None:
+        if logger.isEnabledFor(event.level):
+            logger.log(event.level, event)
+        for subscriber in self._subscribers:
+            try:
+                subscriber(event)
+            except Exception:
+                # A broken listener must not take the work down with it.
+                logger.exception("a subscriber of %s failed", event.name)

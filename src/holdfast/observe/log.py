@@ -1,0 +1,118 @@
+"""How events read as log lines: a sentence on a terminal, a JSON object a line elsewhere."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+from holdfast import events as e
+from holdfast.events import Event
+
+
+def configure(format: str = "auto", *, level: int = logging.INFO, stream: TextIO | None = None) -> logging.Handler:
+    """Send Holdfast's log to a stream (stdout by default) and return the handler.
+
+    `format` is text, json, or auto: text on a terminal, JSON elsewhere. A second call replaces the first.
+    """
+    if format not in ("auto", "text", "json"):
+        raise ValueError(f"format must be auto, text or json, not {format!r}")
+    stream = stream or sys.stdout
+    if format == "auto":
+        format = "text" if stream.isatty() else "json"
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(TextFormatter() if format == "text" else JsonFormatter())
+    for old in [h for h in e.logger.handlers if isinstance(h.formatter, TextFormatter | JsonFormatter)]:
+        e.logger.removeHandler(old)
+    e.logger.addHandler(handler)
+    e.logger.setLevel(level)
+    e.logger.propagate = False
+    return handler
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time, level, event, then the event's fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {"time": _time(record), "level": record.levelname.lower()}
+        if isinstance(record.msg, Event):
+            line["event"] = record.msg.name
+            line.update(record.msg.fields())
+        else:
+            line |= {"event": "log", "logger": record.name, "message": record.getMessage()}
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
+class TextFormatter(logging.Formatter):
+    """Time, level and a sentence, with control characters escaped."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        message = word(record.msg) if isinstance(record.msg, Event) else record.getMessage()
+        line = f"{_time(record)[11:23]} {record.levelname.lower():<8} {_printable(message)}"
+        if record.exc_info:
+            line += "\n" + self.formatException(record.exc_info)
+        return line
+
+
+def word(event: Event) -> str:
+    """The sentence for an event."""
+    wording = _WORDINGS.get(type(event))
+    return wording(event) if wording else str(event)
+
+
+def _time(record: logging.LogRecord) -> str:
+    moment = datetime.fromtimestamp(record.created, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def _job(event: Any) -> str:
+    return f"{event.type} {event.job_id}"
+
+
+def _first_line(error: str) -> str:
+    return error.partition("\n")[0]
+
+
+_WORDINGS: dict[type[Event], Callable[[Any], str]] = {
+    e.JobEnqueued: lambda v: f"{_job(v)} enqueued, {v.status}",
+    e.JobPromoted: lambda v: f"{_job(v)} is due",
+    e.JobClaimed: lambda v: f"{_job(v)} claimed, attempt {v.attempt}",
+    e.JobCompleted: lambda v: f"{_job(v)} completed in {v.seconds:.3f} s, attempt {v.attempt}",
+    e.JobRetrying: lambda v: (
+        f"{_job(v)} attempt {v.attempt} failed, next in {v.delay:.1f} s: {_first_line(v.error)}"
+    ),
+    e.JobFailed: lambda v: f"{_job(v)} failed for good after {v.attempt} attempts: {_first_line(v.error)}",
+    e.JobReaped: lambda v: f"{_job(v)} taken from lost worker {v.worker_id}, now {v.status}",
+    e.JobReleased: lambda v: f"{_job(v)} given back",
+    e.JobCancelled: lambda v: f"{_job(v)} cancelled",
+    e.JobCancelRequested: lambda v: f"{_job(v)} is running and was asked to stop",
+    e.JobRetried: lambda v: f"{_job(v)} retried by hand",
+    e.JobDeleted: lambda v: f"{_job(v)} deleted",
+    e.JobsPruned: lambda v: f"{v.count} finished jobs pruned",
+    e.OutcomeRefused: lambda v: f"{_job(v)} late outcome of attempt {v.attempt} refused: it has another owner",
+    e.WorkerStarted: lambda v: f"worker {v.worker_id} started, pid {v.pid}, {v.concurrency} slots",
+    e.WorkerStopping: lambda v: f"worker {v.worker_id} stopping, {v.running} jobs running",
+    e.WorkerStopped: lambda v: f"worker {v.worker_id} stopped, {v.released} jobs given back",
+    e.WorkerPaused: lambda v: f"worker {v.worker_id} paused",
+    e.WorkerResumed: lambda v: f"worker {v.worker_id} resumed",
+    e.WorkerExhausted: lambda v: f"worker {v.worker_id} is used up: {v.stuck} handlers would not stop",
+    e.LeaseLostByWorker: lambda v: f"worker {v.worker_id} could not renew in time, {v.jobs} jobs let go",
+    e.StoreTrouble: lambda v: f"database trouble, next try in {v.retry_in:.1f} s: {_first_line(v.error)}",
+    e.StoreRecovered: lambda v: "the database answers again",
+    e.HandlerRegistered: lambda v: f"handler for {v.type} registered, runs in {v.executor}",
+    e.HandlerUnregistered: lambda v: f"handler for {v.type} unregistered",
+    e.HandlerStuck: lambda v: f"{_job(v)} did not stop ({v.reason}), its slot is written off",
+    e.HandlerErrorIgnored: lambda v: f"{_job(v)} raised after completing: {_first_line(v.error)}",
+    e.QueuePaused: lambda v: f"{v.type or 'all types'} paused",
+    e.QueueResumed: lambda v: f"{v.type or 'all types'} resumed",
+    e.SettingChanged: lambda v: f"{v.key} set to {v.value!r}" + (f" for {v.type}" if v.type else ""),
+}

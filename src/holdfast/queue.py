@@ -1,0 +1,452 @@
+"""The queue: what application code and every surface speak to."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
+
+from holdfast.config import Value, default_database_url, find_setting, parse_duration, parse_options, parse_setting
+from holdfast.core.clock import Clock, from_datetime, microseconds, system_clock
+from holdfast.core.explain import Facts, Reason, explain
+from holdfast.core.job import Job, Status, base_type, check_type, parse_status
+from holdfast.core.settings import Settings
+from holdfast.enqueue import Admission, SharedCommits, job_from, make_options
+from holdfast.errors import ConfigError, JobNotFound
+from holdfast.events import (
+    Events,
+    JobCancelled,
+    JobCancelRequested,
+    JobDeleted,
+    JobEnqueued,
+    JobRetried,
+    JobsPruned,
+    QueuePaused,
+    QueueResumed,
+    SettingChanged,
+)
+from holdfast.registry import OPTIONS, Handler, Registry
+from holdfast.store.open import open_store
+from holdfast.store.protocol import JobFilter, NewJob, Store, Verdict, WorkerRecord
+
+if TYPE_CHECKING:
+    from holdfast.context import Context
+    from holdfast.function import JobDecorator, JobFunction
+    from holdfast.worker import Worker
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+BATCH = 10_000
+"""Jobs that enqueue_many puts into one commit."""
+
+_SETTINGS_AGE = 0.5
+_BREATH = 0.002
+_PRUNE_BATCH = 500
+_LINE_CAP = 10_000
+
+
+class Queue:
+    """A job queue in a database. Nothing is opened until it is used; one Queue serves all threads.
+
+    `strict_types` refuses to enqueue types without a handler here. `defaults` are settings that stand below
+    what is stored in the database.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        strict_types: bool = False,
+        defaults: Mapping[str, object] | None = None,
+        clock: Clock = system_clock,
+    ) -> None:
+        self.url = url or default_database_url()
+        self.events = Events()
+        self.registry = Registry(self.events)
+        self.admission = Admission(self.registry, strict_types=strict_types)
+        self.defaults = dict(parse_setting(key, value) for key, value in (defaults or {}).items())
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._store: Store | None = None
+        self._commits: SharedCommits | None = None
+        self._settings: tuple[float, int, Settings] | None = None
+
+    @property
+    def store(self) -> Store:
+        """The open store."""
+        if self._store is None:
+            with self._lock:
+                if self._store is None:
+                    store = open_store(self.url, self._clock)
+                    self._commits = SharedCommits(store)
+                    self._store = store
+        return self._store
+
+    def close(self) -> None:
+        """Close the database connections. The queue opens again when it is used again."""
+        with self._lock:
+            store, commits = self._store, self._commits
+            self._store = self._commits = self._settings = None
+        if commits is not None:
+            commits.close()
+        if store is not None:
+            store.close()
+
+    def __enter__(self) -> Queue:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Handlers.
+
+    @overload
+    def job(self, function: Callable[Concatenate[Context, P], R], /) -> JobFunction[P, R]: ...
+    @overload
+    def job(self, function: Callable[P, R], /) -> JobFunction[P, R]: ...
+    @overload
+    def job(self, *, name: str | None = None, executor: str | None = None, **options: Any) -> JobDecorator: ...
+    def job(
+        self,
+        function: Callable[..., Any] | None = None,
+        /,
+        *,
+        name: str | None = None,
+        executor: str | None = None,
+        **options: Any,
+    ) -> Any:
+        """Make a function a job: its keyword arguments are the payload, its name the type."""
+        from holdfast.function import JobFunction
+
+        parsed = parse_options(options, OPTIONS)
+
+        def decorate(function: Callable[..., Any]) -> JobFunction[..., Any]:
+            handler = Handler(name or function.__name__, function, whole=False, executor=executor, options=parsed)
+            self.registry.add(handler)
+            return JobFunction(self, handler)
+
+        return decorate if function is None else decorate(function)
+
+    def register(
+        self,
+        type: str,
+        handler: Callable[..., Any],
+        *,
+        payload_type: Any = None,
+        executor: str | None = None,
+        **options: Any,
+    ) -> None:
+        """Let `handler(payload)` or `handler(payload, ctx)` run jobs of a type."""
+        parsed = parse_options(options, OPTIONS)
+        self.registry.add(
+            Handler(type, handler, whole=True, payload_type=payload_type, executor=executor, options=parsed)
+        )
+
+    def unregister(self, type: str) -> None:
+        """Stop handling a type here; its jobs stay pending."""
+        self.registry.remove(type)
+
+    # Enqueue.
+
+    def enqueue(self, type: str, payload: object = None, *, connection: Any = None, **options: Any) -> Job:
+        """Store a job and return it; when this returns, the job is durable.
+
+        With `connection` it is inserted in that connection's transaction, and the caller's own commit is the
+        moment. Options: id, priority, max_attempts, timeout, delay, run_at, key, key_for.
+        """
+        new = self._admit(type, payload, options)
+        if connection is not None:
+            return self._settle(new, self.store.insert_jobs_with(connection, [new])[0], connection)
+        self.store  # noqa: B018 -- opens it
+        assert self._commits is not None
+        return self._settle(new, self._commits.insert(new))
+
+    async def enqueue_async(self, type: str, payload: object = None, **options: Any) -> Job:
+        """The same for asyncio: concurrent calls share commits, and the event loop goes on meanwhile."""
+        new = self._admit(type, payload, options)
+        self.store  # noqa: B018 -- opens it
+        assert self._commits is not None
+        return self._settle(new, await self._commits.insert_async(new))
+
+    def enqueue_many(
+        self, type: str, payloads: Iterable[object], *, atomic: bool = False, connection: Any = None, **options: Any
+    ) -> list[Job]:
+        """Store many jobs of a type: all of them, or none and an error, up to 10,000 and with `atomic`.
+
+        Otherwise there is a commit every 10,000, and an error leaves the batches before it stored.
+        """
+        if options.get("id") is not None or options.get("key") is not None:
+            raise ConfigError("id and key name one job each; enqueue those one by one")
+        new = [self._admit(type, payload, options) for payload in payloads]
+        if connection is not None:
+            return self._settle_all(new, self.store.insert_jobs_with(connection, new), connection)
+        jobs: list[Job] = []
+        size = max(1, len(new)) if atomic else BATCH
+        for start in range(0, len(new), size):
+            if start:
+                time.sleep(_BREATH)  # lets other writers in between two long commits
+            jobs += self._insert_batch(new[start : start + size])
+        return jobs
+
+    def _admit(self, type: str, payload: object, options: Mapping[str, Any]) -> NewJob:
+        return self.admission.admit(type, {} if payload is None else payload, make_options(options), self.settings())
+
+    def _insert_batch(self, batch: Sequence[NewJob]) -> list[Job]:
+        with self.store.transaction():
+            verdicts = self.store.insert_jobs(batch)
+            for verdict in verdicts:
+                if verdict.error is not None:
+                    raise verdict.error  # rolls the batch back
+        return self._settle_all(batch, verdicts)
+
+    def _settle_all(self, new: Sequence[NewJob], verdicts: Sequence[Verdict], connection: Any = None) -> list[Job]:
+        return [self._settle(job, verdict, connection) for job, verdict in zip(new, verdicts, strict=True)]
+
+    def _settle(self, new: NewJob, verdict: Verdict, connection: Any = None) -> Job:
+        """The job that a verdict speaks of, or its error."""
+        if verdict.error is not None:
+            raise verdict.error
+        if not verdict.inserted:
+            # In a caller's transaction the holder of the key may not be visible to us yet.
+            found = self.get(verdict.id)
+            if found is not None:
+                return found
+        elif self.events.wanted(JobEnqueued):
+            self.events.emit(JobEnqueued(job_id=new.id, type=new.type, status=verdict.status))
+        return job_from(new, verdict)
+
+    # Reading.
+
+    def get(self, job_id: str) -> Job | None:
+        """The job with its history, or None."""
+        job = self.store.get_job(job_id)
+        return None if job is None else self._with_limit(job)
+
+    def jobs(
+        self,
+        *,
+        status: str | Iterable[str] | None = None,
+        type: str | None = None,
+        parent_id: str | None = None,
+        limit: int = 50,
+        offset: int = 0,
+    ) -> list[Job]:
+        """Jobs, newest first, without their history."""
+        words = [status] if isinstance(status, str) else list(status or ())
+        filter = JobFilter(
+            statuses=tuple(parse_status(word) for word in words),
+            type=type,
+            parent_id=parent_id,
+            limit=limit,
+            offset=offset,
+        )
+        return [self._with_limit(job) for job in self.store.list_jobs(filter)]
+
+    def children(self, job_id: str) -> list[str]:
+        """The ids of the jobs that a completed job enqueued."""
+        return self.store.list_children(job_id)
+
+    def stats(self) -> dict[str, Any]:
+        """Jobs by state, in all and by type, and how many workers there are."""
+        by_type = self.store.count_jobs()
+        totals = {status.value: sum(counts[status] for counts in by_type.values()) for status in Status}
+        return {
+            **totals,
+            "by_type": {
+                type: {status.value: counts[status] for status in Status} for type, counts in by_type.items()
+            },
+            "workers": len(self.workers()),
+        }
+
+    def workers(self) -> list[WorkerRecord]:
+        """The workers that were heard of within a lease."""
+        alive_since = self.store.now() - microseconds(self.settings().lease_seconds)
+        return [worker for worker in self.store.list_workers() if worker.heartbeat_at >= alive_since]
+
+    def why(self, job_id: str) -> list[Reason]:
+        """Why a job is not running (yet), and when that will change; for a finished one, how it ended."""
+        job = self.get(job_id)
+        if job is None:
+            raise JobNotFound(job_id)
+        return explain(job, self._facts(job))
+
+    def wait(self, job_id: str, timeout: float | None = None) -> Job:
+        """The job once it is finished, failed or not. Raises TimeoutError after `timeout` seconds."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        watch = self.store.watch()
+        try:
+            while True:
+                watch.changed()
+                job = self.get(job_id)
+                if job is None:
+                    raise JobNotFound(job_id)
+                if job.is_finished:
+                    return job
+                left = 1.0 if deadline is None else min(1.0, deadline - time.monotonic())
+                if left <= 0:
+                    raise TimeoutError(f"job {job_id!r} is {job.status} after {timeout:g} s")
+                watch.wait(left)
+        finally:
+            watch.close()
+
+    # Operating.
+
+    def retry(self, job_id: str, payload: object = None) -> Job:
+        """Run a failed, cancelled or waiting-for-retry job again from its first attempt."""
+        text = None
+        if payload is not None:
+            job = self.get(job_id)
+            if job is None:
+                raise JobNotFound(job_id)
+            text = self.admission.check_payload(job.type, payload, self.settings())
+        job = self._with_limit(self.store.retry_job(job_id, text))
+        self.events.emit(JobRetried(job_id=job.id, type=job.type))
+        return job
+
+    def cancel(self, job_id: str) -> Job:
+        """Cancel a waiting job now; ask a running one to stop."""
+        job = self._with_limit(self.store.cancel_job(job_id))
+        event = JobCancelRequested if job.cancel_requested and not job.is_finished else JobCancelled
+        self.events.emit(event(job_id=job.id, type=job.type))
+        return job
+
+    def delete(self, job_id: str) -> None:
+        """Delete a finished job and its history."""
+        job = self.store.get_job(job_id)
+        self.store.delete_job(job_id)
+        if job is not None:
+            self.events.emit(JobDeleted(job_id=job.id, type=job.type))
+
+    def cleanup(self, older_than: timedelta | float | datetime) -> int:
+        """Delete completed and cancelled jobs that finished before then; return how many."""
+        if isinstance(older_than, datetime):
+            if older_than.tzinfo is None:
+                raise ConfigError("older_than is a naive datetime; give it a time zone")
+            before = from_datetime(older_than)
+        else:
+            before = self.store.now() - microseconds(parse_duration(older_than))
+        total = 0
+        while True:
+            count = self.store.prune_jobs(
+                finished_before=before, statuses=(Status.COMPLETED, Status.CANCELLED), limit=_PRUNE_BATCH
+            )
+            total += count
+            if count < _PRUNE_BATCH:
+                break
+            time.sleep(_BREATH)
+        self.events.emit(JobsPruned(count=total))
+        return total
+
+    # Settings.
+
+    def settings(self) -> Settings:
+        """The settings as they stand, read at most half a second ago."""
+        now = time.monotonic()
+        cached = self._settings
+        if cached is None or now - cached[0] > _SETTINGS_AGE or cached[1] != self.registry.generation:
+            return self.refresh_settings()
+        return cached[2]
+
+    def refresh_settings(self) -> Settings:
+        """The settings as they stand now."""
+        generation = self.registry.generation
+        settings = Settings(
+            self.store.get_settings(), declared=self.registry.declared, defaults=self.defaults
+        )
+        self._settings = (time.monotonic(), generation, settings)
+        return settings
+
+    def config(self, type: str | None = None) -> dict[str, Value]:
+        """Every setting's value in force, for a type or for the whole queue."""
+        settings = self.refresh_settings()
+        return {name: settings.get(name, type or "") for name in sorted(_setting_names())}
+
+    def set_config(self, key: str, value: object, type: str | None = None) -> None:
+        """Store a setting; running workers follow within a second."""
+        name, parsed = parse_setting(key, value, type=type)
+        self.store.set_setting(name, _type_or_all(type), parsed)
+        self.refresh_settings()
+        self.events.emit(SettingChanged(key=name, value=parsed, type=type))
+
+    def unset_config(self, key: str, type: str | None = None) -> None:
+        """Forget a stored setting, so that the next level down holds."""
+        name = find_setting(key).name
+        self.store.unset_setting(name, _type_or_all(type))
+        self.refresh_settings()
+        self.events.emit(SettingChanged(key=name, value=self.settings().get(name, type or ""), type=type))
+
+    def set_rate_limit(self, rate: float, type: str | None = None) -> None:
+        """Limit the starts a second over all processes; 0 is unlimited."""
+        self.set_config("rate_limit", rate, type)
+
+    def pause(self, type: str | None = None) -> None:
+        """Let no job start, or none of a type, over all processes. Running jobs finish."""
+        self.store.set_paused(_type_or_all(type), True)
+        self.events.emit(QueuePaused(type=type))
+
+    def resume(self, type: str | None = None) -> None:
+        """Undo `pause` with the same argument."""
+        self.store.set_paused(_type_or_all(type), False)
+        self.events.emit(QueueResumed(type=type))
+
+    # Working.
+
+    def worker(self, **options: Any) -> Worker:
+        """A worker for this queue's handlers, not yet started."""
+        from holdfast.worker import Worker
+
+        return Worker(self, **options)
+
+    def run_worker(self, **options: Any) -> None:
+        """Work until SIGINT or SIGTERM: the first stops in order, the second at once."""
+        self.worker(**options).run()
+
+    def drain(self, limit: int | None = None) -> int:
+        """Run what is pending, here, in this thread, and return how many jobs ran."""
+        from holdfast.worker import drain
+
+        return drain(self, limit)
+
+    def _with_limit(self, job: Job) -> Job:
+        """The job with the attempt limit that will hold for it, where that is still open."""
+        if job.max_attempts is not None:
+            return job
+        from msgspec.structs import replace
+
+        return replace(job, max_attempts=self.settings().get("max_attempts", job.type))
+
+    def _facts(self, job: Job) -> Facts:
+        store, settings = self.store, self.refresh_settings()
+        paused = store.list_paused()
+        workers = self.workers()
+        able = [w for w in workers if job.type in w.types or base_type(job.type) in w.types]
+        rate = settings.resolve("rate_limit", job.type)
+        cap = settings.get("concurrency", job.type)
+        line = store.line_before(job.id, _LINE_CAP)
+        return Facts(
+            now=store.now(),
+            paused_all="" in paused,
+            paused_type=job.type in paused,
+            workers=len(workers),
+            workers_for_type=len(able),
+            slots_for_type=sum(min(w.concurrency, cap) for w in able),
+            running=store.count_jobs().get(job.type, {}).get(Status.PROCESSING, 0),
+            max_running=settings.get("max_running", job.type),
+            rate_limit=rate.value,
+            rate_wait=store.get_rate_wait(rate.source, rate.value) if rate.value else 0.0,
+            ahead=line.ahead,
+            ahead_capped=line.capped,
+        )
+
+
+def _type_or_all(type: str | None) -> str:
+    return "" if type is None else check_type(type)
+
+
+def _setting_names() -> Iterable[str]:
+    from holdfast.config import SETTINGS
+
+    return SETTINGS

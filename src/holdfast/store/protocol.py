@@ -1,0 +1,358 @@
+"""What a store must do. Every engine implements `Store` and passes the same conformance suite.
+
+Writes are plural and guarded: an attempt is named by its job's `seq`, the `version` of its claim and the
+worker that holds it, and a write of an attempt that is over changes nothing. Instants are microseconds on
+the store's own clock (`now`); delays and leases travel as durations in seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from holdfast.config import Value
+from holdfast.core.job import Job, Status
+from holdfast.core.lifecycle import Decision
+from holdfast.errors import HoldfastError
+
+
+class NewJob(Struct, frozen=True, kw_only=True):
+    """A job to be inserted. Waits for `delay` seconds, or until `run_at`, if either is given.
+
+    `token` is random and tells our own row from another's when the outcome of a commit is unknown.
+    """
+
+    id: str
+    type: str
+    payload: str
+    token: str
+    priority: int = 0
+    max_attempts: int | None = None
+    key: str | None = None
+    key_for: float | None = None
+    run_at: int | None = None
+    delay: float | None = None
+    timeout: float | None = None
+    parent_id: str | None = None
+    max_depth: int | None = None
+
+
+class Verdict(Struct, frozen=True, kw_only=True):
+    """What became of one NewJob: inserted, found again by its key, or refused with an error."""
+
+    id: str
+    inserted: bool = False
+    error: HoldfastError | None = None
+    status: Status = Status.PENDING
+    created_at: int = 0
+    run_at: int | None = None
+
+
+class Demand(Struct, frozen=True, kw_only=True):
+    """How many jobs of a type a worker can take, and under which limits.
+
+    A cap with the same name is shared: the types that name it are counted together.
+    """
+
+    type: str
+    limit: int
+    max_attempts: int
+    timeout: float | None = None
+    rate: float = 0.0
+    rate_name: str = ""
+    max_running: int | None = None
+    running_name: str = ""
+    running_types: frozenset[str] = frozenset()
+
+
+class Activity(Struct, frozen=True):
+    """How many jobs of a type are pending and how many run, over all workers."""
+
+    pending: int
+    running: int
+
+
+class Claim(Struct, frozen=True):
+    """An attempt that a worker holds, with what it needs to run."""
+
+    seq: int
+    id: str
+    type: str
+    payload: str
+    priority: int
+    attempts: int
+    max_attempts: int
+    version: int
+    timeout: float | None
+    created_at: int
+    due_at: int
+    worker_id: str = ""
+
+
+class Claimed(Struct, frozen=True):
+    """The claims made, and in how many seconds a rate limit lets the next one through."""
+
+    claims: list[Claim]
+    wait: float | None = None
+
+
+class Finish(Struct, frozen=True, kw_only=True):
+    """The end of an attempt, to be written if the attempt still holds its job.
+
+    `expired_only` is the reaper's guard: the lease must have run out as well.
+    """
+
+    seq: int
+    version: int
+    worker_id: str
+    attempt: int
+    decision: Decision
+    started_at: int
+    children: tuple[NewJob, ...] = ()
+    expired_only: bool = False
+
+
+class Expired(Struct, frozen=True):
+    """An attempt whose lease has run out."""
+
+    seq: int
+    id: str
+    type: str
+    version: int
+    attempts: int
+    max_attempts: int
+    worker_id: str
+    lease_expires_at: int
+    started_at: int
+
+
+class Beat(Struct, frozen=True):
+    """What a heartbeat learned: the attempts that are no longer ours, and those to be cancelled."""
+
+    lost: frozenset[tuple[int, int]]
+    cancelled: frozenset[tuple[int, int]]
+
+
+class WorkerRecord(Struct, frozen=True, kw_only=True):
+    """A worker as the others see it."""
+
+    id: str
+    host: str
+    pid: int
+    state: str
+    concurrency: int
+    types: tuple[str, ...]
+    started_at: int = 0
+    heartbeat_at: int = 0
+
+
+class TypeRecord(Struct, frozen=True, kw_only=True):
+    """A type that some worker has handled: how it runs and the JSON Schema of its payload."""
+
+    type: str
+    executor: str
+    schema: dict[str, Any]
+
+
+class Minute(Struct, kw_only=True):
+    """What one worker did of one type in one minute. `waits` and `runs` count by BUCKETS."""
+
+    minute: int
+    type: str
+    worker_id: str
+    completed: int = 0
+    failed: int = 0
+    retried: int = 0
+    reaped: int = 0
+    wait_seconds: float = 0.0
+    run_seconds: float = 0.0
+    waits: list[int]
+    runs: list[int]
+
+
+BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
+"""Upper bounds in seconds of the wait and run time histograms; a last bucket holds what is longer."""
+
+LIFETIME = 0
+"""The minute under which pruned statistics are added up."""
+
+
+class JobFilter(Struct, frozen=True, kw_only=True):
+    """Which jobs to list. `statuses` may hold RETRYING; `before` continues after a job's `seq`."""
+
+    statuses: tuple[str, ...] = ()
+    type: str | None = None
+    parent_id: str | None = None
+    limit: int = 50
+    offset: int = 0
+    before: int | None = None
+
+
+class Line(Struct, frozen=True):
+    """The jobs that wait before one: of its own type, counted to a cap, and whether the cap was reached."""
+
+    ahead: int
+    capped: bool
+
+
+class Watch(Protocol):
+    """Waits for changes that others commit. Used by one thread; `wake` may be called by any."""
+
+    def wait(self, timeout: float) -> None:
+        """Return when something may have changed, when woken, or after `timeout` seconds."""
+
+    def changed(self) -> bool:
+        """Whether another connection has committed since the last call."""
+
+    def wake(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class AttemptTransaction(Protocol):
+    """A transaction of the handler's own that completes its job when it commits."""
+
+    connection: Any
+
+    def begin(self) -> None:
+        """Open it, holding the job. Raises LeaseLost if the attempt no longer owns it."""
+
+    def commit(self, decision: Decision, children: Sequence[NewJob]) -> None:
+        """Complete the job and commit what was written, both or neither."""
+
+    def rollback(self) -> None: ...
+
+
+class Store(Protocol):
+    """A queue's database."""
+
+    url: str
+
+    def now(self) -> int: ...
+
+    def close(self) -> None: ...
+
+    def close_thread(self) -> None:
+        """Close what belongs to this thread alone, for a thread that ends before the store does."""
+
+    def transaction(self) -> AbstractContextManager[Any]:
+        """Run several writes of this thread in one commit; entered again inside, it is the same one."""
+
+    def watch(self) -> Watch: ...
+
+    # Enqueue.
+
+    def insert_jobs(self, jobs: Sequence[NewJob]) -> list[Verdict]:
+        """Insert jobs in one commit, each with its own verdict: one refusal does not touch the others."""
+
+    def insert_jobs_with(self, connection: Any, jobs: Sequence[NewJob]) -> list[Verdict]:
+        """The same inside the caller's own transaction, which neither commits nor aborts by it."""
+
+    # The turn.
+
+    def list_active_types(self) -> dict[str, Activity]:
+        """The types that have pending or running jobs."""
+
+    def claim_jobs(
+        self, worker_id: str, demands: Sequence[Demand], *, limit: int, lease_seconds: float
+    ) -> Claimed:
+        """Take pending jobs: by priority, then in the order they came, within every limit. Paused types
+        are left alone."""
+
+    def finish_jobs(self, finishes: Sequence[Finish]) -> dict[int, Status]:
+        """Write the ends of attempts; return the state that each accepted one led to, by seq.
+
+        An attempt that no longer holds its job is left out, not raised: another worker owns that job now.
+        """
+
+    def write_progress(self, worker_id: str, reports: Iterable[tuple[int, int, float, str | None]]) -> None:
+        """Note (seq, version, fraction, message) of attempts that still hold their jobs."""
+
+    def promote_jobs(self, limit: int) -> list[tuple[str, str]]:
+        """Make due jobs pending; return their (id, type)."""
+
+    def next_due_at(self) -> int | None:
+        """When the first scheduled job is due."""
+
+    def list_expired(self) -> list[Expired]: ...
+
+    def list_held(self, worker_id: str) -> list[Expired]:
+        """The attempts that the database says a worker holds."""
+
+    def prune_jobs(self, *, finished_before: int, statuses: Sequence[Status], limit: int) -> int:
+        """Delete up to `limit` finished jobs, but none that still holds its key."""
+
+    # Leases and workers.
+
+    def heartbeat(self, worker_id: str, held: Sequence[tuple[int, int]], *, state: str, lease_seconds: float) -> Beat:
+        """Renew the leases of the (seq, version) held, and show that the worker lives."""
+
+    def list_cancelled(self, worker_id: str) -> set[tuple[int, int]]:
+        """The (seq, version) of a worker's running attempts that are to be cancelled."""
+
+    def register_worker(self, worker: WorkerRecord, types: Sequence[TypeRecord]) -> None: ...
+
+    def remove_workers(self, worker_ids: Sequence[str]) -> None: ...
+
+    def remove_silent_workers(self, silent_seconds: float) -> list[str]:
+        """Forget workers that were not heard of for so long and hold no job."""
+
+    def list_workers(self) -> list[WorkerRecord]: ...
+
+    def list_types(self) -> list[TypeRecord]: ...
+
+    def begin_attempt_transaction(self, claim: Claim, seconds: float) -> AttemptTransaction:
+        """A transaction for a handler, not yet begun, which expires after `seconds`."""
+
+    # Operating.
+
+    def cancel_job(self, job_id: str) -> Job:
+        """Cancel a waiting job now, or ask the worker of a running one."""
+
+    def retry_job(self, job_id: str, payload: str | None) -> Job: ...
+
+    def delete_job(self, job_id: str) -> None: ...
+
+    # Reading.
+
+    def get_job(self, job_id: str) -> Job | None: ...
+
+    def list_jobs(self, filter: JobFilter) -> list[Job]: ...
+
+    def count_jobs(self) -> dict[str, dict[Status, int]]:
+        """Jobs by type and state; exact, and not counted at this moment."""
+
+    def list_children(self, parent_id: str) -> list[str]:
+        """The ids of the jobs that a job enqueued, or was linked to."""
+
+    def line_before(self, job_id: str, cap: int) -> Line: ...
+
+    # Settings, pauses, statistics.
+
+    def get_settings(self) -> dict[tuple[str, str], Value]:
+        """Stored values by (name, type); the type is "" for the whole queue."""
+
+    def set_setting(self, name: str, type: str, value: Value) -> None: ...
+
+    def unset_setting(self, name: str, type: str) -> bool: ...
+
+    def list_paused(self) -> dict[str, int]:
+        """The paused types and since when; "" stands for all."""
+
+    def set_paused(self, type: str, paused: bool) -> None: ...
+
+    def get_rate_wait(self, name: str, rate: float) -> float:
+        """Seconds until a rate limit lets the next start through."""
+
+    def write_statistics(self, minutes: Sequence[Minute]) -> None:
+        """Replace a worker's own rows by their new sums."""
+
+    def list_statistics(self, since_minute: int) -> list[Minute]: ...
+
+    def fold_statistics(self, before_minute: int) -> None:
+        """Add older rows up into one lifetime row per type."""
+
+

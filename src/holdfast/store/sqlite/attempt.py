@@ -1,0 +1,189 @@
+"""ctx.transaction() on SQLite: the handler's own transaction, which completes its job as it commits.
+
+It holds SQLite's only write lock, so it is short by contract. When its time is up it is rolled back and the
+connection is shut to the handler: a rolled-back connection that still took statements would commit the
+next INSERT by itself.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, NoReturn
+
+from holdfast.core.job import Status
+from holdfast.core.lifecycle import Decision
+from holdfast.errors import CommitUncertain, HoldfastError, LeaseLost, TransactionExpired
+from holdfast.store.protocol import Claim, Finish, NewJob
+from holdfast.store.sqlite.database import Database, rollback
+from holdfast.store.sqlite.finish import finish_jobs
+
+_HELD = """
+SELECT 1 FROM holdfast_jobs WHERE seq = ? AND status = 'processing' AND version = ? AND worker_id = ?
+"""
+
+
+class HandlerCursor(sqlite3.Cursor):
+    """A cursor that stops working when its transaction is over."""
+
+    def execute(self, *args: Any, **kwargs: Any) -> Any:
+        return self._guarded(super().execute, *args, **kwargs)
+
+    def executemany(self, *args: Any, **kwargs: Any) -> Any:
+        return self._guarded(super().executemany, *args, **kwargs)
+
+    def executescript(self, *_: Any) -> NoReturn:
+        raise HoldfastError("executescript() would commit the transaction; use execute()")
+
+    def _guarded(self, action: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        connection = self.connection
+        assert isinstance(connection, HandlerConnection)
+        connection.check()
+        try:
+            return action(*args, **kwargs)
+        except sqlite3.OperationalError:
+            connection.check()  # a statement that was cut short says why
+            raise
+
+
+class HandlerConnection(sqlite3.Connection):
+    """The connection a handler gets: a plain one, but for what would end the transaction early."""
+
+    expired_after: float | None = None
+    over = False
+
+    def check(self) -> None:
+        if self.expired_after is not None:
+            raise TransactionExpired(
+                f"the transaction took longer than {self.expired_after:g} s and was rolled back",
+                hint="keep it short, or raise transaction_seconds",
+            )
+        if self.over:
+            raise HoldfastError("the transaction is over; its connection can't be used any more")
+
+    def cursor(self, factory: Any = HandlerCursor) -> Any:
+        self.check()
+        return super().cursor(factory)
+
+    def execute(self, *args: Any, **kwargs: Any) -> Any:
+        return self.cursor().execute(*args, **kwargs)
+
+    def executemany(self, *args: Any, **kwargs: Any) -> Any:
+        return self.cursor().executemany(*args, **kwargs)
+
+    def executescript(self, *_: Any) -> NoReturn:
+        raise HoldfastError("executescript() would commit the transaction; use execute()")
+
+    def commit(self) -> NoReturn:
+        raise HoldfastError("leaving the block commits the transaction")
+
+    def rollback(self) -> NoReturn:
+        raise HoldfastError("raise an exception to roll the transaction back")
+
+    def close(self) -> NoReturn:
+        raise HoldfastError("leaving the block closes the connection")
+
+
+def _no_transaction_words(action: int, *_: Any) -> int:
+    # COMMIT and the like as SQL text; a handler's own savepoints are fine.
+    return sqlite3.SQLITE_DENY if action == sqlite3.SQLITE_TRANSACTION else sqlite3.SQLITE_OK
+
+
+class SqliteAttemptTransaction:
+    """See AttemptTransaction in the protocol."""
+
+    connection: HandlerConnection
+
+    def __init__(self, database: Database, claim: Claim, seconds: float, clock: Callable[[], int]) -> None:
+        self._database = database
+        self._claim = claim
+        self._seconds = seconds
+        self._clock = clock
+        self._settling = threading.Lock()
+        self._timer = threading.Timer(seconds, self._expire)
+        self._timer.daemon = True
+
+    def begin(self) -> None:
+        connection = self._database.connect(HandlerConnection)
+        assert isinstance(connection, HandlerConnection)
+        self.connection = connection
+        try:
+            self._database.begin(connection)
+            claim = self._claim
+            if not connection.execute(_HELD, (claim.seq, claim.version, claim.worker_id)).fetchall():
+                raise LeaseLost
+            connection.set_authorizer(_no_transaction_words)
+        except BaseException:
+            self._close()
+            raise
+        self._timer.start()
+
+    def commit(self, decision: Decision, children: Sequence[NewJob]) -> None:
+        connection = self.connection
+        with self._settling:  # from here on it can't expire
+            self._timer.cancel()
+            try:
+                connection.check()
+                connection.set_authorizer(None)
+                self._finish(decision, children)
+                self._commit()
+            finally:
+                self._close()
+        self._database.checkpoint_if_large()
+
+    def rollback(self) -> None:
+        with self._settling:
+            self._timer.cancel()
+            self._close()
+
+    def _finish(self, decision: Decision, children: Sequence[NewJob]) -> None:
+        now = self._clock()
+        claim = self._claim
+        finish = Finish(
+            seq=claim.seq,
+            version=claim.version,
+            worker_id=claim.worker_id,
+            attempt=claim.attempts,
+            decision=decision,
+            started_at=now,
+            children=tuple(children),
+        )
+        if claim.seq not in finish_jobs(self.connection, [finish], now):
+            raise LeaseLost
+
+    def _commit(self) -> None:
+        try:
+            self._database.commit(self.connection)
+        except CommitUncertain:
+            if not self._is_committed():
+                raise
+
+    def _is_committed(self) -> bool:
+        row = self._database.read_one(
+            "SELECT status, version FROM holdfast_jobs WHERE seq = ?", (self._claim.seq,)
+        )
+        return row == (Status.COMPLETED, self._claim.version)
+
+    def _expire(self) -> None:
+        if not self._settling.acquire(blocking=False):
+            return
+        try:
+            connection = self.connection
+            if connection.over:
+                return
+            connection.expired_after = self._seconds
+            connection.interrupt()
+            with suppress(sqlite3.Error):
+                # A statement that slips in after the rollback finds a connection that can't write.
+                sqlite3.Cursor(connection).execute("PRAGMA query_only = ON")
+            rollback(connection)
+        finally:
+            self._settling.release()
+
+    def _close(self) -> None:
+        connection = self.connection
+        connection.over = True
+        rollback(connection)
+        sqlite3.Connection.close(connection)

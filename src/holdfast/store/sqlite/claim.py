@@ -1,0 +1,198 @@
+"""Claiming: which pending jobs a worker takes, within every limit, in one transaction.
+
+Everything goes in and out as one JSON value a statement. The worker's threads share Python's interpreter
+lock with its handlers, and sqlite3 lets go of that lock for each row: five hundred rows one by one could
+wait five hundred times for a busy handler.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from holdfast.core.clock import microseconds
+from holdfast.core.rate_limit import Bucket, full
+from holdfast.store.protocol import Activity, Claim, Claimed, Demand
+
+ACTIVE_TYPES = """
+SELECT json_group_array(json_array(type, pending, processing)) FROM holdfast_counts
+WHERE pending > 0 OR processing > 0
+"""
+
+CANDIDATES = """
+SELECT json_group_array(json_array(-priority, seq)) FROM (
+    SELECT priority, seq FROM holdfast_jobs WHERE status = 'pending' AND type = ?
+    ORDER BY priority DESC, seq LIMIT ?)
+"""
+
+_ROWS = """
+SELECT json_group_array(json_array(
+    seq, id, type, payload, priority, attempts, max_attempts, version, timeout, created_at, due_at))
+FROM holdfast_jobs WHERE seq IN (SELECT value FROM json_each(?))
+"""
+
+# What enqueue left open is fixed here, at the first claim.
+_CLAIM = """
+UPDATE holdfast_jobs SET
+    status = 'processing', attempts = attempts + 1, version = version + 1,
+    max_attempts = coalesce(max_attempts, json_extract(?1, '$."' || type || '"[0]')),
+    timeout = coalesce(timeout, json_extract(?1, '$."' || type || '"[1]')),
+    worker_id = ?2, lease_expires_at = ?3, started_at = ?4, updated_at = ?4,
+    progress = NULL, progress_message = NULL
+WHERE seq IN (SELECT value FROM json_each(?5)) AND status = 'pending'
+"""
+
+
+def active_types(connection: sqlite3.Connection) -> dict[str, Activity]:
+    rows = json.loads(connection.execute(ACTIVE_TYPES).fetchone()[0])
+    return {type: Activity(pending, running) for type, pending, running in rows}
+
+
+def claim_jobs(
+    connection: sqlite3.Connection,
+    worker_id: str,
+    demands: Sequence[Demand],
+    *,
+    limit: int,
+    lease_seconds: float,
+    now: int,
+) -> Claimed:
+    """Claim inside the open transaction."""
+    demands = _unpaused(connection, demands)
+    limits = _Limits(connection, demands, now)
+    candidates: list[tuple[int, int, Demand]] = []
+    for demand in demands:
+        room = min(demand.limit, limit, limits.room(demand))
+        if room > 0:
+            text = connection.execute(CANDIDATES, (demand.type, room)).fetchone()[0]
+            candidates += [(priority, seq, demand) for priority, seq in json.loads(text)]
+    candidates.sort(key=lambda candidate: candidate[:2])
+    chosen: list[int] = []
+    for _, seq, demand in candidates:
+        if len(chosen) == limit:
+            break
+        if limits.take(demand):
+            chosen.append(seq)
+    claims = _take(connection, worker_id, demands, chosen, now + microseconds(lease_seconds), now) if chosen else []
+    limits.save()
+    return Claimed(claims, limits.wait())
+
+
+def _unpaused(connection: sqlite3.Connection, demands: Sequence[Demand]) -> list[Demand]:
+    paused = json.loads(connection.execute("SELECT json_group_array(type) FROM holdfast_pauses").fetchone()[0])
+    if "" in paused:
+        return []
+    return [demand for demand in demands if demand.type not in paused]
+
+
+def _take(
+    connection: sqlite3.Connection,
+    worker_id: str,
+    demands: Sequence[Demand],
+    chosen: Sequence[int],
+    lease_expires_at: int,
+    now: int,
+) -> list[Claim]:
+    seqs = json.dumps(chosen)
+    rows = json.loads(connection.execute(_ROWS, (seqs,)).fetchone()[0])
+    defaults = {demand.type: (demand.max_attempts, demand.timeout) for demand in demands}
+    taken = connection.execute(_CLAIM, (json.dumps(defaults), worker_id, lease_expires_at, now, seqs)).rowcount
+    if taken != len(chosen):  # can't be: the write lock was held since the rows were read
+        raise AssertionError(f"claimed {taken} of {len(chosen)} jobs")
+    claims = [_claim(row, defaults[row[2]], worker_id) for row in rows]
+    claims.sort(key=lambda claim: (-claim.priority, claim.seq))
+    return claims
+
+
+def _claim(row: list[object], defaults: tuple[int, float | None], worker_id: str) -> Claim:
+    seq, id, type, payload, priority, attempts, max_attempts, version, timeout, created_at, due_at = row
+    return Claim(  # type: ignore[arg-type]
+        seq,
+        id,
+        type,
+        payload,
+        priority,
+        attempts + 1,
+        defaults[0] if max_attempts is None else max_attempts,
+        version + 1,
+        defaults[1] if timeout is None else timeout,
+        created_at,
+        due_at,
+        worker_id,
+    )
+
+
+class _Limits:
+    """The shared caps of the demands: tokens left and running jobs, read once and written back."""
+
+    def __init__(self, connection: sqlite3.Connection, demands: Sequence[Demand], now: int) -> None:
+        self._connection = connection
+        self._buckets = {d.rate_name: self._bucket(d, now) for d in demands if d.rate}
+        self._rates = {d.rate_name: d.rate for d in demands if d.rate}
+        self._spent: set[str] = set()
+        self._short: set[str] = set()
+        running = active_types(connection) if any(d.max_running for d in demands) else {}
+        self._running = {
+            d.running_name: _Running(d.max_running, sum(a.running for type, a in running.items() if type in d.running_types))
+            for d in demands
+            if d.max_running
+        }
+
+    def _bucket(self, demand: Demand, now: int) -> Bucket:
+        row = self._connection.execute(
+            "SELECT tokens, refilled_at FROM holdfast_limits WHERE name = ?", (demand.rate_name,)
+        ).fetchone()
+        return (Bucket(row[0], row[1]) if row else full(demand.rate, now)).refill(demand.rate, now)
+
+    def room(self, demand: Demand) -> int:
+        room = demand.limit
+        if demand.rate:
+            available = self._buckets[demand.rate_name].available()
+            if available < room:
+                self._short.add(demand.rate_name)
+            room = min(room, available)
+        if demand.max_running:
+            room = min(room, self._running[demand.running_name].room())
+        return room
+
+    def take(self, demand: Demand) -> bool:
+        bucket = self._buckets[demand.rate_name] if demand.rate else None
+        if bucket is not None and not bucket.available():
+            self._short.add(demand.rate_name)
+            return False
+        if demand.max_running and not self._running[demand.running_name].take():
+            return False
+        if bucket is not None:
+            self._buckets[demand.rate_name] = bucket.take(1)
+            self._spent.add(demand.rate_name)
+        return True
+
+    def save(self) -> None:
+        for name in sorted(self._spent):
+            bucket = self._buckets[name]
+            self._connection.execute(
+                "REPLACE INTO holdfast_limits (name, tokens, refilled_at) VALUES (?, ?, ?)",
+                (name, bucket.tokens, bucket.at),
+            )
+
+    def wait(self) -> float | None:
+        """Seconds until the first limit that held something back lets one through."""
+        waits = [self._buckets[name].seconds_until_next(self._rates[name]) for name in self._short]
+        return min(waits, default=None)
+
+
+class _Running(Struct):
+    allowed: int
+    count: int
+
+    def room(self) -> int:
+        return max(0, self.allowed - self.count)
+
+    def take(self) -> bool:
+        if self.count >= self.allowed:
+            return False
+        self.count += 1
+        return True

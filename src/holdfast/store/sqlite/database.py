@@ -1,0 +1,262 @@
+"""One SQLite file: a connection per thread, patient transactions, and the guarded checkpoint.
+
+Two things here are not what sqlite3 does by itself, and FAULTS of real queues are why. Waiting for the
+write lock is our own loop with short random pauses, because SQLite's busy handler can starve a heartbeat
+for seconds. And only one checkpointer runs, holding the write lock meanwhile, because a checkpoint that
+races a reset of the WAL loses committed data in most SQLite versions in use (fixed in 3.51.3).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sqlite3
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn, TypeVar
+
+from holdfast.errors import (
+    CommitUncertain,
+    ForeignDatabase,
+    NestedWrite,
+    StoreBusy,
+    StoreError,
+    StoreUnavailable,
+)
+from holdfast.store.scope import attempt_transaction
+
+PATIENCE = 5.0
+"""Seconds to wait for the write lock before StoreBusy."""
+
+WAL_LIMIT = 8 * 1024 * 1024
+"""Bytes of WAL at which whoever commits runs the checkpoint."""
+
+_CHECKPOINT_PAUSE = 0.2
+_CHECKPOINT_PATIENCE = 0.5
+_LOCKED = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+T = TypeVar("T")
+
+class _Local(threading.local):
+    holder: _Holder | None = None
+    depth: int = 0
+
+
+class _Holder:
+    """A thread's connection; closed when the thread is gone, left alone in a forked child."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.connection = connection
+        self.pid = os.getpid()
+
+    def close(self) -> None:
+        if self.pid == os.getpid():
+            self.connection.close()
+
+    def __del__(self) -> None:
+        with suppress(Exception):
+            self.close()
+
+
+# A connection made before a fork must be neither used nor closed after it: either would break the
+# parent's locks. The child keeps what it inherited here, for ever.
+_inherited: list[_Holder] = []
+
+
+class Database:
+    """The file and this process's connections to it."""
+
+    def __init__(self, path: str, *, url: str, synchronous: str = "FULL") -> None:
+        self.path = path
+        self.url = url
+        self._synchronous = synchronous
+        self._local = _Local()
+        # Weak: a thread's connection goes with the thread.
+        self._holders: weakref.WeakSet[_Holder] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._checkpointing = threading.Lock()
+        self._next_checkpoint = 0.0
+        self._closed = False
+
+    def connect(self, factory: type[sqlite3.Connection] = sqlite3.Connection) -> sqlite3.Connection:
+        """A new connection with our settings. `close` on it is the caller's business."""
+        try:
+            connection = sqlite3.connect(
+                self.path,
+                timeout=0,
+                isolation_level=None,
+                check_same_thread=False,
+                cached_statements=256,
+                factory=factory,
+            )
+            for pragma in (
+                f"synchronous = {self._synchronous}",
+                "wal_autocheckpoint = 0",
+                f"journal_size_limit = {WAL_LIMIT // 2}",
+                "cache_size = -16384",
+                "temp_store = MEMORY",
+            ):
+                connection.execute(f"PRAGMA {pragma}")
+        except sqlite3.Error as error:
+            raise_translated(error, self.path)
+        return connection
+
+    def connection(self) -> sqlite3.Connection:
+        """This thread's connection."""
+        holder = self._local.holder
+        if holder is None or holder.pid != os.getpid():
+            if self._closed:
+                raise StoreUnavailable("the queue is closed")
+            if holder is not None:
+                _inherited.append(holder)
+            holder = _Holder(self.connect())
+            self._local.holder = holder
+            self._local.depth = 0
+            with self._lock:
+                self._holders.add(holder)
+        return holder.connection
+
+    def close(self) -> None:
+        """Close every connection of this process."""
+        with self._lock:
+            self._closed = True
+            holders = list(self._holders)
+        for holder in holders:
+            holder.close()
+
+    def close_thread(self) -> None:
+        """Close this thread's connection, for threads that end before the queue does."""
+        holder = self._local.holder
+        if holder is not None:
+            self._local.holder = None
+            holder.close()
+
+    def read(self, sql: str, parameters: Any = ()) -> list[Any]:
+        """All rows of a query, read at once so that no reader ever holds the WAL back."""
+        connection = self.connection()
+        return self.patiently(lambda: connection.execute(sql, parameters).fetchall())
+
+    def read_one(self, sql: str, parameters: Any = ()) -> Any:
+        """The first row, or None."""
+        rows = self.read(sql, parameters)
+        return rows[0] if rows else None
+
+    @contextmanager
+    def transaction(self, patience: float = PATIENCE) -> Iterator[sqlite3.Connection]:
+        """A write transaction on this thread's connection; entered again inside, it is the same one."""
+        if attempt_transaction.get() == self.url:
+            raise NestedWrite
+        connection = self.connection()
+        local = self._local
+        if local.depth:
+            yield connection
+            return
+        self.begin(connection, patience)
+        local.depth = 1
+        try:
+            yield connection
+        except sqlite3.Error as error:
+            rollback(connection)
+            raise_translated(error, self.path)
+        except BaseException:
+            rollback(connection)
+            raise
+        else:
+            self.commit(connection)
+        finally:
+            local.depth = 0
+        self.checkpoint_if_large()
+
+    def begin(self, connection: sqlite3.Connection, patience: float = PATIENCE) -> None:
+        """BEGIN IMMEDIATE, waiting for the lock. Once begun, nothing inside can find the database locked."""
+        self.patiently(lambda: connection.execute("BEGIN IMMEDIATE"), patience)
+
+    def commit(self, connection: sqlite3.Connection) -> None:
+        try:
+            connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            rollback(connection)
+            raise CommitUncertain(f"{self.path}: the commit failed: {error}") from error
+
+    def patiently(self, action: Callable[[], T], patience: float = PATIENCE) -> T:
+        """Do it, again with random pauses while another connection holds the lock."""
+        deadline = 0.0
+        while True:
+            try:
+                return action()
+            except sqlite3.Error as error:
+                if not is_locked(error):
+                    raise_translated(error, self.path)
+                now = time.monotonic()
+                deadline = deadline or now + patience
+                if now >= deadline:
+                    raise StoreBusy(patience) from error
+            time.sleep(random.uniform(0.0005, 0.003))
+
+    def wal_bytes(self) -> int:
+        try:
+            return os.stat(self.path + "-wal").st_size
+        except OSError:
+            return 0
+
+    def checkpoint_if_large(self) -> None:
+        """Run the guarded checkpoint if the WAL is over its limit, unless another thread is at it."""
+        if self.wal_bytes() <= WAL_LIMIT or time.monotonic() < self._next_checkpoint:
+            return
+        if not self._checkpointing.acquire(blocking=False):
+            return
+        try:
+            self.checkpoint()
+        except StoreError:
+            pass  # Somebody holds the lock or the disk is in trouble; the next commit tries again.
+        finally:
+            self._next_checkpoint = time.monotonic() + _CHECKPOINT_PAUSE
+            self._checkpointing.release()
+
+    def checkpoint(self) -> None:
+        """Copy the WAL into the database, while a second connection keeps every other writer out."""
+        guard = self.connect()
+        try:
+            checkpointer = self.connect()
+            try:
+                self.begin(guard, _CHECKPOINT_PATIENCE)
+                self.patiently(lambda: checkpointer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall(), 0)
+            finally:
+                checkpointer.close()
+        finally:
+            rollback(guard)
+            guard.close()
+
+
+def rollback(connection: sqlite3.Connection) -> None:
+    # Some errors (a full disk) have rolled back already; then there is nothing to do.
+    if connection.in_transaction:
+        with suppress(sqlite3.Error):
+            sqlite3.Connection.rollback(connection)  # a handler's connection overrides its own
+
+
+def is_locked(error: sqlite3.Error) -> bool:
+    return (getattr(error, "sqlite_errorcode", 0) or 0) & 0xFF in _LOCKED
+
+
+def raise_translated(error: sqlite3.Error, path: str) -> NoReturn:
+    """Raise the driver's error as one of ours. What can only be a mistake in SQL stays as it is."""
+    code = (getattr(error, "sqlite_errorcode", 0) or 0) & 0xFF
+    if code in _LOCKED:
+        raise StoreBusy(PATIENCE) from error
+    if code == sqlite3.SQLITE_NOTADB:
+        raise ForeignDatabase(f"{path} is not a SQLite database") from error
+    if isinstance(error, sqlite3.ProgrammingError | sqlite3.IntegrityError) or code == sqlite3.SQLITE_ERROR:
+        raise error
+    raise StoreUnavailable(f"{path}: {error}", hint=_HINTS.get(code)) from error
+
+
+_HINTS = {
+    sqlite3.SQLITE_CORRUPT: "restore it from a backup",
+    sqlite3.SQLITE_READONLY: "the file and its folder must be writable",
+    sqlite3.SQLITE_CANTOPEN: "does its folder exist, and may you write there?",
+    sqlite3.SQLITE_FULL: "free some space; work goes on by itself",
+}

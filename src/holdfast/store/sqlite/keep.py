@@ -1,0 +1,188 @@
+"""What is kept beside the jobs: settings, pauses, workers, types, statistics."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from typing import Any
+
+from holdfast.config import Value
+from holdfast.core.clock import microseconds
+from holdfast.store.protocol import BUCKETS, LIFETIME, Beat, Minute, TypeRecord, WorkerRecord
+
+_RENEW = """
+UPDATE holdfast_jobs SET lease_expires_at = ?1
+FROM (SELECT json_extract(value, '$[0]') AS seq, json_extract(value, '$[1]') AS version FROM json_each(?2)) AS h
+WHERE holdfast_jobs.seq = h.seq AND holdfast_jobs.version = h.version
+    AND status = 'processing' AND worker_id = ?3
+"""
+
+_STILL_HELD = """
+SELECT json_group_array(json_array(j.seq, j.version))
+FROM (SELECT json_extract(value, '$[0]') AS seq, json_extract(value, '$[1]') AS version FROM json_each(?1)) AS h
+JOIN holdfast_jobs AS j ON j.seq = h.seq AND j.version = h.version
+WHERE j.status = 'processing' AND j.worker_id = ?2
+"""
+
+CANCELLING = """
+SELECT json_group_array(json_array(seq, version)) FROM holdfast_jobs
+WHERE status = 'processing' AND cancel_requested = 1 AND worker_id = ?
+"""
+
+_PROGRESS = """
+UPDATE holdfast_jobs SET progress = p.fraction, progress_message = p.message, updated_at = ?1
+FROM (SELECT json_extract(value, '$[0]') AS seq, json_extract(value, '$[1]') AS version,
+    json_extract(value, '$[2]') AS fraction, json_extract(value, '$[3]') AS message FROM json_each(?2)) AS p
+WHERE holdfast_jobs.seq = p.seq AND holdfast_jobs.version = p.version
+    AND status = 'processing' AND worker_id = ?3
+"""
+
+
+def heartbeat(
+    connection: sqlite3.Connection,
+    worker_id: str,
+    held: Sequence[tuple[int, int]],
+    state: str,
+    lease_seconds: float,
+    now: int,
+) -> Beat:
+    connection.execute(
+        "UPDATE holdfast_workers SET heartbeat_at = ?, state = ? WHERE id = ?", (now, state, worker_id)
+    )
+    lost: set[tuple[int, int]] = set()
+    if held:
+        rows = json.dumps(held)
+        renewed = connection.execute(_RENEW, (now + microseconds(lease_seconds), rows, worker_id)).rowcount
+        if renewed != len(held):
+            text = connection.execute(_STILL_HELD, (rows, worker_id)).fetchone()[0]
+            lost = set(held) - {(seq, version) for seq, version in json.loads(text)}
+    return Beat(frozenset(lost), frozenset(list_cancelled(connection, worker_id)))
+
+
+def list_cancelled(connection: sqlite3.Connection, worker_id: str) -> set[tuple[int, int]]:
+    text = connection.execute(CANCELLING, (worker_id,)).fetchone()[0]
+    return {(seq, version) for seq, version in json.loads(text)}
+
+
+def write_progress(
+    connection: sqlite3.Connection, worker_id: str, reports: Sequence[tuple[int, int, float, str | None]], now: int
+) -> None:
+    connection.execute(_PROGRESS, (now, json.dumps(reports), worker_id))
+
+
+def register_worker(
+    connection: sqlite3.Connection, worker: WorkerRecord, types: Sequence[TypeRecord], now: int
+) -> None:
+    connection.execute(
+        "INSERT INTO holdfast_workers (id, host, pid, state, concurrency, types, started_at, heartbeat_at)"
+        " VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?7) ON CONFLICT (id) DO UPDATE SET"
+        " state = excluded.state, concurrency = excluded.concurrency, types = excluded.types",
+        (worker.id, worker.host, worker.pid, worker.state, worker.concurrency, json.dumps(worker.types), now),
+    )
+    connection.executemany(
+        "REPLACE INTO holdfast_types (type, executor, schema) VALUES (?, ?, ?)",
+        [(t.type, t.executor, json.dumps(t.schema)) for t in types],
+    )
+
+
+def remove_silent_workers(connection: sqlite3.Connection, silent_since: int) -> list[str]:
+    rows = connection.execute(
+        "DELETE FROM holdfast_workers WHERE heartbeat_at < ? AND id NOT IN"
+        " (SELECT worker_id FROM holdfast_jobs WHERE status = 'processing') RETURNING id",
+        (silent_since,),
+    ).fetchall()
+    return [row[0] for row in rows]
+
+
+def worker_from(row: Sequence[Any]) -> WorkerRecord:
+    id, host, pid, state, concurrency, types, started_at, heartbeat_at = row
+    return WorkerRecord(
+        id=id,
+        host=host,
+        pid=pid,
+        state=state,
+        concurrency=concurrency,
+        types=tuple(json.loads(types)),
+        started_at=started_at,
+        heartbeat_at=heartbeat_at,
+    )
+
+
+def settings_from(rows: Sequence[Any]) -> dict[tuple[str, str], Value]:
+    return {(name, type): json.loads(value) for name, type, value in rows}
+
+
+STATISTICS_COLUMNS = (
+    "minute, type, worker_id, completed, failed, retried, reaped, wait_seconds, run_seconds, waits, runs"
+)
+
+
+def minute_from(row: Sequence[Any]) -> Minute:
+    minute, type, worker_id, completed, failed, retried, reaped, wait_seconds, run_seconds, waits, runs = row
+    return Minute(
+        minute=minute,
+        type=type,
+        worker_id=worker_id,
+        completed=completed,
+        failed=failed,
+        retried=retried,
+        reaped=reaped,
+        wait_seconds=wait_seconds,
+        run_seconds=run_seconds,
+        waits=json.loads(waits),
+        runs=json.loads(runs),
+    )
+
+
+def write_statistics(connection: sqlite3.Connection, minutes: Sequence[Minute]) -> None:
+    connection.executemany(
+        f"REPLACE INTO holdfast_statistics ({STATISTICS_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        [
+            (
+                m.minute,
+                m.type,
+                m.worker_id,
+                m.completed,
+                m.failed,
+                m.retried,
+                m.reaped,
+                m.wait_seconds,
+                m.run_seconds,
+                json.dumps(m.waits),
+                json.dumps(m.runs),
+            )
+            for m in minutes
+        ],
+    )
+
+
+def fold_statistics(connection: sqlite3.Connection, before_minute: int) -> None:
+    """Move rows older than the minute into one lifetime row per type."""
+    bounds = (LIFETIME, before_minute)
+    old = connection.execute(
+        f"SELECT {STATISTICS_COLUMNS} FROM holdfast_statistics WHERE minute > ? AND minute < ?", bounds
+    ).fetchall()
+    if not old:
+        return
+    sums = connection.execute(
+        f"SELECT {STATISTICS_COLUMNS} FROM holdfast_statistics WHERE minute = ?", (LIFETIME,)
+    ).fetchall()
+    totals: dict[str, Minute] = {}
+    for row in [*sums, *old]:
+        part = minute_from(row)
+        add(totals.setdefault(part.type, empty_minute(LIFETIME, part.type, "")), part)
+    connection.execute("DELETE FROM holdfast_statistics WHERE minute > ? AND minute < ?", bounds)
+    write_statistics(connection, list(totals.values()))
+
+
+def empty_minute(minute: int, type: str, worker_id: str) -> Minute:
+    size = len(BUCKETS) + 1
+    return Minute(minute=minute, type=type, worker_id=worker_id, waits=[0] * size, runs=[0] * size)
+
+
+def add(total: Minute, part: Minute) -> None:
+    for name in ("completed", "failed", "retried", "reaped", "wait_seconds", "run_seconds"):
+        setattr(total, name, getattr(total, name) + getattr(part, name))
+    total.waits = [a + b for a, b in zip(total.waits, part.waits, strict=True)]
+    total.runs = [a + b for a, b in zip(total.runs, part.runs, strict=True)]

@@ -1,0 +1,137 @@
+"""Opening a SQLite queue: the address, what is refused untouched, and the schema."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from urllib.parse import parse_qsl, unquote
+
+from holdfast.config import home_folder
+from holdfast.core.clock import Clock
+from holdfast.errors import ConfigError, ForeignDatabase, StoreUnavailable
+from holdfast.store import migrate
+from holdfast.store.sqlite.database import Database
+from holdfast.store.sqlite.schema import MIGRATIONS, VERSION_TABLE
+from holdfast.store.sqlite.store import SqliteStore
+
+OLDEST_SQLITE = (3, 35, 0)
+_NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "fuse", "9p", "afs", "ceph", "glusterfs", "lustre")
+_SYNCHRONOUS = ("full", "normal", "extra", "off")
+
+
+def open_store(url: str, clock: Clock) -> SqliteStore:
+    """Open `sqlite:///path`, making the file and bringing its schema up to date.
+
+    `?synchronous=normal` is faster and may lose the last commits at a power cut; `?network=allow` opens a
+    file on a network file system, where SQLite's locks often do not hold.
+    """
+    if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+        needed = ".".join(map(str, OLDEST_SQLITE))
+        raise StoreUnavailable(f"SQLite {sqlite3.sqlite_version} is too old; {needed} or newer is needed")
+    path, options = _parse(url)
+    _prepare_folder(path)
+    if options.get("network") != "allow":
+        _refuse_network(path)
+    database = Database(path, url=f"sqlite:///{path}", synchronous=options["synchronous"].upper())
+    try:
+        _prepare(database)
+    except BaseException:
+        database.close()
+        raise
+    return SqliteStore(database, clock)
+
+
+def _parse(url: str) -> tuple[str, dict[str, str]]:
+    rest = url.removeprefix("sqlite://")
+    path, _, query = rest.partition("?")
+    if not path.startswith("/") or len(path) < 2 or path == "/:memory:":
+        raise ConfigError(
+            f"{url!r} does not name a file; write sqlite:///queue.db, or sqlite:////absolute/path/queue.db",
+            hint="a queue in memory would lose its jobs",
+        )
+    options = {"synchronous": "full", "network": "refuse"}
+    for key, value in parse_qsl(query, keep_blank_values=True):
+        if key not in options:
+            raise ConfigError(f"{url!r}: there is no option {key!r}; allowed: {', '.join(options)}")
+        options[key] = value.lower()
+    if options["synchronous"] not in _SYNCHRONOUS:
+        raise ConfigError(f"{url!r}: synchronous must be one of {', '.join(_SYNCHRONOUS)}")
+    return os.path.abspath(unquote(path[1:])), options
+
+
+def _prepare_folder(path: str) -> None:
+    folder = os.path.dirname(path)
+    if folder == os.path.abspath(home_folder()):
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+    if not os.path.isdir(folder):
+        raise StoreUnavailable(f"the folder {folder} does not exist", hint="make it, or name another")
+    if os.path.isdir(path):
+        raise StoreUnavailable(f"{path} is a folder, not a file")
+
+
+def _refuse_network(path: str) -> None:
+    kind = _file_system(os.path.realpath(path))
+    if kind.startswith(_NETWORK_FILE_SYSTEMS):
+        raise StoreUnavailable(
+            f"{path} is on a network file system ({kind}), where SQLite's locks often do not hold",
+            hint="keep the file on a local disk, use PostgreSQL, or add ?network=allow at your own risk",
+        )
+
+
+def _file_system(path: str) -> str:
+    """The kind of file system a path is on; "" where that can't be told."""
+    try:
+        with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as mounts:
+            entries = [line.split()[1:3] for line in mounts]
+    except OSError:
+        return ""
+    best, kind = "", ""
+    for raw, name in entries:
+        point = raw.replace("\\040", " ")
+        inside = path == point or path.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= len(best):
+            best, kind = point, name
+    return kind
+
+
+def _prepare(database: Database) -> None:
+    """Refuse what is not ours before anything is written, then bring the schema up to date."""
+    version = _version(database)
+    if migrate.pending(MIGRATIONS, version):
+        _migrate(database)
+    mode = database.patiently(lambda: database.connection().execute("PRAGMA journal_mode = WAL").fetchone()[0])
+    if mode != "wal":
+        raise StoreUnavailable(f"{database.path}: SQLite can't use a write-ahead log here (mode {mode})")
+
+
+def _version(database: Database) -> int:
+    tables = [
+        row[0]
+        for row in database.read(
+            "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND name LIKE 'holdfast\\_%' ESCAPE '\\'"
+        )
+    ]
+    if not tables:
+        return 0
+    if VERSION_TABLE not in tables:
+        migrate.refuse_foreign(tables)
+    rows = _version_rows(database)
+    if len(rows) != 1 or not isinstance(rows[0][0], int):
+        raise ForeignDatabase(f"{database.path}: the table {VERSION_TABLE} is not one that Holdfast made")
+    return int(rows[0][0])
+
+
+def _version_rows(database: Database) -> list[tuple[object]]:
+    try:
+        return database.read(f"SELECT version FROM {VERSION_TABLE}")
+    except sqlite3.OperationalError:
+        return []
+
+
+def _migrate(database: Database) -> None:
+    """Apply what is missing, in one transaction; whoever comes second finds nothing left to do."""
+    with database.transaction() as connection:
+        for step in migrate.pending(MIGRATIONS, _version(database)):
+            for statement in step.statements:
+                connection.execute(statement)
+            connection.execute(f"UPDATE {VERSION_TABLE} SET version = ?", (step.number,))

@@ -1,0 +1,86 @@
+"""What people do to jobs: cancel, retry, delete, prune. Each is one guarded statement."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from typing import NoReturn
+
+from holdfast.core.job import Status
+from holdfast.core.lifecycle import sources
+from holdfast.errors import JobNotFound, KeyHeld, WrongState
+from holdfast.store.sqlite.insert import free_expired_key
+
+_CANCEL_WAITING = """
+UPDATE holdfast_jobs SET status = 'cancelled', finished_at = ?1, updated_at = ?1,
+    key_held = key_held AND key_for IS NOT NULL, key_until = ?1 + CAST(key_for * 1000000 AS INTEGER)
+WHERE id = ?2 AND status IN ('scheduled', 'pending')
+"""
+
+_CANCEL_RUNNING = """
+UPDATE holdfast_jobs SET cancel_requested = 1, updated_at = ? WHERE id = ? AND status = 'processing'
+"""
+
+_RETRY = """
+UPDATE holdfast_jobs SET status = 'pending', attempts = 0, due_at = ?1, updated_at = ?1, finished_at = NULL,
+    cancel_requested = 0, result = NULL, progress = NULL, progress_message = NULL,
+    key_held = key IS NOT NULL, key_until = NULL, payload = coalesce(?2, payload)
+WHERE id = ?3 AND (status IN ('failed', 'cancelled') OR (status = 'scheduled' AND attempts > 0))
+"""
+
+_DELETE = "DELETE FROM holdfast_jobs WHERE id = ? AND status IN ('completed', 'failed', 'cancelled')"
+
+PRUNABLE = """
+SELECT json_group_array(seq) FROM (
+    SELECT seq FROM holdfast_jobs
+    WHERE finished_at IS NOT NULL AND finished_at < ?1 AND status IN (SELECT value FROM json_each(?2))
+        AND NOT (key_held AND key_until > ?3)
+    ORDER BY finished_at LIMIT ?4)
+"""
+
+
+def cancel_job(connection: sqlite3.Connection, job_id: str, now: int) -> None:
+    if connection.execute(_CANCEL_WAITING, (now, job_id)).rowcount == 0 and (
+        connection.execute(_CANCEL_RUNNING, (now, job_id)).rowcount == 0
+    ):
+        _refuse(connection, job_id, "cancelled", "a finished job can be retried or deleted")
+
+
+def retry_job(connection: sqlite3.Connection, job_id: str, payload: str | None, now: int) -> None:
+    row = connection.execute("SELECT type, key FROM holdfast_jobs WHERE id = ?", (job_id,)).fetchone()
+    if row is not None and row[1] is not None:
+        free_expired_key(connection.cursor(), row[0], row[1], now)
+    try:
+        retried = connection.execute(_RETRY, (now, payload, job_id)).rowcount
+    except sqlite3.IntegrityError:
+        type, key = row
+        holder = connection.execute(
+            "SELECT id FROM holdfast_jobs WHERE type = ? AND key = ? AND key_held = 1", (type, key)
+        ).fetchone()[0]
+        raise KeyHeld(holder, key) from None
+    if retried == 0:
+        allowed = ", ".join(sorted(sources("retry") - {Status.SCHEDULED}))
+        _refuse(connection, job_id, "retried", f"a job that is {allowed}, or waits for a retry, can be")
+
+
+def delete_job(connection: sqlite3.Connection, job_id: str) -> None:
+    if connection.execute(_DELETE, (job_id,)).rowcount == 0:
+        _refuse(connection, job_id, "deleted", "cancel it first; completed, failed and cancelled jobs can be")
+
+
+def prune_jobs(
+    connection: sqlite3.Connection, finished_before: int, statuses: Sequence[Status], limit: int, now: int
+) -> int:
+    text = connection.execute(PRUNABLE, (finished_before, json.dumps(statuses), now, limit)).fetchone()[0]
+    return connection.execute(
+        "DELETE FROM holdfast_jobs WHERE seq IN (SELECT value FROM json_each(?)) AND finished_at IS NOT NULL",
+        (text,),
+    ).rowcount
+
+
+def _refuse(connection: sqlite3.Connection, job_id: str, action: str, allowed: str) -> NoReturn:
+    row = connection.execute("SELECT status FROM holdfast_jobs WHERE id = ?", (job_id,)).fetchone()
+    if row is None:
+        raise JobNotFound(job_id)
+    raise WrongState(job_id, row[0], action, allowed)

@@ -1,0 +1,312 @@
+"""The SQLite store: each operation of the protocol in a transaction of its own, or in the one around it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from holdfast.config import Value
+from holdfast.core.clock import Clock, microseconds
+from holdfast.core.job import RETRYING, Job, Status
+from holdfast.core.rate_limit import Bucket
+from holdfast.errors import CommitUncertain, JobNotFound
+from holdfast.store.protocol import (
+    Activity,
+    Beat,
+    Claim,
+    Claimed,
+    Demand,
+    Expired,
+    Finish,
+    JobFilter,
+    Line,
+    Minute,
+    NewJob,
+    TypeRecord,
+    Verdict,
+    WorkerRecord,
+)
+from holdfast.store.sqlite import caller, claim, finish, insert, keep, operate
+from holdfast.store.sqlite.attempt import SqliteAttemptTransaction
+from holdfast.store.sqlite.database import PATIENCE, Database
+from holdfast.store.sqlite.rows import JOB_COLUMNS, failure_from, job_from
+from holdfast.store.sqlite.watch import SqliteWatch
+
+PROMOTABLE = """
+SELECT json_group_array(json_array(seq, id, type)) FROM (
+    SELECT seq, id, type FROM holdfast_jobs WHERE status = 'scheduled' AND due_at <= ? ORDER BY due_at LIMIT ?)
+"""
+
+_LEASED = """
+SELECT seq, id, type, version, attempts, max_attempts, worker_id, lease_expires_at, started_at
+FROM holdfast_jobs WHERE status = 'processing' AND
+"""
+EXPIRED = f"{_LEASED} lease_expires_at <= ? ORDER BY lease_expires_at LIMIT 1000"
+
+_LINE = """
+SELECT count(*) FROM (
+    SELECT 1 FROM holdfast_jobs AS other JOIN holdfast_jobs AS mine ON mine.id = ?1
+    WHERE other.status = 'pending' AND other.type = mine.type AND other.priority >= mine.priority
+        AND (other.priority > mine.priority OR other.seq < mine.seq) LIMIT ?2)
+"""
+
+
+class SqliteStore:
+    """See Store in the protocol."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self.database = database
+        self.url = database.url
+        self.now = clock
+
+    def close(self) -> None:
+        self.database.close()
+
+    def close_thread(self) -> None:
+        self.database.close_thread()
+
+    def transaction(self) -> AbstractContextManager[Any]:
+        return self.database.transaction()
+
+    def watch(self) -> SqliteWatch:
+        return SqliteWatch(self.database)
+
+    # Enqueue.
+
+    def insert_jobs(self, jobs: Sequence[NewJob]) -> list[Verdict]:
+        try:
+            with self.database.transaction() as connection:
+                return insert.insert_jobs(connection, jobs, self.now())
+        except CommitUncertain:
+            # Once more: a row of ours that did get through is known by its token.
+            with self.database.transaction() as connection:
+                return insert.insert_jobs(connection, jobs, self.now())
+
+    def insert_jobs_with(self, connection: Any, jobs: Sequence[NewJob]) -> list[Verdict]:
+        return insert.insert_jobs(caller.checked(connection, self.database), jobs, self.now())
+
+    # The turn.
+
+    def list_active_types(self) -> dict[str, Activity]:
+        return self.database.patiently(lambda: claim.active_types(self.database.connection()))
+
+    def claim_jobs(
+        self, worker_id: str, demands: Sequence[Demand], *, limit: int, lease_seconds: float
+    ) -> Claimed:
+        if not demands or limit <= 0:
+            return Claimed([])
+        with self.database.transaction() as connection:
+            return claim.claim_jobs(
+                connection, worker_id, demands, limit=limit, lease_seconds=lease_seconds, now=self.now()
+            )
+
+    def finish_jobs(self, finishes: Sequence[Finish]) -> dict[int, Status]:
+        if not finishes:
+            return {}
+        with self.database.transaction() as connection:
+            return finish.finish_jobs(connection, finishes, self.now())
+
+    def write_progress(self, worker_id: str, reports: Iterable[tuple[int, int, float, str | None]]) -> None:
+        with self.database.transaction() as connection:
+            keep.write_progress(connection, worker_id, list(reports), self.now())
+
+    def promote_jobs(self, limit: int) -> list[tuple[str, str]]:
+        with self.database.transaction() as connection:
+            text = connection.execute(PROMOTABLE, (self.now(), limit)).fetchone()[0]
+            rows = json.loads(text)
+            if rows:
+                connection.execute(
+                    "UPDATE holdfast_jobs SET status = 'pending', updated_at = ?"
+                    " WHERE seq IN (SELECT value FROM json_each(?)) AND status = 'scheduled'",
+                    (self.now(), json.dumps([row[0] for row in rows])),
+                )
+            return [(id, type) for _, id, type in rows]
+
+    def next_due_at(self) -> int | None:
+        row = self.database.read_one(
+            "SELECT due_at FROM holdfast_jobs WHERE status = 'scheduled' ORDER BY due_at LIMIT 1"
+        )
+        return row[0] if row else None
+
+    def list_expired(self) -> list[Expired]:
+        return [Expired(*row) for row in self.database.read(EXPIRED, (self.now(),))]
+
+    def list_held(self, worker_id: str) -> list[Expired]:
+        return [Expired(*row) for row in self.database.read(f"{_LEASED} worker_id = ?", (worker_id,))]
+
+    def prune_jobs(self, *, finished_before: int, statuses: Sequence[Status], limit: int) -> int:
+        with self.database.transaction() as connection:
+            return operate.prune_jobs(connection, finished_before, statuses, limit, self.now())
+
+    # Leases and workers.
+
+    def heartbeat(
+        self, worker_id: str, held: Sequence[tuple[int, int]], *, state: str, lease_seconds: float
+    ) -> Beat:
+        # Not more patient than the lease allows: the worker must still have time to stop its handlers.
+        with self.database.transaction(min(PATIENCE, lease_seconds / 6)) as connection:
+            return keep.heartbeat(connection, worker_id, held, state, lease_seconds, self.now())
+
+    def list_cancelled(self, worker_id: str) -> set[tuple[int, int]]:
+        return self.database.patiently(lambda: keep.list_cancelled(self.database.connection(), worker_id))
+
+    def register_worker(self, worker: WorkerRecord, types: Sequence[TypeRecord]) -> None:
+        with self.database.transaction() as connection:
+            keep.register_worker(connection, worker, types, self.now())
+
+    def remove_workers(self, worker_ids: Sequence[str]) -> None:
+        with self.database.transaction() as connection:
+            connection.executemany("DELETE FROM holdfast_workers WHERE id = ?", [(id,) for id in worker_ids])
+
+    def remove_silent_workers(self, silent_seconds: float) -> list[str]:
+        with self.database.transaction() as connection:
+            return keep.remove_silent_workers(connection, self.now() - microseconds(silent_seconds))
+
+    def list_workers(self) -> list[WorkerRecord]:
+        return [
+            keep.worker_from(row)
+            for row in self.database.read(
+                "SELECT id, host, pid, state, concurrency, types, started_at, heartbeat_at"
+                " FROM holdfast_workers ORDER BY started_at, id"
+            )
+        ]
+
+    def list_types(self) -> list[TypeRecord]:
+        rows = self.database.read("SELECT type, executor, schema FROM holdfast_types ORDER BY type")
+        return [TypeRecord(type=type, executor=how, schema=json.loads(schema)) for type, how, schema in rows]
+
+    def begin_attempt_transaction(self, claim: Claim, seconds: float) -> SqliteAttemptTransaction:
+        return SqliteAttemptTransaction(self.database, claim, seconds, self.now)
+
+    # Operating.
+
+    def cancel_job(self, job_id: str) -> Job:
+        with self.database.transaction() as connection:
+            operate.cancel_job(connection, job_id, self.now())
+            return self._known(job_id)
+
+    def retry_job(self, job_id: str, payload: str | None) -> Job:
+        with self.database.transaction() as connection:
+            operate.retry_job(connection, job_id, payload, self.now())
+            return self._known(job_id)
+
+    def delete_job(self, job_id: str) -> None:
+        with self.database.transaction() as connection:
+            operate.delete_job(connection, job_id)
+
+    def _known(self, job_id: str) -> Job:
+        job = self.get_job(job_id)
+        if job is None:
+            raise JobNotFound(job_id)
+        return job
+
+    # Reading.
+
+    def get_job(self, job_id: str) -> Job | None:
+        row = self.database.read_one(f"SELECT {JOB_COLUMNS} FROM holdfast_jobs WHERE id = ?", (job_id,))
+        if row is None:
+            return None
+        failures = self.database.read(
+            "SELECT attempt, started_at, finished_at, worker_id, error, traceback, detail"
+            " FROM holdfast_failures WHERE seq = ? ORDER BY version",
+            (row[0],),
+        )
+        return job_from(row, tuple(failure_from(failure) for failure in failures))
+
+    def list_jobs(self, filter: JobFilter) -> list[Job]:
+        conditions, parameters = _conditions(filter)
+        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        rows = self.database.read(
+            f"SELECT {JOB_COLUMNS} FROM holdfast_jobs{where} ORDER BY seq DESC LIMIT ? OFFSET ?",
+            (*parameters, filter.limit, filter.offset),
+        )
+        return [job_from(row) for row in rows]
+
+    def count_jobs(self) -> dict[str, dict[Status, int]]:
+        columns = ", ".join(Status)
+        rows = self.database.read(f"SELECT type, {columns} FROM holdfast_counts ORDER BY type")
+        return {type: dict(zip(Status, counts, strict=True)) for type, *counts in rows if any(counts)}
+
+    def list_children(self, parent_id: str) -> list[str]:
+        rows = self.database.read(
+            "SELECT id FROM holdfast_jobs WHERE parent_id = ?1"
+            " UNION SELECT child_id FROM holdfast_links WHERE parent_id = ?1",
+            (parent_id,),
+        )
+        return sorted(row[0] for row in rows)
+
+    def line_before(self, job_id: str, cap: int) -> Line:
+        count = self.database.read_one(_LINE, (job_id, cap + 1))[0]
+        return Line(min(count, cap), count > cap)
+
+    # Settings, pauses, statistics.
+
+    def get_settings(self) -> dict[tuple[str, str], Value]:
+        return keep.settings_from(self.database.read("SELECT name, type, value FROM holdfast_settings"))
+
+    def set_setting(self, name: str, type: str, value: Value) -> None:
+        with self.database.transaction() as connection:
+            connection.execute(
+                "REPLACE INTO holdfast_settings (name, type, value) VALUES (?, ?, ?)",
+                (name, type, json.dumps(value)),
+            )
+
+    def unset_setting(self, name: str, type: str) -> bool:
+        with self.database.transaction() as connection:
+            deleted = connection.execute(
+                "DELETE FROM holdfast_settings WHERE name = ? AND type = ?", (name, type)
+            )
+            return deleted.rowcount > 0
+
+    def list_paused(self) -> dict[str, int]:
+        return dict(self.database.read("SELECT type, paused_at FROM holdfast_pauses"))
+
+    def set_paused(self, type: str, paused: bool) -> None:
+        with self.database.transaction() as connection:
+            if paused:
+                connection.execute(
+                    "INSERT INTO holdfast_pauses (type, paused_at) VALUES (?, ?) ON CONFLICT DO NOTHING",
+                    (type, self.now()),
+                )
+            else:
+                connection.execute("DELETE FROM holdfast_pauses WHERE type = ?", (type,))
+
+    def get_rate_wait(self, name: str, rate: float) -> float:
+        row = self.database.read_one("SELECT tokens, refilled_at FROM holdfast_limits WHERE name = ?", (name,))
+        return Bucket(*row).refill(rate, self.now()).seconds_until_next(rate) if row else 0.0
+
+    def write_statistics(self, minutes: Sequence[Minute]) -> None:
+        with self.database.transaction() as connection:
+            keep.write_statistics(connection, minutes)
+
+    def list_statistics(self, since_minute: int) -> list[Minute]:
+        rows = self.database.read(
+            f"SELECT {keep.STATISTICS_COLUMNS} FROM holdfast_statistics WHERE minute >= ? ORDER BY minute, type",
+            (since_minute,),
+        )
+        return [keep.minute_from(row) for row in rows]
+
+    def fold_statistics(self, before_minute: int) -> None:
+        with self.database.transaction() as connection:
+            keep.fold_statistics(connection, before_minute)
+
+
+def _conditions(filter: JobFilter) -> tuple[list[str], list[Any]]:
+    conditions: list[str] = []
+    parameters: list[Any] = []
+    if filter.statuses:
+        words = []
+        for status in filter.statuses:
+            if status == RETRYING:
+                words.append("(status = 'scheduled' AND attempts > 0)")
+            else:
+                words.append("status = ?")
+                parameters.append(str(status))
+        conditions.append(f"({' OR '.join(words)})")
+    for column, value in (("type = ?", filter.type), ("parent_id = ?", filter.parent_id), ("seq < ?", filter.before)):
+        if value is not None:
+            conditions.append(column)
+            parameters.append(value)
+    return conditions, parameters

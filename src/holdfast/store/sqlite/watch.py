@@ -1,0 +1,94 @@
+"""Waking up when another process commits: inotify on the WAL where there is one, a short poll elsewhere.
+
+inotify tells that the WAL was written, which is a moment before the commit can be seen: the writer syncs
+the file and then publishes the commit in shared memory, silently. So a wake-up is followed by a few looks
+at `data_version`, each after a longer pause. The watch itself opens nothing: opening and closing the
+database file in this process would drop its locks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import sys
+import time
+from contextlib import suppress
+
+from holdfast.store.sqlite.database import Database
+
+_IN_MODIFY = 0x00000002
+_POLL = 0.005
+_SETTLING = (0.0001, 0.0002, 0.0004, 0.0008, 0.0016, 0.0032, 0.0064, 0.0128, 0.0256)
+
+
+class SqliteWatch:
+    """See Watch in the protocol. `data_version` belongs to this thread's connection, so that what this
+    thread commits itself is no change."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._version = self._peek()
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+        self._poll = select.poll()
+        self._poll.register(self._wake_read, select.POLLIN)
+        self._inotify = _watch_file(database.path + "-wal")
+        if self._inotify is not None:
+            self._poll.register(self._inotify, select.POLLIN)
+        self._looks: list[float] = []
+        self._woken = False
+
+    def wait(self, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        while True:
+            left = deadline - time.monotonic()
+            pause = _POLL if self._inotify is None else self._looks.pop() if self._looks else left
+            if self._wait_for_wake(max(0.0, min(left, pause))) or left <= 0 or self._peek() != self._version:
+                return
+
+    def changed(self) -> bool:
+        version = self._peek()
+        changed, self._version = version != self._version, version
+        return changed
+
+    def wake(self) -> None:
+        if not self._woken:
+            self._woken = True
+            with suppress(OSError):  # full: a wake-up is on its way; closed: nobody waits
+                os.write(self._wake_write, b"w")
+
+    def close(self) -> None:
+        self._woken = True
+        for descriptor in (self._wake_read, self._wake_write, self._inotify):
+            if descriptor is not None:
+                os.close(descriptor)
+
+    def _wait_for_wake(self, seconds: float) -> bool:
+        woken = False
+        for descriptor, _ in self._poll.poll(seconds * 1000):
+            with suppress(BlockingIOError):
+                os.read(descriptor, 65_536)
+            if descriptor == self._wake_read:
+                woken, self._woken = True, False
+            else:
+                self._looks = list(reversed(_SETTLING))
+        return woken
+
+    def _peek(self) -> int:
+        return int(self._database.read_one("PRAGMA data_version")[0])
+
+
+def _watch_file(path: str) -> int | None:
+    """An inotify descriptor that becomes readable when the file is written, or None where that can't be."""
+    if not sys.platform.startswith("linux"):
+        return None
+    libc = ctypes.CDLL(None, use_errno=True)
+    descriptor: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+    if descriptor < 0:
+        return None
+    if libc.inotify_add_watch(descriptor, os.fsencode(path), ctypes.c_uint32(_IN_MODIFY)) < 0:
+        os.close(descriptor)
+        return None
+    return descriptor

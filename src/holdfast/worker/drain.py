@@ -1,0 +1,113 @@
+"""Draining: run what is pending in the calling thread, for tests and scripts."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from typing import TYPE_CHECKING
+
+from holdfast import events as e
+from holdfast.context import LOST, Attempt
+from holdfast.core.ids import new_id
+from holdfast.store.protocol import WorkerRecord
+from holdfast.worker.claiming import Claiming
+from holdfast.worker.heartbeat import Heartbeat
+from holdfast.worker.maintenance import PROMOTE_BATCH
+from holdfast.worker.run import run_here
+from holdfast.worker.settle import Ended, Settler
+from holdfast.worker.slots import Slots
+from holdfast.worker.statistics import Statistics
+
+if TYPE_CHECKING:
+    from holdfast.queue import Queue
+
+
+def drain(queue: Queue, limit: int | None) -> int:
+    """Run due and pending jobs one after another, here; return how many ran.
+
+    Jobs that they enqueue run too; those that wait for a retry or their time do not. Timeouts are not
+    enforced: there is nobody else to do so.
+    """
+    drainer = Drainer(queue)
+    count = 0
+    try:
+        while (limit is None or count < limit) and drainer.run_one():
+            count += 1
+    finally:
+        drainer.close()
+    return count
+
+
+class Drainer:
+    """A worker with one slot and no thread but its heartbeat's."""
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+        self._store = queue.store
+        self._id = new_id()
+        self._attempt: Attempt | None = None
+        self._claiming = Claiming(queue.registry, queue, Slots(1, lambda _: 1), None)
+        self._statistics = Statistics(self._id)
+        self._settler = Settler(self._id, self._store, queue.events, self._statistics)
+        record = WorkerRecord(
+            id=self._id,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            state="draining",
+            concurrency=1,
+            types=tuple(queue.registry.types()),
+        )
+        self._store.register_worker(record, [])
+        self._heartbeat = Heartbeat(
+            self._id,
+            self._store,
+            queue.events,
+            settings=queue.settings,
+            state=lambda: "draining",
+            held=lambda: [attempt] if (attempt := self._attempt) is not None else [],
+            lost=self._lose,
+            cancelled=lambda _: None,
+        )
+        self._heartbeat.start()
+
+    def run_one(self) -> bool:
+        """Run the next job; False if there is none that can start now."""
+        settings = self._queue.settings()
+        with self._store.transaction():
+            self._store.promote_jobs(PROMOTE_BATCH)
+            demands = self._claiming.demands(self._store.list_active_types(), settings)
+            claimed = self._store.claim_jobs(
+                self._id, demands, limit=1, lease_seconds=settings.lease_seconds
+            )
+        if not claimed.claims:
+            return False
+        attempt = self._claiming.attempt(claimed.claims[0])
+        attempt.leased = time.monotonic()
+        attempt.on_progress = self._progress
+        self._attempt = attempt
+        claim = attempt.claim
+        self._queue.events.emit(
+            e.JobClaimed(job_id=claim.id, type=claim.type, attempt=claim.attempts, worker_id=self._id)
+        )
+        attempt.start(self._store.now)
+        ended = [Ended(attempt, run_here(attempt))]
+        accepted = self._settler.write(ended, settings)
+        self._attempt = None
+        self._settler.announce(ended, accepted)
+        return True
+
+    def close(self) -> None:
+        self._heartbeat.stop()
+        with self._store.transaction():
+            self._store.write_statistics(self._statistics.changed())
+            self._store.remove_workers([self._id])
+
+    def _lose(self, attempts: object) -> None:
+        attempt = self._attempt
+        if attempt is not None and not attempt.committed:
+            attempt.stop_reason = LOST
+
+    def _progress(self, attempt: Attempt, fraction: float, message: str | None) -> None:
+        self._store.write_progress(self._id, [(attempt.claim.seq, attempt.claim.version, fraction, message)])
+

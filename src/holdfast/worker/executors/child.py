@@ -1,0 +1,144 @@
+"""The program of a handler's process: reads attempts from a pipe, runs them one by one, reports each end."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import queue as queues
+import runpy
+import signal
+import sys
+import threading
+from typing import Any, BinaryIO
+
+import msgspec
+
+from holdfast import worker
+from holdfast.context import Attempt
+from holdfast.core.lifecycle import Errored
+from holdfast.core.settings import Settings
+from holdfast.enqueue import Admission
+from holdfast.function import JobFunction
+from holdfast.queue import Queue
+from holdfast.registry import Handler
+from holdfast.store.protocol import Store
+from holdfast.worker.executors.wire import Ask, End, Progress, Run, Setup, ToChild, send
+from holdfast.worker.run import Ending, describe, run_here
+
+MAIN = "__holdfast_main__"
+"""The name under which the worker's main program is run here, so that its `if __name__` part does not."""
+
+
+class Host:
+    """The queue as an attempt in this process sees it: the worker's database, the application's handlers."""
+
+    def __init__(self, queue: Queue, admission: Admission) -> None:
+        self._queue = queue
+        self.admission = admission
+
+    @property
+    def store(self) -> Store:
+        return self._queue.store
+
+    def settings(self) -> Settings:
+        return self._queue.settings()
+
+
+class ChildProgram:
+    """Runs attempts in the main thread; a second thread reads the pipe and ends everything with it."""
+
+    def __init__(self, commands: BinaryIO, replies: BinaryIO) -> None:
+        self._commands = commands
+        self._replies = replies
+        self._lock = threading.Lock()
+        self._runs: queues.SimpleQueue[Run] = queues.SimpleQueue()
+        self._attempt: Attempt | None = None
+        self._main: dict[str, Any] | None = None
+        self._setup: Setup | None = None
+        self._queue: Queue | None = None
+
+    def serve(self) -> None:
+        threading.Thread(target=self._read, name="holdfast-commands", daemon=True).start()
+        while True:
+            self._run(self._runs.get())
+
+    def _read(self) -> None:
+        decode = msgspec.json.Decoder(ToChild).decode
+        for line in self._commands:
+            message = decode(line)
+            if isinstance(message, Setup):
+                self._setup = message
+                sys.path[:] = message.path
+            elif isinstance(message, Run):
+                self._runs.put(message)
+            elif isinstance(message, Ask) and self._attempt is not None:
+                self._attempt.stop_reason = message.reason
+        # The worker is gone: nobody would ever stop this process, nor what the handler started.
+        os.killpg(0, signal.SIGKILL)
+
+    def _run(self, message: Run) -> None:
+        children: list[Any] = []
+        try:
+            handler, host = self._find(message)
+        except BaseException as error:
+            ending: Ending = Errored(f"the handler could not be imported: {describe(error)}")
+        else:
+            attempt = Attempt(message.claim, handler, host)
+            attempt.on_progress = self._progress
+            self._attempt = attempt
+            ending = run_here(attempt)
+            self._attempt = None
+            children = attempt.children
+        self._reply(End(ending, children))
+
+    def _progress(self, _: Attempt, fraction: float, message: str | None) -> None:
+        self._reply(Progress(fraction, message))
+
+    def _reply(self, message: object) -> None:
+        with self._lock:
+            send(self._replies, message)
+
+    def _find(self, message: Run) -> tuple[Handler, Host]:
+        assert self._setup is not None
+        if self._queue is None:
+            self._queue = Queue(self._setup.url, defaults=self._setup.defaults)
+        found = self._resolve(message.module, message.name)
+        if isinstance(found, JobFunction):
+            return found.handler, Host(self._queue, found.queue.admission)
+        handler = Handler(message.claim.type, found, whole=message.whole, executor="process")
+        return handler, Host(self._queue, self._queue.admission)
+
+    def _resolve(self, module: str, name: str) -> Any:
+        first, *rest = name.split(".")
+        found = self._main_namespace()[first] if module == "__main__" else getattr(_import(module), first)
+        for part in rest:
+            found = getattr(found, part)
+        return found
+
+    def _main_namespace(self) -> dict[str, Any]:
+        if self._main is None:
+            assert self._setup is not None
+            if self._setup.main_module is not None:
+                self._main = runpy.run_module(self._setup.main_module, run_name=MAIN)
+            elif self._setup.main_file is not None:
+                self._main = runpy.run_path(self._setup.main_file, run_name=MAIN)
+            else:
+                raise ImportError("the worker's main program has no file to import")
+        return self._main
+
+
+def _import(module: str) -> Any:
+    return importlib.import_module(module)
+
+
+def main() -> None:
+    worker.in_handler_process = True
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    commands, replies = (int(argument) for argument in sys.argv[1:3])
+    os.set_inheritable(commands, False)
+    os.set_inheritable(replies, False)
+    ChildProgram(os.fdopen(commands, "rb"), os.fdopen(replies, "wb")).serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""Async handlers: tasks on one event loop in a thread of its own. A cancelled task really ends."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+from holdfast.context import Attempt
+from holdfast.core.clock import Clock
+from holdfast.store.protocol import Store
+from holdfast.worker.run import Ending, Report, begin_call, ending_of_error, ending_of_value
+
+
+class LoopExecutor:
+    """An event loop that is started with the first async job."""
+
+    def __init__(self, clock: Clock, report: Report, store: Store) -> None:
+        self._clock = clock
+        self._report = report
+        self._store = store
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self, attempt: Attempt) -> None:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(
+                target=self._run_loop, args=(self._loop,), name="holdfast-loop", daemon=True
+            )
+            self._thread.start()
+        self._loop.call_soon_threadsafe(self._spawn, attempt)
+
+    def ask(self, attempt: Attempt) -> None:
+        pass  # it shares the attempt, and sees its stop_reason
+
+    def interrupt(self, attempt: Attempt) -> bool:
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._cancel, attempt)
+        return True
+
+    def close(self) -> None:
+        if self._loop is not None and self._thread is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(1.0)  # a handler that blocks the loop is left behind, as a daemon
+
+    def _spawn(self, attempt: Attempt) -> None:
+        attempt.handle = asyncio.ensure_future(self._run(attempt))
+
+    def _cancel(self, attempt: Attempt) -> None:
+        if attempt.handle is not None:
+            attempt.handle.cancel()
+
+    async def _run(self, attempt: Attempt) -> None:
+        attempt.start(self._clock)
+        following = self._report(attempt, await self._ending(attempt))
+        if following is not None:
+            self._spawn(following)
+
+    async def _ending(self, attempt: Attempt) -> Ending:
+        if attempt.stop_reason is not None:
+            return ending_of_error(attempt, asyncio.CancelledError())
+        coroutine = begin_call(attempt)
+        if isinstance(coroutine, Ending):
+            return coroutine
+        try:
+            return ending_of_value(attempt, await coroutine)
+        except BaseException as error:
+            return ending_of_error(attempt, error)
+
+    def _run_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_forever()
+        finally:
+            for task in asyncio.all_tasks(loop):
+                task.cancel()
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.run_until_complete(loop.shutdown_default_executor())
+            loop.close()
+            self._store.close_thread()

@@ -1,0 +1,200 @@
+"""Handlers that must be killable or burn CPU: warm child processes, each lent to one attempt at a time.
+
+A thread of the worker waits for each running child, so a process handler is to the rest of the worker just
+a handler that takes its time. Children are started anew (`python -m …`, never forked), import the
+application, and find the handler by its name. They die with their worker: the end of their pipe tells them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import BinaryIO
+
+import msgspec
+
+from holdfast.config import Value
+from holdfast.context import Attempt
+from holdfast.core.clock import Clock
+from holdfast.core.lifecycle import Errored
+from holdfast.errors import ProcessDied
+from holdfast.store.protocol import Store
+from holdfast.worker.executors.threads import ThreadExecutor
+from holdfast.worker.executors.wire import Ask, End, FromChild, Progress, Run, Setup, send
+from holdfast.worker.run import Ending, Report, describe, ending_of_stop
+
+GRACE = 2.0
+"""Seconds between SIGTERM and SIGKILL."""
+
+
+class ProcessExecutor:
+    """Runs each attempt in a child, through a thread that waits for it."""
+
+    def __init__(
+        self, clock: Clock, report: Report, store: Store, *, url: str, defaults: Mapping[str, Value]
+    ) -> None:
+        self._threads = ThreadExecutor(clock, report, store, self._run)
+        self._setup = Setup(url, defaults, list(sys.path), *_main_program())
+        self._lock = threading.Lock()
+        self._idle: list[Child] = []
+        self._closed = False
+
+    def start(self, attempt: Attempt) -> None:
+        self._threads.start(attempt)
+
+    def ask(self, attempt: Attempt) -> None:
+        child = attempt.handle
+        if child is not None and attempt.stop_reason is not None:
+            child.ask(attempt.stop_reason)
+
+    def interrupt(self, attempt: Attempt) -> bool:
+        child = attempt.handle
+        if child is not None:
+            child.kill()
+        return True  # one that has no child yet sees its stop_reason before it gets one
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for child in idle:
+            child.close()
+        self._threads.close()
+
+    def _run(self, attempt: Attempt) -> Ending:
+        try:
+            child = self._borrow()
+        except OSError as error:
+            return Errored(f"the handler's process could not be started: {error}")
+        attempt.handle = child
+        if attempt.stop_reason is not None:
+            self._give_back(child)
+            return ending_of_stop(attempt)
+        try:
+            ending = child.run(attempt)
+        finally:
+            attempt.handle = None
+        if child.is_alive:
+            self._give_back(child)
+        return ending
+
+    def _borrow(self) -> Child:
+        with self._lock:
+            while self._idle:
+                child = self._idle.pop()
+                if child.is_alive:
+                    return child
+                child.close()
+        return Child(self._setup)
+
+    def _give_back(self, child: Child) -> None:
+        with self._lock:
+            if not self._closed:
+                self._idle.append(child)
+                return
+        child.close()
+
+
+class Child:
+    """A handler's process, seen from its worker."""
+
+    def __init__(self, setup: Setup) -> None:
+        commands_read, commands_write = os.pipe()
+        replies_read, replies_write = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "holdfast.worker.executors.child", str(commands_read), str(replies_write)],
+                pass_fds=(commands_read, replies_write),
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # its own group: it can be killed with all it started
+            )
+        except BaseException:
+            os.close(commands_write)
+            os.close(replies_read)
+            raise
+        finally:
+            os.close(commands_read)
+            os.close(replies_write)
+        self._commands: BinaryIO = os.fdopen(commands_write, "wb")
+        self._replies: BinaryIO = os.fdopen(replies_read, "rb")
+        self._lock = threading.Lock()
+        self._killer: threading.Timer | None = None
+        self._decode = msgspec.json.Decoder(FromChild).decode
+        self._send(setup)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._killer is None and self._process.poll() is None
+
+    def run(self, attempt: Attempt) -> Ending:
+        """Run an attempt and wait for its end, or the child's."""
+        module, name = attempt.handler.address()
+        self._send(Run(attempt.claim, module, name, attempt.handler.whole))
+        for line in self._replies:
+            message = self._decode(line)
+            if isinstance(message, Progress):
+                if attempt.on_progress is not None:
+                    attempt.on_progress(attempt, message.fraction, message.message)
+            elif isinstance(message, End):
+                attempt.children = message.children
+                return message.ending
+        return self._died(attempt)
+
+    def ask(self, reason: str) -> None:
+        self._send(Ask(reason))
+
+    def kill(self) -> None:
+        """SIGTERM to the child and all it started, SIGKILL after the grace."""
+        with self._lock:
+            if self._killer is not None or self._process.poll() is not None:
+                return
+            self._killer = threading.Timer(GRACE, self._signal, (signal.SIGKILL,))
+            self._killer.daemon = True
+            self._killer.start()
+        self._signal(signal.SIGTERM)
+
+    def close(self) -> None:
+        """End an idle child."""
+        self._signal(signal.SIGKILL)
+        self._reap()
+
+    def _died(self, attempt: Attempt) -> Ending:
+        exit_code = self._reap()
+        if attempt.stop_reason is not None:
+            return ending_of_stop(attempt)
+        return Errored(describe(ProcessDied(exit_code)))
+
+    def _reap(self) -> int:
+        exit_code = self._process.wait()
+        if self._killer is not None:
+            self._killer.cancel()
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # what it started and left behind
+        with suppress(OSError):
+            self._commands.close()
+        self._replies.close()
+        return exit_code
+
+    def _send(self, message: object) -> None:
+        with self._lock, suppress(OSError, ValueError):  # a dead child is found when its replies end
+            send(self._commands, message)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            if self._process.poll() is None:
+                os.killpg(self._process.pid, number)
+
+
+def _main_program() -> tuple[str | None, str | None]:
+    """How this process's main program can be imported again: its module name, or its file."""
+    main = sys.modules.get("__main__")
+    spec = getattr(main, "__spec__", None)
+    if spec is not None and spec.name:
+        return spec.name, None
+    file = getattr(main, "__file__", None)
+    return None, os.path.abspath(file) if file else None

@@ -1,0 +1,61 @@
+"""Sync handlers: a thread each, made when needed. A thread can't be killed; it can only be asked."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+from holdfast.context import Attempt
+from holdfast.core.clock import Clock
+from holdfast.store.protocol import Store
+from holdfast.worker.run import Ending, Report, run_in_thread
+
+
+class ThreadExecutor:
+    """A pool of daemon threads that grows to what runs at a time."""
+
+    def __init__(
+        self, clock: Clock, report: Report, store: Store, run: Callable[[Attempt], Ending] = run_in_thread
+    ) -> None:
+        self._run = run
+        self._clock = clock
+        self._report = report
+        self._store = store
+        self._inbox: queue.SimpleQueue[Attempt | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._idle = 0
+        self._threads = 0
+
+    def start(self, attempt: Attempt) -> None:
+        with self._lock:
+            if self._idle > 0:
+                self._idle -= 1
+            else:
+                self._threads += 1
+                threading.Thread(
+                    target=self._work, name=f"holdfast-handler-{self._threads}", daemon=True
+                ).start()
+        self._inbox.put(attempt)
+
+    def ask(self, attempt: Attempt) -> None:
+        pass  # it shares the attempt, and sees its stop_reason
+
+    def interrupt(self, attempt: Attempt) -> bool:  # noqa: ARG002
+        return False
+
+    def close(self) -> None:
+        for _ in range(self._threads):
+            self._inbox.put(None)
+
+    def _work(self) -> None:
+        try:
+            while (attempt := self._inbox.get()) is not None:
+                following: Attempt | None = attempt
+                while following is not None:
+                    following.start(self._clock)
+                    following = self._report(following, self._run(following))
+                with self._lock:
+                    self._idle += 1
+        finally:
+            self._store.close_thread()

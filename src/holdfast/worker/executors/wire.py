@@ -1,0 +1,59 @@
+"""What a worker and its handlers' processes say to each other: one JSON message a line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, BinaryIO
+
+import msgspec
+from msgspec import Struct
+
+from holdfast.config import Value
+from holdfast.store.protocol import Claim, NewJob
+from holdfast.worker.run import Ending
+
+
+class Setup(Struct, tag=True):
+    """First of all: where code and queue are. `main` is what the worker ran as its main program."""
+
+    url: str
+    defaults: Mapping[str, Value]
+    path: list[str]
+    main_module: str | None
+    main_file: str | None
+
+
+class Run(Struct, tag=True):
+    """Run an attempt with the handler of this module and name."""
+
+    claim: Claim
+    module: str
+    name: str
+    whole: bool
+
+
+class Ask(Struct, tag=True):
+    """Stop at the next safe point."""
+
+    reason: str
+
+
+class Progress(Struct, tag=True):
+    fraction: float
+    message: str | None
+
+
+class End(Struct, tag=True):
+    ending: Ending
+    children: list[NewJob]
+
+
+ToChild = Setup | Run | Ask
+FromChild = Progress | End
+
+_encode = msgspec.json.Encoder().encode
+
+
+def send(stream: BinaryIO, message: Any) -> None:
+    stream.write(_encode(message) + b"\n")
+    stream.flush()

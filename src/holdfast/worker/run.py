@@ -1,0 +1,130 @@
+"""Running one attempt: from a claim to an outcome, whatever the handler does."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from msgspec import Struct
+
+from holdfast.context import CANCELLED, LOST, STOPPING, TIMED_OUT, Attempt
+from holdfast.core.lifecycle import Completed, Errored, Outcome, Released, Stopped
+from holdfast.core.payload import decode, encode_result
+from holdfast.errors import Fail, Interrupted, InvalidPayload, LeaseLost, Retry, TimedOut
+
+MAX_ERROR = 8 * 1024
+MAX_TRACEBACK = 64 * 1024
+
+
+class Committed(Struct, frozen=True, tag=True):
+    """ctx.transaction() has completed the job. `error` is what the handler raised after that, if anything."""
+
+    error: str | None = None
+
+
+class LetGo(Struct, frozen=True, tag=True):
+    """The attempt no longer owns its job: there is nothing to write."""
+
+
+Ending = Outcome | Committed | LetGo
+
+
+def begin_call(attempt: Attempt) -> Any | Ending:
+    """Check the payload and call the handler; its value, its coroutine, or how the attempt ended."""
+    handler = attempt.handler
+    try:
+        bound = handler.spec.bind(decode(attempt.claim.payload))
+    except InvalidPayload as error:
+        return Errored(f"InvalidPayload: {error}", permanent=True)
+    except Exception as error:
+        return _errored(error, permanent=True)
+    try:
+        return handler.call(bound, attempt.context)
+    except BaseException as error:
+        return ending_of_error(attempt, error)
+
+
+def run_in_thread(attempt: Attempt) -> Ending:
+    """Run a sync handler here."""
+    value = begin_call(attempt)
+    return value if isinstance(value, Ending) else ending_of_value(attempt, value)
+
+
+def run_here(attempt: Attempt) -> Ending:
+    """Run any handler here, an async one on an event loop of its own."""
+    value = begin_call(attempt)
+    if isinstance(value, Ending):
+        return value
+    try:
+        if inspect.iscoroutine(value):
+            value = asyncio.run(value)
+        return ending_of_value(attempt, value)
+    except BaseException as error:
+        return ending_of_error(attempt, error)
+
+
+def ending_of_value(attempt: Attempt, value: Any) -> Ending:
+    """How an attempt ends whose handler returned."""
+    if attempt.committed:
+        return Committed()
+    limit = attempt.host.settings().get("max_result_bytes", attempt.claim.type)
+    return Completed(encode_result(value, limit))
+
+
+def ending_of_error(attempt: Attempt, error: BaseException) -> Ending:
+    """How an attempt ends whose handler raised."""
+    if attempt.committed:
+        return Committed(describe(error))
+    if isinstance(error, LeaseLost):
+        return LetGo()
+    if isinstance(error, Interrupted | asyncio.CancelledError) and attempt.stop_reason is not None:
+        return ending_of_stop(attempt)
+    if isinstance(error, Fail):
+        return _errored(error, permanent=True)
+    if isinstance(error, Retry):
+        return _errored(error, delay=error.delay)
+    return _errored(error)
+
+
+def ending_of_stop(attempt: Attempt) -> Ending:
+    """How an attempt ends that stopped because it was told to."""
+    if attempt.stop_reason == STOPPING:
+        return Released()
+    if attempt.stop_reason == CANCELLED:
+        return Stopped()
+    if attempt.stop_reason == TIMED_OUT:
+        return timed_out(attempt)
+    assert attempt.stop_reason == LOST, attempt.stop_reason
+    return LetGo()
+
+
+def timed_out(attempt: Attempt) -> Errored:
+    return Errored(describe(TimedOut(attempt.claim.timeout or 0.0)))
+
+
+def _errored(error: BaseException, *, permanent: bool = False, delay: float | None = None) -> Errored:
+    trace = "".join(traceback.format_exception(error))
+    return Errored(describe(error), storable(trace, MAX_TRACEBACK), permanent=permanent, delay=delay)
+
+
+def describe(error: BaseException) -> str:
+    """The error as one text: its class and message."""
+    try:
+        message = str(error)
+    except Exception:
+        message = "(its message can't be shown)"
+    name = type(error).__name__
+    return storable(f"{name}: {message}" if message else name, MAX_ERROR)
+
+
+def storable(text: str, limit: int) -> str:
+    """Text that every database takes: no NUL, no lone surrogate, not endless."""
+    clean = text.replace("\x00", "\\x00").encode("utf-8", "backslashreplace").decode()
+    return clean if len(clean) <= limit else f"{clean[: limit // 2]}\n…\n{clean[-limit // 2 :]}"
+
+
+Report = Callable[[Attempt, Ending], "Attempt | None"]
+"""Takes the end of an attempt; returns one that the reporting thread may run next."""

@@ -1,0 +1,137 @@
+"""Settling attempts: outcomes become decisions, guarded writes, statistics and events."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterable, Sequence
+
+from holdfast import events as e
+from holdfast.context import Attempt
+from holdfast.core.job import Status
+from holdfast.core.lifecycle import Decision, Outcome, decide
+from holdfast.core.settings import Settings
+from holdfast.store.protocol import Finish, Store
+from holdfast.worker.run import Committed, Ending, LetGo
+from holdfast.worker.statistics import Statistics
+
+
+class Ended:
+    """An attempt that has ended, until its outcome is written or refused."""
+
+    __slots__ = ("at", "attempt", "decision", "ending")
+
+    def __init__(self, attempt: Attempt, ending: Ending) -> None:
+        self.attempt = attempt
+        self.ending = ending
+        self.at = time.monotonic()
+        self.decision: Decision | None = None
+
+    @property
+    def seconds(self) -> float:
+        return self.at - self.attempt.started if self.attempt.started else 0.0
+
+
+class Settler:
+    """Writes outcomes for one worker. `write` belongs inside the turn's transaction, `announce` after it."""
+
+    def __init__(self, worker_id: str, store: Store, events: e.Events, statistics: Statistics) -> None:
+        self._worker_id = worker_id
+        self._store = store
+        self._events = events
+        self._statistics = statistics
+
+    def write(self, ended: Sequence[Ended], settings: Settings) -> dict[int, Status]:
+        """Offer the outcomes to the guard; return the state that each accepted one led to, by seq."""
+        return self._store.finish_jobs([f for f in (self._finish(end, settings) for end in ended) if f])
+
+    def _finish(self, end: Ended, settings: Settings) -> Finish | None:
+        claim = end.attempt.claim
+        if isinstance(end.ending, Committed | LetGo):
+            return None
+        if end.decision is None:
+            end.decision = self._decide(end.attempt, end.ending, settings)
+        return Finish(
+            seq=claim.seq,
+            version=claim.version,
+            worker_id=claim.worker_id,
+            attempt=claim.attempts,
+            decision=end.decision,
+            started_at=end.attempt.started_at or claim.due_at,
+            children=tuple(end.attempt.children) if end.decision.status is Status.COMPLETED else (),
+        )
+
+    def _decide(self, attempt: Attempt, outcome: Outcome, settings: Settings) -> Decision:
+        claim = attempt.claim
+        return decide(claim.attempts, outcome, settings.policy(claim.type, claim.max_attempts), random.random())
+
+    def announce(self, ended: Iterable[Ended], accepted: dict[int, Status]) -> None:
+        """Count and tell what was committed."""
+        now = self._store.now()
+        for end in ended:
+            claim = end.attempt.claim
+            if isinstance(end.ending, LetGo):
+                continue
+            if isinstance(end.ending, Committed):
+                self._completed(end, now)
+                if end.ending.error is not None:
+                    self._events.emit(
+                        e.HandlerErrorIgnored(job_id=claim.id, type=claim.type, error=end.ending.error)
+                    )
+            elif claim.seq not in accepted:
+                self._events.emit(
+                    e.OutcomeRefused(
+                        job_id=claim.id, type=claim.type, attempt=claim.attempts, worker_id=self._worker_id
+                    )
+                )
+            elif accepted[claim.seq] is Status.COMPLETED:
+                self._completed(end, now)
+            else:
+                self._not_completed(end, accepted[claim.seq], now)
+
+    def _completed(self, end: Ended, now: int) -> None:
+        claim = end.attempt.claim
+        self._statistics.count(claim.type, "completed", now)
+        self._time(end, now)
+        if self._events.wanted(e.JobCompleted):
+            self._events.emit(
+                e.JobCompleted(
+                    job_id=claim.id,
+                    type=claim.type,
+                    attempt=claim.attempts,
+                    worker_id=self._worker_id,
+                    seconds=round(end.seconds, 6),
+                )
+            )
+        if end.attempt.children and self._events.wanted(e.JobEnqueued):
+            for child in end.attempt.children:
+                self._events.emit(
+                    e.JobEnqueued(job_id=child.id, type=child.type, status=Status.PENDING, parent_id=claim.id)
+                )
+
+    def _not_completed(self, end: Ended, status: Status, now: int) -> None:
+        claim, decision = end.attempt.claim, end.decision
+        assert decision is not None
+        name = {"job_id": claim.id, "type": claim.type}
+        if status is Status.CANCELLED:
+            self._events.emit(e.JobCancelled(**name, worker_id=self._worker_id))
+        elif decision.verb == "release":
+            self._events.emit(e.JobReleased(**name, worker_id=self._worker_id))
+            return
+        else:
+            error = decision.error or ""
+            if status is Status.SCHEDULED:
+                self._statistics.count(claim.type, "retried", now)
+                event: e.Event = e.JobRetrying(
+                    **name, attempt=claim.attempts, worker_id=self._worker_id, error=error, delay=decision.delay
+                )
+            else:
+                self._statistics.count(claim.type, "failed", now)
+                event = e.JobFailed(**name, attempt=claim.attempts, worker_id=self._worker_id, error=error)
+            self._events.emit(event)
+        self._time(end, now)
+
+    def _time(self, end: Ended, now: int) -> None:
+        attempt = end.attempt
+        wait = max(0.0, (attempt.started_at - attempt.claim.due_at) / 1e6)
+        self._statistics.time(attempt.claim.type, wait, end.seconds, now)

@@ -1,0 +1,160 @@
+"""The slots of a worker process: what runs, what is held ready, and how much more to claim.
+
+A slot is free when its handler returns, and the next held job of its type starts at once, without the
+database. How much is held ahead follows the pace of each type: no more than will start within about 50 ms.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from holdfast.context import Attempt
+
+HORIZON = 0.05
+"""Seconds of work to hold ready."""
+
+MAX_HELD = 1000
+
+
+class Pace:
+    """How fast jobs of a type finish here."""
+
+    __slots__ = ("finished", "mean", "rate")
+
+    def __init__(self) -> None:
+        self.mean: float | None = None
+        self.rate = 0.0
+        self.finished = 0
+
+    def note(self, seconds: float) -> None:
+        self.finished += 1
+        # A slower job counts at once, a faster one by and by: holding too little costs less than too much.
+        mean = seconds if self.mean is None else self.mean
+        weight = 0.5 if seconds > mean else 0.1
+        self.mean = mean + weight * (seconds - mean)
+
+    def measure(self, elapsed: float) -> None:
+        rate = self.finished / elapsed
+        self.rate = max(rate, (self.rate + rate) / 2)
+        self.finished = 0
+
+    def ahead(self, slots: int) -> int:
+        """Jobs that will start within the horizon, beyond those that fill the slots now."""
+        if self.mean is None or self.mean > HORIZON:
+            return 0
+        return min(MAX_HELD, int(HORIZON * min(self.rate, slots / max(self.mean, 1e-6))))
+
+
+class Slots:
+    """Thread-safe bookkeeping of a worker's attempts. `cap` gives a type's own slots in this process."""
+
+    def __init__(self, concurrency: int, cap: Callable[[str], int]) -> None:
+        self.concurrency = concurrency
+        self._cap = cap
+        self._lock = threading.Lock()
+        self._held: dict[str, deque[Attempt]] = {}
+        self._held_count = 0
+        self._running: dict[int, Attempt] = {}
+        self._running_by_type: dict[str, int] = {}
+        self._paces: dict[str, Pace] = {}
+        self._measured = time.monotonic()
+
+    def hold(self, attempts: Iterable[Attempt]) -> list[Attempt]:
+        """Take claimed attempts in; return those to start now."""
+        with self._lock:
+            for attempt in attempts:
+                self._held.setdefault(attempt.claim.type, deque()).append(attempt)
+                self._held_count += 1
+            return self._startable()
+
+    def free(self, attempt: Attempt, seconds: float | None) -> Attempt | None:
+        """The handler has returned: its slot is free. Returns the attempt to start in it."""
+        with self._lock:
+            type = attempt.claim.type
+            if self._running.pop(id(attempt), None) is not None:
+                self._running_by_type[type] -= 1
+            if seconds is not None:
+                self._pace(type).note(seconds)
+            return self._pop()
+
+    def refill(self) -> list[Attempt]:
+        """Held attempts that can start after all, as when a cap was raised."""
+        with self._lock:
+            return self._startable()
+
+    def take_back(self, chosen: Callable[[Attempt], bool]) -> list[Attempt]:
+        """Remove held attempts that have not started."""
+        with self._lock:
+            taken: list[Attempt] = []
+            for type, line in self._held.items():
+                taken += [attempt for attempt in line if chosen(attempt)]
+                self._held[type] = deque(attempt for attempt in line if not chosen(attempt))
+            self._held_count -= len(taken)
+            return taken
+
+    def running(self) -> list[Attempt]:
+        """The attempts whose handlers have not returned, written off or not."""
+        with self._lock:
+            return list(self._running.values())
+
+    def held(self) -> list[Attempt]:
+        with self._lock:
+            return [attempt for line in self._held.values() for attempt in line]
+
+    def measure(self) -> None:
+        """Close the interval over which paces are measured. Once a turn."""
+        now = time.monotonic()
+        with self._lock:
+            elapsed = max(0.001, now - self._measured)
+            self._measured = now
+            for pace in self._paces.values():
+                pace.measure(elapsed)
+
+    def room(self, type: str, *, prefetch: bool) -> int:
+        """How many more jobs of the type to claim."""
+        with self._lock:
+            slots = min(self._cap(type), self.concurrency)
+            present = self._running_by_type.get(type, 0) + len(self._held.get(type, ()))
+            return max(0, slots + (self._pace(type).ahead(slots) if prefetch else 0) - present)
+
+    def total_room(self) -> int:
+        """How many more jobs to claim in all."""
+        with self._lock:
+            ahead = sum(pace.ahead(self.concurrency) for pace in self._paces.values())
+            present = len(self._running) + self._held_count
+            return max(0, self.concurrency + min(MAX_HELD, ahead) - present)
+
+    def _pace(self, type: str) -> Pace:
+        pace = self._paces.get(type)
+        if pace is None:
+            pace = self._paces[type] = Pace()
+        return pace
+
+    def _startable(self) -> list[Attempt]:
+        started = []
+        while (attempt := self._pop()) is not None:
+            started.append(attempt)
+        return started
+
+    def _pop(self) -> Attempt | None:
+        """The next held attempt whose type has a free slot: by priority, then in line."""
+        if not self._held_count or len(self._running) >= self.concurrency:
+            return None
+        best: deque[Attempt] | None = None
+        rank: tuple[int, int] | None = None
+        for type, line in self._held.items():
+            if line and self._running_by_type.get(type, 0) < self._cap(type):
+                claim = line[0].claim
+                if rank is None or (-claim.priority, claim.seq) < rank:
+                    best, rank = line, (-claim.priority, claim.seq)
+        if best is None:
+            return None
+        attempt = best.popleft()
+        self._held_count -= 1
+        type = attempt.claim.type
+        self._running[id(attempt)] = attempt
+        self._running_by_type[type] = self._running_by_type.get(type, 0) + 1
+        return attempt

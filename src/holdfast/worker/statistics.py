@@ -1,0 +1,56 @@
+"""What this worker did, by type and minute: each row has one writer, so it is simply replaced."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from holdfast.core.clock import SECOND
+from holdfast.store.protocol import BUCKETS, Minute
+
+_MINUTE = 60 * SECOND
+
+
+
+
+class Statistics:
+    """Sums for the present minute and those not yet written."""
+
+    def __init__(self, worker_id: str) -> None:
+        self._worker_id = worker_id
+        self._minutes: dict[tuple[int, str], Minute] = {}
+        self._changed: set[tuple[int, str]] = set()
+
+    def count(self, type: str, outcome: str, now: int) -> Minute:
+        """Add one to completed, failed, retried or reaped."""
+        minute = self._minute(type, now)
+        setattr(minute, outcome, getattr(minute, outcome) + 1)
+        return minute
+
+    def time(self, type: str, wait: float, run: float, now: int) -> None:
+        """Note how long an attempt waited and ran, in seconds."""
+        minute = self._minute(type, now)
+        minute.wait_seconds += wait
+        minute.run_seconds += run
+        minute.waits[bisect_left(BUCKETS, wait)] += 1
+        minute.runs[bisect_left(BUCKETS, run)] += 1
+
+    def changed(self) -> list[Minute]:
+        """The rows to write."""
+        return [self._minutes[key] for key in self._changed]
+
+    def written(self, now: int) -> None:
+        """The rows of `changed` are stored; those of past minutes are forgotten."""
+        self._changed.clear()
+        present = now // _MINUTE
+        self._minutes = {key: minute for key, minute in self._minutes.items() if key[0] >= present}
+
+    def _minute(self, type: str, now: int) -> Minute:
+        key = now // _MINUTE, type
+        self._changed.add(key)
+        minute = self._minutes.get(key)
+        if minute is None:
+            size = len(BUCKETS) + 1
+            minute = self._minutes[key] = Minute(
+                minute=key[0], type=type, worker_id=self._worker_id, waits=[0] * size, runs=[0] * size
+            )
+        return minute
