@@ -128,7 +128,9 @@ SETTINGS: Mapping[str, Setting] = {
         Setting("retention_completed", None, _or_none(_seconds(0)), f"never, or {_DURATION_TEXT}"),
         Setting("retention_failed", None, _or_none(_seconds(0)), f"never, or {_DURATION_TEXT}"),
         Setting("shutdown_timeout", 30.0, _seconds(0), _DURATION_TEXT, _WORKER_ONLY),
-        Setting("transaction_seconds", 5.0, _seconds(0, above=True), f"{_DURATION_TEXT}, over 0", _WORKER_ONLY),
+        Setting(
+            "transaction_seconds", 5.0, _seconds(0, above=True), f"{_DURATION_TEXT}, over 0", _WORKER_ONLY
+        ),
     )
 }
 
@@ -160,7 +162,9 @@ def parse_setting(key: str, value: object, *, type: str | None = None) -> tuple[
     try:
         return setting.name, setting.parse(value)
     except (ValueError, TypeError, OverflowError):
-        raise ConfigError(f"{value!r} is not a value for {setting.name}; allowed: {setting.allowed}") from None
+        raise ConfigError(
+            f"{value!r} is not a value for {setting.name}; allowed: {setting.allowed}"
+        ) from None
 
 
 def parse_options(options: Mapping[str, object], allowed: Iterable[str]) -> dict[str, Value]:

@@ -146,7 +146,11 @@ class Context:
         host = self._attempt.host
         name = type if isinstance(type, str) else type.type
         child = host.admission.admit(
-            name, {} if payload is None else payload, make_options(options), host.settings(), self._attempt.claim.id
+            name,
+            {} if payload is None else payload,
+            make_options(options),
+            host.settings(),
+            self._attempt.claim.id,
         )
         self._attempt.children.append(child)
         return child.id
@@ -223,4 +227,3 @@ class Transaction:
         result = encode_result(self._context.result, settings.get("max_result_bytes", claim.type))
         self._transaction.commit(completion(result), self._attempt.children)
         self._attempt.committed = True
-

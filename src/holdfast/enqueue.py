@@ -135,9 +135,7 @@ def _key(options: Options) -> tuple[str | None, float | None]:
 
 def _integer(name: str, value: object, allowed: range) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value not in allowed:
-        raise ConfigError(
-            f"{name} must be a whole number from {allowed[0]} to {allowed[-1]}, not {value!r}"
-        )
+        raise ConfigError(f"{name} must be a whole number from {allowed[0]} to {allowed[-1]}, not {value!r}")
     return value
 
 

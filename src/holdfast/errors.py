@@ -80,7 +80,9 @@ class KeyHeld(KeyTaken):
     """The job can't be retried: another job holds its key."""
 
     def __init__(self, job_id: str, key: str) -> None:
-        HoldfastError.__init__(self, f"the key {key!r} is held by job {job_id!r} now", hint="cancel one of them")
+        HoldfastError.__init__(
+            self, f"the key {key!r} is held by job {job_id!r} now", hint="cancel one of them"
+        )
         self.job_id = job_id
         self.key = key
 

@@ -54,7 +54,9 @@ class JobFunction(Generic[P, R]):
             return kwargs
         names = self.handler.parameter_names
         if len(args) > len(names):
-            raise TypeError(f"{self.__name__}() takes {len(names)} arguments for its payload, got {len(args)}")
+            raise TypeError(
+                f"{self.__name__}() takes {len(names)} arguments for its payload, got {len(args)}"
+            )
         named = dict(zip(names, args, strict=False))
         twice = named.keys() & kwargs.keys()
         if twice:

@@ -8,7 +8,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
 
-from holdfast.config import Value, default_database_url, find_setting, parse_duration, parse_options, parse_setting
+from holdfast.config import (
+    Value,
+    default_database_url,
+    find_setting,
+    parse_duration,
+    parse_options,
+    parse_setting,
+)
 from holdfast.core.clock import Clock, from_datetime, microseconds, system_clock
 from holdfast.core.explain import Facts, Reason, explain
 from holdfast.core.job import Job, Status, base_type, check_type, parse_status
@@ -108,7 +115,9 @@ class Queue:
     @overload
     def job(self, function: Callable[P, R], /) -> JobFunction[P, R]: ...
     @overload
-    def job(self, *, name: str | None = None, executor: str | None = None, **options: Any) -> JobDecorator: ...
+    def job(
+        self, *, name: str | None = None, executor: str | None = None, **options: Any
+    ) -> JobDecorator: ...
     def job(
         self,
         function: Callable[..., Any] | None = None,
@@ -124,7 +133,9 @@ class Queue:
         parsed = parse_options(options, OPTIONS)
 
         def decorate(function: Callable[..., Any]) -> JobFunction[..., Any]:
-            handler = Handler(name or function.__name__, function, whole=False, executor=executor, options=parsed)
+            handler = Handler(
+                name or function.__name__, function, whole=False, executor=executor, options=parsed
+            )
             self.registry.add(handler)
             return JobFunction(self, handler)
 
@@ -172,7 +183,13 @@ class Queue:
         return self._settle(new, await self._commits.insert_async(new))
 
     def enqueue_many(
-        self, type: str, payloads: Iterable[object], *, atomic: bool = False, connection: Any = None, **options: Any
+        self,
+        type: str,
+        payloads: Iterable[object],
+        *,
+        atomic: bool = False,
+        connection: Any = None,
+        **options: Any,
     ) -> list[Job]:
         """Store many jobs of a type: all of them, or none and an error, up to 10,000 and with `atomic`.
 
@@ -192,7 +209,9 @@ class Queue:
         return jobs
 
     def _admit(self, type: str, payload: object, options: Mapping[str, Any]) -> NewJob:
-        return self.admission.admit(type, {} if payload is None else payload, make_options(options), self.settings())
+        return self.admission.admit(
+            type, {} if payload is None else payload, make_options(options), self.settings()
+        )
 
     def _insert_batch(self, batch: Sequence[NewJob]) -> list[Job]:
         with self.store.transaction():
@@ -202,7 +221,9 @@ class Queue:
                     raise verdict.error  # rolls the batch back
         return self._settle_all(batch, verdicts)
 
-    def _settle_all(self, new: Sequence[NewJob], verdicts: Sequence[Verdict], connection: Any = None) -> list[Job]:
+    def _settle_all(
+        self, new: Sequence[NewJob], verdicts: Sequence[Verdict], connection: Any = None
+    ) -> list[Job]:
         return [self._settle(job, verdict, connection) for job, verdict in zip(new, verdicts, strict=True)]
 
     def _settle(self, new: NewJob, verdict: Verdict, connection: Any = None) -> Job:

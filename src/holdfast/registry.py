@@ -198,7 +198,9 @@ def _spec(
         if parameter.kind is parameter.VAR_KEYWORD:
             extra = True
         elif parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
-            raise ConfigError(f"{function!r}: the parameter {parameter} can't be filled from a payload's fields")
+            raise ConfigError(
+                f"{function!r}: the parameter {parameter} can't be filled from a payload's fields"
+            )
         else:
             fields[parameter.name] = hints.get(parameter.name, Any), parameter.default is parameter.empty
     return PayloadSpec.of_keywords(fields, extra=extra)

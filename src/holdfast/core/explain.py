@@ -40,7 +40,9 @@ def explain(job: Job, facts: Facts) -> list[Reason]:
             return [Reason("completed", f"it completed at {_at(job)} in attempt {job.attempts}")]
         case Status.FAILED:
             return [
-                Reason("failed", f"it failed for good at {_at(job)} after {job.attempts} attempts: {job.error}")
+                Reason(
+                    "failed", f"it failed for good at {_at(job)} after {job.attempts} attempts: {job.error}"
+                )
             ]
         case Status.CANCELLED:
             return [Reason("cancelled", f"it was cancelled at {_at(job)}")]
@@ -71,7 +73,9 @@ def _running(job: Job) -> Reason:
 def _scheduled(job: Job) -> Reason:
     if job.next_retry_at is not None:
         until = _iso(job.next_retry_at)
-        return Reason("back-off", f"attempt {job.attempts} failed ({job.error}); the next is at {until}", until)
+        return Reason(
+            "back-off", f"attempt {job.attempts} failed ({job.error}); the next is at {until}", until
+        )
     until = _iso(job.run_at)
     return Reason("scheduled", f"it is to run at {until}", until)
 

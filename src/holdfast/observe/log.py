@@ -13,7 +13,9 @@ from holdfast import events as e
 from holdfast.events import Event
 
 
-def configure(format: str = "auto", *, level: int = logging.INFO, stream: TextIO | None = None) -> logging.Handler:
+def configure(
+    format: str = "auto", *, level: int = logging.INFO, stream: TextIO | None = None
+) -> logging.Handler:
     """Send Holdfast's log to a stream (stdout by default) and return the handler.
 
     `format` is text, json, or auto: text on a terminal, JSON elsewhere. A second call replaces the first.
@@ -98,7 +100,9 @@ _WORDINGS: dict[type[Event], Callable[[Any], str]] = {
     e.JobRetried: lambda v: f"{_job(v)} retried by hand",
     e.JobDeleted: lambda v: f"{_job(v)} deleted",
     e.JobsPruned: lambda v: f"{v.count} finished jobs pruned",
-    e.OutcomeRefused: lambda v: f"{_job(v)} late outcome of attempt {v.attempt} refused: it has another owner",
+    e.OutcomeRefused: lambda v: (
+        f"{_job(v)} late outcome of attempt {v.attempt} refused: it has another owner"
+    ),
     e.WorkerStarted: lambda v: f"worker {v.worker_id} started, pid {v.pid}, {v.concurrency} slots",
     e.WorkerStopping: lambda v: f"worker {v.worker_id} stopping, {v.running} jobs running",
     e.WorkerStopped: lambda v: f"worker {v.worker_id} stopped, {v.released} jobs given back",

@@ -262,8 +262,8 @@ class Store(Protocol):
         """Take pending jobs: by priority, then in the order they came, within every limit. Paused types
         are left alone."""
 
-    def finish_jobs(self, finishes: Sequence[Finish]) -> dict[int, Status]:
-        """Write the ends of attempts; return the state that each accepted one led to, by seq.
+    def finish_jobs(self, finishes: Sequence[Finish]) -> dict[tuple[int, int], Status]:
+        """Write the ends of attempts; return the state each accepted one led to, by (seq, version).
 
         An attempt that no longer holds its job is left out, not raised: another worker owns that job now.
         """
@@ -287,7 +287,9 @@ class Store(Protocol):
 
     # Leases and workers.
 
-    def heartbeat(self, worker_id: str, held: Sequence[tuple[int, int]], *, state: str, lease_seconds: float) -> Beat:
+    def heartbeat(
+        self, worker_id: str, held: Sequence[tuple[int, int]], *, state: str, lease_seconds: float
+    ) -> Beat:
         """Renew the leases of the (seq, version) held, and show that the worker lives."""
 
     def list_cancelled(self, worker_id: str) -> set[tuple[int, int]]:
@@ -354,5 +356,3 @@ class Store(Protocol):
 
     def fold_statistics(self, before_minute: int) -> None:
         """Add older rows up into one lifetime row per type."""
-
-

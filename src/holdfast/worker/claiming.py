@@ -48,7 +48,9 @@ class Claiming:
         running = settings.resolve("max_running", type)
         sharing: frozenset[str] = frozenset()
         if running.value is not None:
-            sharing = frozenset(t for t in active if settings.resolve("max_running", t).source == running.source)
+            sharing = frozenset(
+                t for t in active if settings.resolve("max_running", t).source == running.source
+            )
         # Limits over all processes are kept by the database, so nothing is taken ahead of its start.
         unlimited = not rate.value and running.value is None
         return Demand(

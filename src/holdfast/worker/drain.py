@@ -77,9 +77,7 @@ class Drainer:
         with self._store.transaction():
             self._store.promote_jobs(PROMOTE_BATCH)
             demands = self._claiming.demands(self._store.list_active_types(), settings)
-            claimed = self._store.claim_jobs(
-                self._id, demands, limit=1, lease_seconds=settings.lease_seconds
-            )
+            claimed = self._store.claim_jobs(self._id, demands, limit=1, lease_seconds=settings.lease_seconds)
         if not claimed.claims:
             return False
         attempt = self._claiming.attempt(claimed.claims[0])
@@ -110,4 +108,3 @@ class Drainer:
 
     def _progress(self, attempt: Attempt, fraction: float, message: str | None) -> None:
         self._store.write_progress(self._id, [(attempt.claim.seq, attempt.claim.version, fraction, message)])
-

@@ -153,4 +153,4 @@ def reap(
             )
         )
     ended = store.finish_jobs(finishes)
-    return [(lost, ended[lost.seq]) for lost in attempts if lost.seq in ended]
+    return [(x, ended[x.seq, x.version]) for x in attempts if (x.seq, x.version) in ended]

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from holdfast import events as e
 from holdfast.context import Attempt
 from holdfast.core.job import Status
-from holdfast.core.lifecycle import Decision, Outcome, decide
+from holdfast.core.lifecycle import Completed, Decision, Outcome, completion, decide
 from holdfast.core.settings import Settings
 from holdfast.store.protocol import Finish, Store
 from holdfast.worker.run import Committed, Ending, LetGo
@@ -41,8 +41,8 @@ class Settler:
         self._events = events
         self._statistics = statistics
 
-    def write(self, ended: Sequence[Ended], settings: Settings) -> dict[int, Status]:
-        """Offer the outcomes to the guard; return the state that each accepted one led to, by seq."""
+    def write(self, ended: Sequence[Ended], settings: Settings) -> dict[tuple[int, int], Status]:
+        """Offer the outcomes to the guard; return the state each accepted one led to."""
         return self._store.finish_jobs([f for f in (self._finish(end, settings) for end in ended) if f])
 
     def _finish(self, end: Ended, settings: Settings) -> Finish | None:
@@ -62,10 +62,14 @@ class Settler:
         )
 
     def _decide(self, attempt: Attempt, outcome: Outcome, settings: Settings) -> Decision:
+        if isinstance(outcome, Completed):
+            return completion(outcome.result)
         claim = attempt.claim
-        return decide(claim.attempts, outcome, settings.policy(claim.type, claim.max_attempts), random.random())
+        return decide(
+            claim.attempts, outcome, settings.policy(claim.type, claim.max_attempts), random.random()
+        )
 
-    def announce(self, ended: Iterable[Ended], accepted: dict[int, Status]) -> None:
+    def announce(self, ended: Iterable[Ended], accepted: dict[tuple[int, int], Status]) -> None:
         """Count and tell what was committed."""
         now = self._store.now()
         for end in ended:
@@ -78,21 +82,21 @@ class Settler:
                     self._events.emit(
                         e.HandlerErrorIgnored(job_id=claim.id, type=claim.type, error=end.ending.error)
                     )
-            elif claim.seq not in accepted:
+            elif (claim.seq, claim.version) not in accepted:
                 self._events.emit(
                     e.OutcomeRefused(
                         job_id=claim.id, type=claim.type, attempt=claim.attempts, worker_id=self._worker_id
                     )
                 )
-            elif accepted[claim.seq] is Status.COMPLETED:
+            elif accepted[claim.seq, claim.version] is Status.COMPLETED:
                 self._completed(end, now)
             else:
-                self._not_completed(end, accepted[claim.seq], now)
+                self._not_completed(end, accepted[claim.seq, claim.version], now)
 
     def _completed(self, end: Ended, now: int) -> None:
         claim = end.attempt.claim
         self._statistics.count(claim.type, "completed", now)
-        self._time(end, now)
+        self._statistics.time(claim.type, _waited(end), end.seconds, now)
         if self._events.wanted(e.JobCompleted):
             self._events.emit(
                 e.JobCompleted(
@@ -123,15 +127,18 @@ class Settler:
             if status is Status.SCHEDULED:
                 self._statistics.count(claim.type, "retried", now)
                 event: e.Event = e.JobRetrying(
-                    **name, attempt=claim.attempts, worker_id=self._worker_id, error=error, delay=decision.delay
+                    **name,
+                    attempt=claim.attempts,
+                    worker_id=self._worker_id,
+                    error=error,
+                    delay=decision.delay,
                 )
             else:
                 self._statistics.count(claim.type, "failed", now)
                 event = e.JobFailed(**name, attempt=claim.attempts, worker_id=self._worker_id, error=error)
             self._events.emit(event)
-        self._time(end, now)
+        self._statistics.time(claim.type, _waited(end), end.seconds, now)
 
-    def _time(self, end: Ended, now: int) -> None:
-        attempt = end.attempt
-        wait = max(0.0, (attempt.started_at - attempt.claim.due_at) / 1e6)
-        self._statistics.time(attempt.claim.type, wait, end.seconds, now)
+
+def _waited(end: Ended) -> float:
+    return max(0.0, (end.attempt.started_at - end.attempt.claim.due_at) / 1e6)

@@ -10,8 +10,6 @@ from holdfast.store.protocol import BUCKETS, Minute
 _MINUTE = 60 * SECOND
 
 
-
-
 class Statistics:
     """Sums for the present minute and those not yet written."""
 
@@ -20,11 +18,10 @@ class Statistics:
         self._minutes: dict[tuple[int, str], Minute] = {}
         self._changed: set[tuple[int, str]] = set()
 
-    def count(self, type: str, outcome: str, now: int) -> Minute:
+    def count(self, type: str, outcome: str, now: int) -> None:
         """Add one to completed, failed, retried or reaped."""
         minute = self._minute(type, now)
         setattr(minute, outcome, getattr(minute, outcome) + 1)
-        return minute
 
     def time(self, type: str, wait: float, run: float, now: int) -> None:
         """Note how long an attempt waited and ran, in seconds."""

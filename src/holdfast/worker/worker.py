@@ -76,7 +76,9 @@ class Worker:
             self._failure = None
             self._dispatcher = Dispatcher(self._queue, self.id, **self._options)
             self._dispatcher.paused = self._paused
-            self._thread = threading.Thread(target=self._work, args=(self._dispatcher,), name="holdfast-dispatcher")
+            self._thread = threading.Thread(
+                target=self._work, args=(self._dispatcher,), name="holdfast-dispatcher"
+            )
             self._thread.daemon = True
             self._thread.start()
         self._dispatcher.ready.wait()

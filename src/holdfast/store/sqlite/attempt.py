@@ -150,7 +150,7 @@ class SqliteAttemptTransaction:
             started_at=now,
             children=tuple(children),
         )
-        if claim.seq not in finish_jobs(self.connection, [finish], now):
+        if not finish_jobs(self.connection, [finish], now):
             raise LeaseLost
 
     def _commit(self) -> None:

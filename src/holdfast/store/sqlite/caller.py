@@ -38,4 +38,3 @@ def _join_transaction(connection: sqlite3.Connection) -> None:
     manual = getattr(connection, "autocommit", _LEGACY) is not _LEGACY
     if not manual and connection.isolation_level is not None and not connection.in_transaction:
         connection.execute(f"BEGIN {connection.isolation_level}")
-

@@ -30,7 +30,7 @@ SELECT json_group_array(json_array(-priority, seq)) FROM (
 
 _ROWS = """
 SELECT json_group_array(json_array(
-    seq, id, type, payload, priority, attempts, max_attempts, version, timeout, created_at, due_at))
+    seq, id, payload, priority, attempts, max_attempts, version, timeout, created_at, due_at))
 FROM holdfast_jobs WHERE seq IN (SELECT value FROM json_each(?))
 """
 
@@ -38,11 +38,10 @@ FROM holdfast_jobs WHERE seq IN (SELECT value FROM json_each(?))
 _CLAIM = """
 UPDATE holdfast_jobs SET
     status = 'processing', attempts = attempts + 1, version = version + 1,
-    max_attempts = coalesce(max_attempts, json_extract(?1, '$."' || type || '"[0]')),
-    timeout = coalesce(timeout, json_extract(?1, '$."' || type || '"[1]')),
-    worker_id = ?2, lease_expires_at = ?3, started_at = ?4, updated_at = ?4,
+    max_attempts = coalesce(max_attempts, ?1), timeout = coalesce(timeout, ?2),
+    worker_id = ?3, lease_expires_at = ?4, started_at = ?5, updated_at = ?5,
     progress = NULL, progress_message = NULL
-WHERE seq IN (SELECT value FROM json_each(?5)) AND status = 'pending'
+WHERE seq IN (SELECT value FROM json_each(?6)) AND status = 'pending'
 """
 
 
@@ -70,19 +69,28 @@ def claim_jobs(
             text = connection.execute(CANDIDATES, (demand.type, room)).fetchone()[0]
             candidates += [(priority, seq, demand) for priority, seq in json.loads(text)]
     candidates.sort(key=lambda candidate: candidate[:2])
-    chosen: list[int] = []
+    chosen: dict[str, list[int]] = {}
+    count = 0
     for _, seq, demand in candidates:
-        if len(chosen) == limit:
+        if count == limit:
             break
         if limits.take(demand):
-            chosen.append(seq)
-    claims = _take(connection, worker_id, demands, chosen, now + microseconds(lease_seconds), now) if chosen else []
+            chosen.setdefault(demand.type, []).append(seq)
+            count += 1
+    claims: list[Claim] = []
+    lease_expires_at = now + microseconds(lease_seconds)
+    for demand in demands:
+        if demand.type in chosen:
+            claims += _take(connection, worker_id, demand, chosen[demand.type], lease_expires_at, now)
+    claims.sort(key=lambda claim: (-claim.priority, claim.seq))
     limits.save()
     return Claimed(claims, limits.wait())
 
 
 def _unpaused(connection: sqlite3.Connection, demands: Sequence[Demand]) -> list[Demand]:
-    paused = json.loads(connection.execute("SELECT json_group_array(type) FROM holdfast_pauses").fetchone()[0])
+    paused = json.loads(
+        connection.execute("SELECT json_group_array(type) FROM holdfast_pauses").fetchone()[0]
+    )
     if "" in paused:
         return []
     return [demand for demand in demands if demand.type not in paused]
@@ -91,38 +99,35 @@ def _unpaused(connection: sqlite3.Connection, demands: Sequence[Demand]) -> list
 def _take(
     connection: sqlite3.Connection,
     worker_id: str,
-    demands: Sequence[Demand],
+    demand: Demand,
     chosen: Sequence[int],
     lease_expires_at: int,
     now: int,
 ) -> list[Claim]:
     seqs = json.dumps(chosen)
     rows = json.loads(connection.execute(_ROWS, (seqs,)).fetchone()[0])
-    defaults = {demand.type: (demand.max_attempts, demand.timeout) for demand in demands}
-    taken = connection.execute(_CLAIM, (json.dumps(defaults), worker_id, lease_expires_at, now, seqs)).rowcount
+    taken = connection.execute(
+        _CLAIM, (demand.max_attempts, demand.timeout, worker_id, lease_expires_at, now, seqs)
+    ).rowcount
     if taken != len(chosen):  # can't be: the write lock was held since the rows were read
         raise AssertionError(f"claimed {taken} of {len(chosen)} jobs")
-    claims = [_claim(row, defaults[row[2]], worker_id) for row in rows]
-    claims.sort(key=lambda claim: (-claim.priority, claim.seq))
-    return claims
-
-
-def _claim(row: list[object], defaults: tuple[int, float | None], worker_id: str) -> Claim:
-    seq, id, type, payload, priority, attempts, max_attempts, version, timeout, created_at, due_at = row
-    return Claim(  # type: ignore[arg-type]
-        seq,
-        id,
-        type,
-        payload,
-        priority,
-        attempts + 1,
-        defaults[0] if max_attempts is None else max_attempts,
-        version + 1,
-        defaults[1] if timeout is None else timeout,
-        created_at,
-        due_at,
-        worker_id,
-    )
+    return [
+        Claim(
+            seq,
+            id,
+            demand.type,
+            payload,
+            priority,
+            attempts + 1,
+            demand.max_attempts if max_attempts is None else max_attempts,
+            version + 1,
+            demand.timeout if timeout is None else timeout,
+            created_at,
+            due_at,
+            worker_id,
+        )
+        for seq, id, payload, priority, attempts, max_attempts, version, timeout, created_at, due_at in rows
+    ]
 
 
 class _Limits:
@@ -136,7 +141,9 @@ class _Limits:
         self._short: set[str] = set()
         running = active_types(connection) if any(d.max_running for d in demands) else {}
         self._running = {
-            d.running_name: _Running(d.max_running, sum(a.running for type, a in running.items() if type in d.running_types))
+            d.running_name: _Running(
+                d.max_running, sum(a.running for type, a in running.items() if type in d.running_types)
+            )
             for d in demands
             if d.max_running
         }

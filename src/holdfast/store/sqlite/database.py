@@ -40,6 +40,7 @@ _LOCKED = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 T = TypeVar("T")
 
+
 class _Local(threading.local):
     holder: _Holder | None = None
     depth: int = 0

@@ -66,7 +66,10 @@ def list_cancelled(connection: sqlite3.Connection, worker_id: str) -> set[tuple[
 
 
 def write_progress(
-    connection: sqlite3.Connection, worker_id: str, reports: Sequence[tuple[int, int, float, str | None]], now: int
+    connection: sqlite3.Connection,
+    worker_id: str,
+    reports: Sequence[tuple[int, int, float, str | None]],
+    now: int,
 ) -> None:
     connection.execute(_PROGRESS, (now, json.dumps(reports), worker_id))
 

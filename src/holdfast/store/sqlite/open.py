@@ -99,7 +99,9 @@ def _prepare(database: Database) -> None:
     version = _version(database)
     if migrate.pending(MIGRATIONS, version):
         _migrate(database)
-    mode = database.patiently(lambda: database.connection().execute("PRAGMA journal_mode = WAL").fetchone()[0])
+    mode = database.patiently(
+        lambda: database.connection().execute("PRAGMA journal_mode = WAL").fetchone()[0]
+    )
     if mode != "wal":
         raise StoreUnavailable(f"{database.path}: SQLite can't use a write-ahead log here (mode {mode})")
 

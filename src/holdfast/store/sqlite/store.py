@@ -102,7 +102,7 @@ class SqliteStore:
                 connection, worker_id, demands, limit=limit, lease_seconds=lease_seconds, now=self.now()
             )
 
-    def finish_jobs(self, finishes: Sequence[Finish]) -> dict[int, Status]:
+    def finish_jobs(self, finishes: Sequence[Finish]) -> dict[tuple[int, int], Status]:
         if not finishes:
             return {}
         with self.database.transaction() as connection:
@@ -274,7 +274,9 @@ class SqliteStore:
                 connection.execute("DELETE FROM holdfast_pauses WHERE type = ?", (type,))
 
     def get_rate_wait(self, name: str, rate: float) -> float:
-        row = self.database.read_one("SELECT tokens, refilled_at FROM holdfast_limits WHERE name = ?", (name,))
+        row = self.database.read_one(
+            "SELECT tokens, refilled_at FROM holdfast_limits WHERE name = ?", (name,)
+        )
         return Bucket(*row).refill(rate, self.now()).seconds_until_next(rate) if row else 0.0
 
     def write_statistics(self, minutes: Sequence[Minute]) -> None:
@@ -305,7 +307,11 @@ def _conditions(filter: JobFilter) -> tuple[list[str], list[Any]]:
                 words.append("status = ?")
                 parameters.append(str(status))
         conditions.append(f"({' OR '.join(words)})")
-    for column, value in (("type = ?", filter.type), ("parent_id = ?", filter.parent_id), ("seq < ?", filter.before)):
+    for column, value in (
+        ("type = ?", filter.type),
+        ("parent_id = ?", filter.parent_id),
+        ("seq < ?", filter.before),
+    ):
         if value is not None:
             conditions.append(column)
             parameters.append(value)

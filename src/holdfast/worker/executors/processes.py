@@ -108,7 +108,13 @@ class Child:
         replies_read, replies_write = os.pipe()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "holdfast.worker.executors.child", str(commands_read), str(replies_write)],
+                [
+                    sys.executable,
+                    "-m",
+                    "holdfast.worker.executors.child",
+                    str(commands_read),
+                    str(replies_write),
+                ],
                 pass_fds=(commands_read, replies_write),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # its own group: it can be killed with all it started
