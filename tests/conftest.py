@@ -1,0 +1,58 @@
+"""Fixtures for all tests: queues on a fresh database, and a check that nothing is left behind."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import Queue
+from tests.support import wait_until
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """The address of a database that does not exist yet."""
+    return f"sqlite:///{tmp_path / 'queue.db'}"
+
+
+@pytest.fixture
+def queue(url: str) -> Iterator[Queue]:
+    """A queue on a fresh database, with short leases and fast retries."""
+    with Queue(url, defaults={"lease_seconds": 3, "backoff_factor": 0.01, "backoff_jitter": 0}) as queue:
+        yield queue
+
+
+@pytest.fixture
+def start_worker(queue: Queue) -> Iterator[Callable[..., Any]]:
+    """Starts workers of `queue` that are stopped when the test ends."""
+    workers = []
+
+    def start(of: Queue | None = None, **options: Any) -> Any:
+        worker = (of or queue).worker(**options)
+        workers.append(worker)
+        return worker.start()
+
+    yield start
+    for worker in workers:
+        if worker.is_running:
+            worker.stop(timeout=2)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """No thread of ours survives its test, but for handlers that a test leaves stuck on purpose."""
+    before = set(threading.enumerate())
+    yield
+
+    def left() -> list[str]:
+        return [
+            thread.name
+            for thread in set(threading.enumerate()) - before
+            if thread.name.startswith("holdfast-") and not thread.name.startswith("holdfast-handler")
+        ]
+
+    wait_until(lambda: not left(), timeout=10, message="threads left behind")

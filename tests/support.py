@@ -1,0 +1,55 @@
+"""Shared by the tests: waiting for real things to happen, and recording events."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from holdfast.events import Event, Events
+
+E = TypeVar("E", bound=Event)
+
+
+def wait_until(condition: Callable[[], object], timeout: float = 30.0, message: str = "") -> None:
+    """Wait for other threads or processes; only for what announces itself in no other way."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {timeout:g} s: {message or condition}")
+        time.sleep(0.005)
+
+
+class Recorder:
+    """Records a queue's events and waits for them."""
+
+    def __init__(self, events: Events) -> None:
+        self._events: list[Event] = []
+        self._arrived = threading.Condition()
+        self.close = events.subscribe(self._record)
+
+    def _record(self, event: Event) -> None:
+        with self._arrived:
+            self._events.append(event)
+            self._arrived.notify_all()
+
+    def all(self, kind: type[E]) -> list[E]:
+        with self._arrived:
+            return [event for event in self._events if isinstance(event, kind)]
+
+    def wait(self, kind: type[E], count: int = 1, timeout: float = 30.0, **fields: object) -> E:
+        """The count-th event of a kind with these fields, waiting for it."""
+
+        def fitting() -> list[E]:
+            return [
+                event
+                for event in self._events
+                if isinstance(event, kind) and all(getattr(event, name) == value for name, value in fields.items())
+            ]
+
+        with self._arrived:
+            if not self._arrived.wait_for(lambda: len(fitting()) >= count, timeout):
+                names = [str(event) for event in self._events][-20:]
+                raise AssertionError(f"{kind.__name__} {fields} x{count} did not come within {timeout:g} s: {names}")
+            return fitting()[count - 1]
