@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -10,7 +11,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, shown
 
 MIB = 1024 * 1024
 Value = int | float | str | None
@@ -45,10 +46,10 @@ def parse_duration(value: object) -> float:
     if isinstance(value, timedelta):
         return value.total_seconds()
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
+        return float(value) if abs(value) < 1e15 else math.inf
     match = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:
-        raise ValueError(f"{value!r} is not a duration")
+        raise ValueError(f"{shown(value)} is not a duration")
     return float(match[1]) * _UNITS[match[2] or "s"]
 
 
@@ -97,7 +98,7 @@ def _choice(*words: str) -> Callable[[Any], Value]:
 
 _ONE_UP, _COUNT = "a whole number from 1", "a whole number from 0"
 _DURATION_TEXT = "a duration: seconds, or a number with ms, s, m, h, d or w"
-_WORKER_ONLY = False
+_QUEUE_WIDE = False
 
 SETTINGS: Mapping[str, Setting] = {
     s.name: s
@@ -114,9 +115,9 @@ SETTINGS: Mapping[str, Setting] = {
         Setting("backoff_max", 21_600.0, _seconds(0), _DURATION_TEXT),
         Setting("backoff_jitter", 0.2, _number(0, 1), "a number from 0 to 1"),
         Setting("job_timeout", None, _or_none(_seconds(0, above=True)), f"none, or {_DURATION_TEXT}, over 0"),
-        Setting("lease_seconds", 30.0, _seconds(3), f"{_DURATION_TEXT}, at least 3", _WORKER_ONLY),
-        Setting("heartbeat_interval", 5.0, _seconds(0.1), f"{_DURATION_TEXT}, at least 0.1", _WORKER_ONLY),
-        Setting("poll_interval", 1.0, _seconds(0.01), f"{_DURATION_TEXT}, at least 0.01", _WORKER_ONLY),
+        Setting("lease_seconds", 30.0, _seconds(3), f"{_DURATION_TEXT}, at least 3", _QUEUE_WIDE),
+        Setting("heartbeat_interval", 5.0, _seconds(0.1), f"{_DURATION_TEXT}, at least 0.1", _QUEUE_WIDE),
+        Setting("poll_interval", 1.0, _seconds(0.01), f"{_DURATION_TEXT}, at least 0.01", _QUEUE_WIDE),
         Setting("stuck_seconds", 300.0, _seconds(0, above=True), f"{_DURATION_TEXT}, over 0"),
         Setting("concurrency", 10, _whole(1, 10_000), f"{_ONE_UP} to 10000"),
         Setting("max_running", None, _or_none(_whole(1)), f"none, or {_ONE_UP}"),
@@ -125,11 +126,13 @@ SETTINGS: Mapping[str, Setting] = {
         Setting("max_payload_bytes", MIB, _whole(2, 512 * MIB), "a whole number of bytes from 2"),
         Setting("max_result_bytes", MIB, _whole(2, 512 * MIB), "a whole number of bytes from 2"),
         Setting("max_log_bytes", 10 * MIB, _whole(1024), "a whole number of bytes from 1024"),
-        Setting("retention_completed", None, _or_none(_seconds(0)), f"never, or {_DURATION_TEXT}"),
-        Setting("retention_failed", None, _or_none(_seconds(0)), f"never, or {_DURATION_TEXT}"),
-        Setting("shutdown_timeout", 30.0, _seconds(0), _DURATION_TEXT, _WORKER_ONLY),
         Setting(
-            "transaction_seconds", 5.0, _seconds(0, above=True), f"{_DURATION_TEXT}, over 0", _WORKER_ONLY
+            "retention_completed", None, _or_none(_seconds(0)), f"never, or {_DURATION_TEXT}", _QUEUE_WIDE
+        ),
+        Setting("retention_failed", None, _or_none(_seconds(0)), f"never, or {_DURATION_TEXT}", _QUEUE_WIDE),
+        Setting("shutdown_timeout", 30.0, _seconds(0), _DURATION_TEXT, _QUEUE_WIDE),
+        Setting(
+            "transaction_seconds", 5.0, _seconds(0, above=True), f"{_DURATION_TEXT}, over 0", _QUEUE_WIDE
         ),
     )
 }
@@ -150,9 +153,9 @@ def find_setting(key: str, *, type: str | None = None) -> Setting:
     name = key.replace("-", "_")
     setting = SETTINGS.get(_OTHER_NAMES.get(name, name))
     if setting is None:
-        raise ConfigError(f"there is no setting {key!r}; allowed: {', '.join(sorted(SETTINGS))}")
+        raise ConfigError(f"there is no setting {shown(key)}; allowed: {', '.join(sorted(SETTINGS))}")
     if type is not None and not setting.per_type:
-        raise ConfigError(f"{setting.name} holds for whole workers and can't be set for a type")
+        raise ConfigError(f"{setting.name} holds for the whole queue and can't be set for a type")
     return setting
 
 
@@ -163,7 +166,7 @@ def parse_setting(key: str, value: object, *, type: str | None = None) -> tuple[
         return setting.name, setting.parse(value)
     except (ValueError, TypeError, OverflowError):
         raise ConfigError(
-            f"{value!r} is not a value for {setting.name}; allowed: {setting.allowed}"
+            f"{shown(value)} is not a value for {setting.name}; allowed: {setting.allowed}"
         ) from None
 
 

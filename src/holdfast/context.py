@@ -25,7 +25,7 @@ STOPPING = "stopping"
 CANCELLED = "cancelled"
 TIMED_OUT = "timed out"
 LOST = "lost"
-"""Why an attempt is told to stop: the worker ends, the job was cancelled, its time is up, its lease is lost."""
+"""Why an attempt is told to stop: the worker ends, its job was cancelled, its time is up, its lease lost."""
 
 
 class AttemptHost(Protocol):
@@ -42,6 +42,7 @@ class Attempt:
     """One running attempt, shared by the handler's side and the worker's."""
 
     __slots__ = (
+        "cap",
         "children",
         "claim",
         "committed",
@@ -74,6 +75,7 @@ class Attempt:
         self.deadline: float | None = None
         # The executor's own: how it stops this attempt, and whether it has given up on it.
         self.handle: Any = None
+        self.cap = ""
         self.interrupted_at: float | None = None
         self.written_off = False
 
@@ -150,7 +152,7 @@ class Context:
             {} if payload is None else payload,
             make_options(options),
             host.settings(),
-            self._attempt.claim.id,
+            parent_id=self._attempt.claim.id,
         )
         self._attempt.children.append(child)
         return child.id

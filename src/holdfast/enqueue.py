@@ -1,13 +1,12 @@
-"""Admitting jobs: options checked, payloads validated, and commits shared between concurrent callers."""
+"""Enqueueing: options checked, payloads validated, and the jobs stored."""
 
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import Struct
 
@@ -17,14 +16,17 @@ from holdfast.core.ids import new_id
 from holdfast.core.job import Job, check_id, check_type
 from holdfast.core.payload import decode, encode_payload
 from holdfast.core.settings import Settings
-from holdfast.errors import ConfigError, StoreUnavailable
+from holdfast.errors import ConfigError, NestedWrite, shown
+from holdfast.events import Events, JobEnqueued
 from holdfast.registry import Registry
+from holdfast.shared_commits import SharedCommits
 from holdfast.store.protocol import NewJob, Store, Verdict
+from holdfast.store.scope import attempt_transaction
 
-if TYPE_CHECKING:
-    import asyncio
-    from concurrent.futures import ThreadPoolExecutor
+BATCH = 10_000
+"""Jobs that enqueue_many puts into one commit."""
 
+_BREATH = 0.002
 MAX_KEY_LENGTH = 512
 _INTEGERS = range(-(2**31), 2**31)
 
@@ -47,7 +49,7 @@ def make_options(given: Mapping[str, Any]) -> Options:
     unknown = given.keys() - set(Options.__struct_fields__)
     if unknown:
         allowed = ", ".join(Options.__struct_fields__)
-        raise ConfigError(f"there is no option {min(unknown)!r}; allowed: {allowed}, connection")
+        raise ConfigError(f"there is no option {min(unknown)!r}; allowed: {allowed}")
     return Options(**given)
 
 
@@ -61,6 +63,7 @@ class Admission:
     def admit(
         self, type: str, payload: object, options: Options, settings: Settings, parent_id: str | None = None
     ) -> NewJob:
+        """The job to insert. A child is not held to max_depth: it is part of its parent's outcome."""
         check_type(type)
         text = self.check_payload(type, payload, settings)
         run_at, delay = _when(options)
@@ -78,7 +81,7 @@ class Admission:
             delay=delay,
             timeout=_duration("timeout", options.timeout, above_zero=True),
             parent_id=parent_id,
-            max_depth=settings.get("max_depth", type),
+            max_depth=settings.get("max_depth", type) if parent_id is None else None,
         )
 
     def check_payload(self, type: str, payload: object, settings: Settings) -> str:
@@ -90,16 +93,99 @@ class Admission:
         return text
 
 
-def job_from(new: NewJob, verdict: Verdict) -> Job:
+class Enqueuer:
+    """Stores admitted jobs: one, many, from asyncio, or through the caller's own connection."""
+
+    def __init__(
+        self, store: Store, admission: Admission, settings: Callable[[], Settings], events: Events
+    ) -> None:
+        self._store = store
+        self._admission = admission
+        self._settings = settings
+        self._events = events
+        self._commits = SharedCommits(store)
+
+    def close(self) -> None:
+        self._commits.close()
+
+    def enqueue(self, type: str, payload: object, options: Mapping[str, Any], connection: Any) -> Job:
+        new = self._admit(type, payload, options)
+        if connection is None:
+            self._refuse_nested()
+            return self._settle(new, self._commits.insert(new))
+        return self._settle(new, self._store.insert_jobs_with(connection, [new])[0])
+
+    async def enqueue_async(self, type: str, payload: object, options: Mapping[str, Any]) -> Job:
+        new = self._admit(type, payload, options)
+        self._refuse_nested()
+        return self._settle(new, await self._commits.insert_async(new))
+
+    def enqueue_many(
+        self,
+        type: str,
+        payloads: Iterable[object],
+        options: Mapping[str, Any],
+        *,
+        atomic: bool,
+        connection: Any,
+    ) -> list[Job]:
+        if options.get("id") is not None or options.get("key") is not None:
+            raise ConfigError("id and key name one job each; enqueue those one by one")
+        new = [self._admit(type, payload, options) for payload in payloads]
+        if connection is not None:
+            return self._settle_all(new, self._store.insert_jobs_with(connection, new))
+        jobs: list[Job] = []
+        size = max(1, len(new)) if atomic else BATCH
+        for start in range(0, len(new), size):
+            if start:
+                time.sleep(_BREATH)  # lets other writers in between two long commits
+            batch = new[start : start + size]
+            jobs += self._settle_all(batch, self._store.insert_jobs(batch, atomic=True))
+        return jobs
+
+    def _refuse_nested(self) -> None:
+        # Before joining a shared commit: others must not wait for the lock that our caller holds.
+        if attempt_transaction.get() == self._store.url:
+            raise NestedWrite
+
+    def _admit(self, type: str, payload: object, options: Mapping[str, Any]) -> NewJob:
+        payload = {} if payload is None else payload
+        return self._admission.admit(type, payload, make_options(options), self._settings())
+
+    def _settle_all(self, new: Sequence[NewJob], verdicts: Sequence[Verdict]) -> list[Job]:
+        for verdict in verdicts:
+            if verdict.error is not None:
+                raise verdict.error
+        return [self._settle(job, verdict) for job, verdict in zip(new, verdicts, strict=True)]
+
+    def _settle(self, new: NewJob, verdict: Verdict) -> Job:
+        """The job that a verdict speaks of, or its error."""
+        if verdict.error is not None:
+            raise verdict.error
+        if verdict.inserted:
+            if self._events.wanted(JobEnqueued):
+                self._events.emit(JobEnqueued(job_id=new.id, type=new.type, status=verdict.status))
+            return self._job(new, verdict)
+        # Inside a caller's transaction the holder of the key may not be visible to us yet.
+        return self._store.get_job(verdict.id) or self._job(new, verdict)
+
+    def _job(self, new: NewJob, verdict: Verdict) -> Job:
+        limit = new.max_attempts
+        return job_from(
+            new, verdict, self._settings().get("max_attempts", new.type) if limit is None else limit
+        )
+
+
+def job_from(new: NewJob, verdict: Verdict, max_attempts: int) -> Job:
     """The job as it was just inserted."""
     created_at = to_datetime(verdict.created_at)
     return Job(
-        id=new.id,
+        id=verdict.id,
         type=new.type,
         payload=decode(new.payload),
         status=verdict.status,
         priority=new.priority,
-        max_attempts=new.max_attempts,
+        max_attempts=max_attempts,
         key=new.key,
         key_for=new.key_for,
         run_at=None if verdict.run_at is None else to_datetime(verdict.run_at),
@@ -116,26 +202,29 @@ def _when(options: Options) -> tuple[int | None, float | None]:
     if options.delay is not None:
         raise ConfigError("run_at and delay exclude each other")
     if not isinstance(options.run_at, datetime):
-        raise ConfigError(f"run_at must be a datetime, not {options.run_at!r}")
+        raise ConfigError(f"run_at must be a datetime, not {shown(options.run_at)}")
     if options.run_at.tzinfo is None:
         raise ConfigError("run_at is a naive datetime; give it a time zone, as in datetime.now(UTC)")
     return from_datetime(options.run_at), None
 
 
 def _key(options: Options) -> tuple[str | None, float | None]:
-    key = options.key
-    if key is None:
+    if options.key is None:
         if options.key_for is not None:
             raise ConfigError("key_for needs a key")
         return None, None
-    if not isinstance(key, str) or not 0 < len(key) <= MAX_KEY_LENGTH or not key.isprintable():
-        raise ConfigError(f"key must be 1 to {MAX_KEY_LENGTH} printable characters, not {key!r}")
+    given: object = options.key
+    key = given if isinstance(given, str) else ""
+    if not 0 < len(key) <= MAX_KEY_LENGTH or not key.isprintable():
+        raise ConfigError(f"key must be 1 to {MAX_KEY_LENGTH} printable characters, not {shown(given)}")
     return key, _duration("key_for", options.key_for)
 
 
 def _integer(name: str, value: object, allowed: range) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value not in allowed:
-        raise ConfigError(f"{name} must be a whole number from {allowed[0]} to {allowed[-1]}, not {value!r}")
+        raise ConfigError(
+            f"{name} must be a whole number from {allowed[0]} to {allowed[-1]}, not {shown(value)}"
+        )
     return value
 
 
@@ -152,128 +241,5 @@ def _duration(name: str, value: object, *, above_zero: bool = False) -> float | 
         seconds = -1.0
     if not 0 <= seconds < 1e10 or (above_zero and seconds == 0):
         kind = "a number of seconds over 0" if above_zero else "a number of seconds from 0"
-        raise ConfigError(f"{name} must be {kind}, or a timedelta, not {value!r}")
+        raise ConfigError(f"{name} must be {kind}, or a timedelta, not {shown(value)}")
     return seconds
-
-
-class _Ticket:
-    """One caller's job on its way into a shared commit."""
-
-    def __init__(self, job: NewJob) -> None:
-        self.job = job
-        self.verdict: Verdict | None = None
-        self.failure: Exception | None = None
-
-    @property
-    def is_settled(self) -> bool:
-        return self.verdict is not None or self.failure is not None
-
-    def outcome(self) -> Verdict:
-        if self.failure is not None:
-            raise self.failure
-        assert self.verdict is not None
-        return self.verdict
-
-
-class _ThreadTicket(_Ticket):
-    """A thread that waits until its job is settled, or until it is its turn to commit."""
-
-    def __init__(self, job: NewJob) -> None:
-        super().__init__(job)
-        self._turn = threading.Semaphore(0)
-        self.wait = self._turn.acquire
-        self.settle = self._turn.release
-        self.lead = self._turn.release
-
-
-class _AsyncTicket(_Ticket):
-    """A coroutine that waits until its job is settled; a thread of ours commits in its place."""
-
-    def __init__(self, job: NewJob, loop: asyncio.AbstractEventLoop, lead: Callable[[], object]) -> None:
-        super().__init__(job)
-        self._loop = loop
-        self.settled: asyncio.Future[None] = loop.create_future()
-        self.lead = lead
-
-    def settle(self) -> None:
-        with suppress(RuntimeError):  # its loop was closed: nobody waits any more
-            self._loop.call_soon_threadsafe(self._resolve)
-
-    def _resolve(self) -> None:
-        if not self.settled.done():
-            self.settled.set_result(None)
-
-
-class SharedCommits:
-    """Lets concurrent enqueues share a commit.
-
-    The first caller commits in its own thread, at once. Those who arrive meanwhile are the next batch, which
-    one of them commits. So nobody waits for company, each returns only when its own job is durable, and
-    under load an fsync serves many. Each row has its own verdict: a duplicate fails only its caller.
-    """
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._lock = threading.Lock()
-        self._waiting: list[_ThreadTicket | _AsyncTicket] = []
-        self._leading = False
-        self._committer: ThreadPoolExecutor | None = None
-
-    def insert(self, job: NewJob) -> Verdict:
-        ticket = _ThreadTicket(job)
-        if not self._join(ticket):
-            ticket.wait()
-        if not ticket.is_settled:
-            self._commit_batch()
-        return ticket.outcome()
-
-    async def insert_async(self, job: NewJob) -> Verdict:
-        import asyncio
-
-        ticket = _AsyncTicket(job, asyncio.get_running_loop(), self._commit_in_thread)
-        if self._join(ticket):
-            self._commit_in_thread()
-        await ticket.settled
-        return ticket.outcome()
-
-    def close(self) -> None:
-        if self._committer is not None:
-            self._committer.shutdown()
-
-    def _join(self, ticket: _ThreadTicket | _AsyncTicket) -> bool:
-        """Get in line; True for the one that commits next."""
-        with self._lock:
-            self._waiting.append(ticket)
-            leads, self._leading = not self._leading, True
-            return leads
-
-    def _commit_in_thread(self) -> None:
-        with self._lock:
-            if self._committer is None:
-                from concurrent.futures import ThreadPoolExecutor
-
-                self._committer = ThreadPoolExecutor(1, "holdfast-enqueue")
-        self._committer.submit(self._commit_batch)
-
-    def _commit_batch(self) -> None:
-        with self._lock:
-            batch, self._waiting = self._waiting, []
-        verdicts: Sequence[Verdict | None] = [None] * len(batch)
-        failure: Exception | None = StoreUnavailable("the commit was interrupted")
-        try:
-            verdicts = self._store.insert_jobs([ticket.job for ticket in batch])
-            failure = None
-        except Exception as error:
-            failure = error
-        finally:
-            for ticket, verdict in zip(batch, verdicts, strict=True):
-                ticket.verdict, ticket.failure = verdict, failure
-                ticket.settle()
-            self._hand_over()
-
-    def _hand_over(self) -> None:
-        with self._lock:
-            successor = self._waiting[0] if self._waiting else None
-            self._leading = successor is not None
-        if successor is not None:
-            successor.lead()

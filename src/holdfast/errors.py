@@ -7,9 +7,25 @@ class HoldfastError(Exception):
     """Something went wrong in Holdfast."""
 
     def __init__(self, message: str | None = None, *, hint: str | None = None) -> None:
-        text = message or (self.__doc__ or "").strip().splitlines()[0]
-        super().__init__(f"{text} ({hint})" if hint else text)
+        text = message or (self.__doc__ or type(self).__name__).strip().partition("\n")[0]
+        super().__init__(one_line(f"{text} ({hint})" if hint else text))
         self.hint = hint
+
+
+def one_line(text: str) -> str:
+    """The text with what is not printable escaped, line ends included."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def shown(value: object) -> str:
+    """A foreign value as it may stand in a message: short, whatever it is."""
+    try:
+        text = repr(value)
+    except Exception:  # such as an integer of thousands of digits
+        return f"a value of type {type(value).__name__}"
+    return text if len(text) <= 80 else f"{text[:77]}…"
 
 
 class ConfigError(HoldfastError):

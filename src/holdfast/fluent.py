@@ -31,7 +31,7 @@ class TaskType:
         """Enqueue a job. Options: id, priority, max_attempts, timeout, delay, run_at, key, key_for."""
         queue = self._owner.queue
         if self._payload_type is not None and queue.registry.find(self._type) is None:
-            from holdfast.core.payload import PayloadSpec, encode_payload, decode
+            from holdfast.core.payload import PayloadSpec, decode, encode_payload
 
             limit = queue.settings().get("max_payload_bytes", self._type)
             PayloadSpec.of_whole(self._payload_type).bind(decode(encode_payload(payload, limit)))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, overload
 
 from holdfast.config import (
+    SETTINGS,
     Value,
     default_database_url,
     find_setting,
@@ -16,27 +17,27 @@ from holdfast.config import (
     parse_options,
     parse_setting,
 )
-from holdfast.core.clock import Clock, from_datetime, microseconds, system_clock
-from holdfast.core.explain import Facts, Reason, explain
-from holdfast.core.job import Job, Status, base_type, check_type, parse_status
+from holdfast.core.clock import Clock, from_datetime, microseconds, system_clock, to_datetime
+from holdfast.core.explain import Reason, explain
+from holdfast.core.job import Job, Status, check_type, parse_status
 from holdfast.core.settings import Settings
-from holdfast.enqueue import Admission, SharedCommits, job_from, make_options
-from holdfast.errors import ConfigError, JobNotFound
+from holdfast.enqueue import Admission, Enqueuer
+from holdfast.errors import ConfigError, JobNotFound, StoreBusy
 from holdfast.events import (
     Events,
     JobCancelled,
     JobCancelRequested,
     JobDeleted,
-    JobEnqueued,
     JobRetried,
     JobsPruned,
     QueuePaused,
     QueueResumed,
     SettingChanged,
 )
+from holdfast.facts import facts_about
 from holdfast.registry import OPTIONS, Handler, Registry
 from holdfast.store.open import open_store
-from holdfast.store.protocol import JobFilter, NewJob, Store, Verdict, WorkerRecord
+from holdfast.store.protocol import JobFilter, Store, WorkerRecord
 
 if TYPE_CHECKING:
     from holdfast.context import Context
@@ -46,13 +47,9 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-BATCH = 10_000
-"""Jobs that enqueue_many puts into one commit."""
-
 _SETTINGS_AGE = 0.5
 _BREATH = 0.002
 _PRUNE_BATCH = 500
-_LINE_CAP = 10_000
 
 
 class Queue:
@@ -75,10 +72,10 @@ class Queue:
         self.registry = Registry(self.events)
         self.admission = Admission(self.registry, strict_types=strict_types)
         self.defaults = dict(parse_setting(key, value) for key, value in (defaults or {}).items())
-        self._clock = clock
+        self.clock = clock
         self._lock = threading.RLock()
         self._store: Store | None = None
-        self._commits: SharedCommits | None = None
+        self._enqueuer: Enqueuer | None = None
         self._settings: tuple[float, int, Settings] | None = None
 
     @property
@@ -87,22 +84,44 @@ class Queue:
         if self._store is None:
             with self._lock:
                 if self._store is None:
-                    store = open_store(self.url, self._clock)
-                    self._commits = SharedCommits(store)
+                    store = open_store(self.url, self.clock)
+                    self._enqueuer = Enqueuer(store, self.admission, self.settings, self.events)
                     self._store = store
         return self._store
+
+    def _opened(self, connection: Any = None) -> Enqueuer:
+        if self._enqueuer is None:
+            try:
+                self.open()
+            except StoreBusy as error:
+                if connection is None:
+                    raise
+                raise ConfigError(
+                    "the queue's tables can't be made while your own transaction holds the lock",
+                    hint="call queue.open() before it begins",
+                ) from error
+        assert self._enqueuer is not None
+        return self._enqueuer
+
+    def open(self) -> Self:
+        """Open the database now, making our tables if need be; otherwise the first use does.
+
+        An application that first enqueues inside a write transaction of its own must call this before.
+        """
+        self.store  # noqa: B018 -- opens it
+        return self
 
     def close(self) -> None:
         """Close the database connections. The queue opens again when it is used again."""
         with self._lock:
-            store, commits = self._store, self._commits
-            self._store = self._commits = self._settings = None
-        if commits is not None:
-            commits.close()
+            store, enqueuer = self._store, self._enqueuer
+            self._store = self._enqueuer = self._settings = None
+        if enqueuer is not None:
+            enqueuer.close()
         if store is not None:
             store.close()
 
-    def __enter__(self) -> Queue:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -115,9 +134,7 @@ class Queue:
     @overload
     def job(self, function: Callable[P, R], /) -> JobFunction[P, R]: ...
     @overload
-    def job(
-        self, *, name: str | None = None, executor: str | None = None, **options: Any
-    ) -> JobDecorator: ...
+    def job(self, function: None = None, /, **options: Any) -> JobDecorator: ...
     def job(
         self,
         function: Callable[..., Any] | None = None,
@@ -168,19 +185,11 @@ class Queue:
         With `connection` it is inserted in that connection's transaction, and the caller's own commit is the
         moment. Options: id, priority, max_attempts, timeout, delay, run_at, key, key_for.
         """
-        new = self._admit(type, payload, options)
-        if connection is not None:
-            return self._settle(new, self.store.insert_jobs_with(connection, [new])[0], connection)
-        self.store  # noqa: B018 -- opens it
-        assert self._commits is not None
-        return self._settle(new, self._commits.insert(new))
+        return self._opened(connection).enqueue(type, payload, options, connection)
 
     async def enqueue_async(self, type: str, payload: object = None, **options: Any) -> Job:
         """The same for asyncio: concurrent calls share commits, and the event loop goes on meanwhile."""
-        new = self._admit(type, payload, options)
-        self.store  # noqa: B018 -- opens it
-        assert self._commits is not None
-        return self._settle(new, await self._commits.insert_async(new))
+        return await self._opened().enqueue_async(type, payload, options)
 
     def enqueue_many(
         self,
@@ -195,49 +204,7 @@ class Queue:
 
         Otherwise there is a commit every 10,000, and an error leaves the batches before it stored.
         """
-        if options.get("id") is not None or options.get("key") is not None:
-            raise ConfigError("id and key name one job each; enqueue those one by one")
-        new = [self._admit(type, payload, options) for payload in payloads]
-        if connection is not None:
-            return self._settle_all(new, self.store.insert_jobs_with(connection, new), connection)
-        jobs: list[Job] = []
-        size = max(1, len(new)) if atomic else BATCH
-        for start in range(0, len(new), size):
-            if start:
-                time.sleep(_BREATH)  # lets other writers in between two long commits
-            jobs += self._insert_batch(new[start : start + size])
-        return jobs
-
-    def _admit(self, type: str, payload: object, options: Mapping[str, Any]) -> NewJob:
-        return self.admission.admit(
-            type, {} if payload is None else payload, make_options(options), self.settings()
-        )
-
-    def _insert_batch(self, batch: Sequence[NewJob]) -> list[Job]:
-        with self.store.transaction():
-            verdicts = self.store.insert_jobs(batch)
-            for verdict in verdicts:
-                if verdict.error is not None:
-                    raise verdict.error  # rolls the batch back
-        return self._settle_all(batch, verdicts)
-
-    def _settle_all(
-        self, new: Sequence[NewJob], verdicts: Sequence[Verdict], connection: Any = None
-    ) -> list[Job]:
-        return [self._settle(job, verdict, connection) for job, verdict in zip(new, verdicts, strict=True)]
-
-    def _settle(self, new: NewJob, verdict: Verdict, connection: Any = None) -> Job:
-        """The job that a verdict speaks of, or its error."""
-        if verdict.error is not None:
-            raise verdict.error
-        if not verdict.inserted:
-            # In a caller's transaction the holder of the key may not be visible to us yet.
-            found = self.get(verdict.id)
-            if found is not None:
-                return found
-        elif self.events.wanted(JobEnqueued):
-            self.events.emit(JobEnqueued(job_id=new.id, type=new.type, status=verdict.status))
-        return job_from(new, verdict)
+        return self._opened().enqueue_many(type, payloads, options, atomic=atomic, connection=connection)
 
     # Reading.
 
@@ -284,15 +251,15 @@ class Queue:
 
     def workers(self) -> list[WorkerRecord]:
         """The workers that were heard of within a lease."""
-        alive_since = self.store.now() - microseconds(self.settings().lease_seconds)
-        return [worker for worker in self.store.list_workers() if worker.heartbeat_at >= alive_since]
+        alive_since = to_datetime(self.store.now() - microseconds(self.settings().lease_seconds))
+        return [w for w in self.store.list_workers() if w.heartbeat_at and w.heartbeat_at >= alive_since]
 
     def why(self, job_id: str) -> list[Reason]:
         """Why a job is not running (yet), and when that will change; for a finished one, how it ended."""
         job = self.get(job_id)
         if job is None:
             raise JobNotFound(job_id)
-        return explain(job, self._facts(job))
+        return explain(job, facts_about(job, self.store, self.refresh_settings(), self.workers()))
 
     def wait(self, job_id: str, timeout: float | None = None) -> Job:
         """The job once it is finished, failed or not. Raises TimeoutError after `timeout` seconds."""
@@ -383,7 +350,7 @@ class Queue:
     def config(self, type: str | None = None) -> dict[str, Value]:
         """Every setting's value in force, for a type or for the whole queue."""
         settings = self.refresh_settings()
-        return {name: settings.get(name, type or "") for name in sorted(_setting_names())}
+        return {name: settings.get(name, type or "") for name in sorted(SETTINGS)}
 
     def set_config(self, key: str, value: object, type: str | None = None) -> None:
         """Store a setting; running workers follow within a second."""
@@ -421,9 +388,12 @@ class Queue:
 
         return Worker(self, **options)
 
-    def run_worker(self, **options: Any) -> None:
-        """Work until SIGINT or SIGTERM: the first stops in order, the second at once."""
-        self.worker(**options).run()
+    def run_worker(self, **options: Any) -> bool:
+        """Work until SIGINT or SIGTERM: the first stops in order, the second at once.
+
+        Returns whether all running jobs could finish.
+        """
+        return self.worker(**options).run()
 
     def drain(self, limit: int | None = None) -> int:
         """Run what is pending, here, in this thread, and return how many jobs ran."""
@@ -439,35 +409,6 @@ class Queue:
 
         return replace(job, max_attempts=self.settings().get("max_attempts", job.type))
 
-    def _facts(self, job: Job) -> Facts:
-        store, settings = self.store, self.refresh_settings()
-        paused = store.list_paused()
-        workers = self.workers()
-        able = [w for w in workers if job.type in w.types or base_type(job.type) in w.types]
-        rate = settings.resolve("rate_limit", job.type)
-        cap = settings.get("concurrency", job.type)
-        line = store.line_before(job.id, _LINE_CAP)
-        return Facts(
-            now=store.now(),
-            paused_all="" in paused,
-            paused_type=job.type in paused,
-            workers=len(workers),
-            workers_for_type=len(able),
-            slots_for_type=sum(min(w.concurrency, cap) for w in able),
-            running=store.count_jobs().get(job.type, {}).get(Status.PROCESSING, 0),
-            max_running=settings.get("max_running", job.type),
-            rate_limit=rate.value,
-            rate_wait=store.get_rate_wait(rate.source, rate.value) if rate.value else 0.0,
-            ahead=line.ahead,
-            ahead_capped=line.capped,
-        )
-
 
 def _type_or_all(type: str | None) -> str:
     return "" if type is None else check_type(type)
-
-
-def _setting_names() -> Iterable[str]:
-    from holdfast.config import SETTINGS
-
-    return SETTINGS

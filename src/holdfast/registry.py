@@ -29,8 +29,6 @@ OPTIONS = frozenset(
         "backoff_factor",
         "backoff_max",
         "backoff_jitter",
-        "retention_completed",
-        "retention_failed",
     }
 )
 
@@ -57,6 +55,11 @@ class Handler:
         self.function = function
         self.whole = whole
         self.executor = _executor(function, executor)
+        if payload_type is not None and self.executor == "process":
+            raise ConfigError(
+                "payload_type can't be given with executor='process', whose processes do not see it",
+                hint="annotate the handler's parameter with the type",
+            )
         self.options: Mapping[str, Value] = options or {}
         parameters = _parameters(function)
         self.context_name = _context_parameter(parameters, whole)
@@ -136,6 +139,8 @@ class Registry:
 
 
 def _executor(function: Callable[..., Any], wanted: str | None) -> str:
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigError(f"{function!r} is a generator: calling it would run nothing")
     is_async = inspect.iscoroutinefunction(function)
     executor = wanted or ("async" if is_async else "thread")
     if executor not in EXECUTORS:
@@ -163,7 +168,8 @@ def _context_parameter(parameters: list[inspect.Parameter], whole: bool) -> str 
     if whole:
         positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         needed = [p for p in positional if p.default is p.empty]
-        if not positional or len(needed) > 2:
+        others = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+        if not positional or len(needed) > 2 or others:
             raise ConfigError("a registered handler takes (payload) or (payload, ctx)")
         return positional[1].name if len(positional) > 1 and _is_context(positional[1], needed) else None
     return next((p.name for p in parameters if p.name == "ctx" or _names_context(p.annotation)), None)
@@ -193,15 +199,13 @@ def _spec(
     fields: dict[str, tuple[Any, bool]] = {}
     extra = False
     for parameter in parameters:
-        if parameter.name == context_name:
-            continue
-        if parameter.kind is parameter.VAR_KEYWORD:
-            extra = True
-        elif parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
             raise ConfigError(
                 f"{function!r}: the parameter {parameter} can't be filled from a payload's fields"
             )
-        else:
+        if parameter.kind is parameter.VAR_KEYWORD:
+            extra = True
+        elif parameter.name != context_name:
             fields[parameter.name] = hints.get(parameter.name, Any), parameter.default is parameter.empty
     return PayloadSpec.of_keywords(fields, extra=extra)
 
@@ -211,5 +215,5 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
         return typing.get_type_hints(function, include_extras=True)
     except TypeError:  # a callable object without annotations of its own
         return {}
-    except NameError as error:
+    except Exception as error:
         raise ConfigError(f"{function!r}: an annotation can't be resolved: {error}") from None

@@ -13,8 +13,10 @@ assert queue.drain() == 1        # the reminder that was due a day later
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from os import PathLike, fspath
 from typing import Any
 
 from holdfast.core.clock import from_datetime, system_clock, to_datetime
@@ -43,6 +45,23 @@ class MovableClock:
 
     def move_to(self, moment: datetime) -> None:
         self._now = from_datetime(moment)
+
+
+@contextmanager
+def isolated(queue: Queue, folder: str | PathLike[str]) -> Iterator[MovableClock]:
+    """Point an application's own queue, with its handlers, at an empty database in `folder` for a while.
+
+    Yields the clock, which stands still until it is moved.
+    """
+    before = queue.url, queue.clock
+    movable = MovableClock()
+    queue.close()
+    queue.url, queue.clock = f"sqlite:///{fspath(folder)}/holdfast.db", movable
+    try:
+        yield movable
+    finally:
+        queue.close()
+        queue.url, queue.clock = before
 
 
 def drain(queue: Queue, limit: int | None = None) -> int:
@@ -76,7 +95,8 @@ def assert_enqueued(
     found = "\n".join(f"  {job.payload}" for job in jobs[-10:]) or "  none"
     expected = "a job" if count is None else f"{count} jobs"
     raise AssertionError(
-        f"expected {expected} of type {type!r} with {wanted}, found {len(fitting)}; of this type there are:\n{found}"
+        f"expected {expected} of type {type!r} with {wanted}, found {len(fitting)};"
+        f" of this type there are:\n{found}"
     )
 
 

@@ -24,13 +24,13 @@ class Backoff(Struct, frozen=True):
         elif self.strategy == "linear":
             seconds = self.factor * attempts
         else:
-            seconds = self.factor * _power(self.base, attempts)
+            seconds = self.factor and self.factor * _power(self.base, attempts)  # never 0 × infinity
         seconds = min(seconds, self.maximum)
         return min(seconds * (1 + self.jitter * (2 * chance - 1)), self.maximum)
 
 
 def _power(base: float, exponent: int) -> float:
     try:
-        return base**exponent
+        return float(base) ** exponent
     except OverflowError:
         return float("inf")

@@ -19,6 +19,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     slots_for_type: int = 0
     running: int = 0
     max_running: int | None = None
+    running_under_cap: int = 0
     rate_limit: float = 0.0
     rate_wait: float = 0.0
     ahead: int = 0
@@ -96,8 +97,10 @@ def _standing(facts: Facts) -> list[Reason]:
 
 def _pending(facts: Facts) -> list[Reason]:
     reasons = _standing(facts)
-    if facts.max_running is not None and facts.running >= facts.max_running:
-        reasons.append(Reason("max_running", f"{facts.running} run already, as many as max_running allows"))
+    if facts.max_running is not None and facts.running_under_cap >= facts.max_running:
+        reasons.append(
+            Reason("max_running", f"{facts.running_under_cap} run already, as many as max_running allows")
+        )
     elif facts.slots_for_type and facts.running >= facts.slots_for_type:
         reasons.append(Reason("slots_full", f"all {facts.slots_for_type} slots for its type are taken"))
     if facts.rate_limit and facts.rate_wait > 0:

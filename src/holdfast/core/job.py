@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, shown
 
 
 class Status(StrEnum):
@@ -100,7 +100,7 @@ _RESERVED_IDS = frozenset({"stats", "batch", "bulk", "pause", "resume", "rate-li
 def check_id(value: object) -> str:
     if not isinstance(value, str) or not _ID.fullmatch(value):
         raise ConfigError(
-            f"{value!r} can't be a job's id: 1 to 128 of A-Z a-z 0-9 . _ : -, beginning with a letter or digit"
+            f"{shown(value)} can't be a job's id: 1 to 128 of A-Z a-z 0-9 . _ : -, first a letter or digit"
         )
     if value in _RESERVED_IDS:
         raise ConfigError(f"{value!r} can't be a job's id: {', '.join(sorted(_RESERVED_IDS))} are reserved")
@@ -109,7 +109,7 @@ def check_id(value: object) -> str:
 
 def check_type(value: object) -> str:
     if not isinstance(value, str) or not _TYPE.fullmatch(value):
-        raise ConfigError(f"{value!r} can't be a job's type: 1 to 255 of A-Z a-z 0-9 _ . : -")
+        raise ConfigError(f"{shown(value)} can't be a job's type: 1 to 255 of A-Z a-z 0-9 _ . : -")
     return value
 
 
@@ -127,4 +127,4 @@ def parse_status(word: str) -> Status | str:
         return Status(word)
     except ValueError:
         allowed = [*Status, RETRYING, *_OTHER_WORDS]
-        raise ConfigError(f"{word!r} is not a status; allowed: {', '.join(allowed)}") from None
+        raise ConfigError(f"{shown(word)} is not a status; allowed: {', '.join(allowed)}") from None

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.errors import ConfigError, InvalidPayload
+from holdfast.errors import ConfigError, InvalidPayload, shown
 
 MAX_DEPTH = 64
 MAX_INTEGER_BITS = 1024
@@ -125,7 +125,7 @@ def _object(value: Mapping[Any, Any], depth: int) -> dict[str, Any]:
     plain: dict[str, Any] = {}
     for key, item in value.items():
         if not isinstance(key, str):
-            raise _Problem(f"has the key {key!r}; keys must be text")
+            raise _Problem(f"has the key {shown(key)}; keys must be text")
         try:
             plain[_text(key)] = _plain(item, depth + 1)
         except _Problem as problem:
@@ -150,16 +150,18 @@ def _other(value: Any, depth: int) -> Any:
         return value.isoformat()
     if isinstance(value, bool | int | float | str):
         return _plain(_builtin(value), depth)  # an enum or another subclass
-    if hasattr(value, "model_dump"):
-        return _plain(value.model_dump(), depth)  # a pydantic model
     try:
+        if hasattr(value, "model_dump"):  # a pydantic model
+            return _plain(value.model_dump(), depth + 1)
         # datetimes are left alone, so that the walk refuses naive ones inside as well.
         plain = msgspec.to_builtins(value, builtin_types=(datetime,), str_keys=True)
-    except (TypeError, ValueError, OverflowError, RecursionError):
+    except _Problem:
+        raise
+    except Exception:  # the value's own code may raise whatever it likes
         raise _Problem(f"is {_kind(value)}, which is not JSON") from None
     if type(plain) is type(value):
         raise _Problem(f"is {_kind(value)}, which is not JSON")
-    return _plain(plain, depth)
+    return _plain(plain, depth + 1)
 
 
 def _builtin(value: Any) -> Any:
@@ -273,23 +275,27 @@ def _inline(schema: dict[str, Any]) -> dict[str, Any]:
 
 def _check_supported(annotation: Any, name: str) -> None:
     try:
-        unknown = _find_custom(msgspec.inspect.type_info(annotation))
-    except TypeError as error:
+        unknown = _find_custom(msgspec.inspect.type_info(annotation), set())
+    except (TypeError, NameError) as error:
         raise ConfigError(f"parameter {name!r}: {error}") from None
     if unknown is not None:
         raise ConfigError(f"parameter {name!r}: {unknown.__name__} can't be made from JSON")
 
 
-def _find_custom(info: Any, depth: int = 0) -> Any:
+def _find_custom(info: Any, seen: set[Any]) -> Any:
+    """The first class inside a type that JSON knows nothing of."""
     if isinstance(info, msgspec.inspect.CustomType):
         return info.cls
-    if depth < 4:
-        parts = [getattr(info, name, None) for name in ("item_type", "key_type", "value_type")]
-        parts += [*getattr(info, "types", ()), *getattr(info, "item_types", ())]
-        for part in parts:
-            if part is not None and (found := _find_custom(part, depth + 1)) is not None:
-                return found
-    return None
+    own = getattr(info, "cls", None)
+    if own is not None:
+        if own in seen:
+            return None
+        seen.add(own)
+    parts = [getattr(info, name, None) for name in ("item_type", "key_type", "value_type")]
+    parts += [*getattr(info, "types", ()), *getattr(info, "item_types", ())]
+    parts += [field.type for field in getattr(info, "fields", ())]
+    found = (_find_custom(part, seen) for part in parts if part is not None)
+    return next((cls for cls in found if cls is not None), None)
 
 
 def _has_pydantic(annotation: Any) -> bool:
@@ -299,19 +305,17 @@ def _has_pydantic(annotation: Any) -> bool:
 
 
 def _pydantic_keywords(fields: Mapping[str, tuple[Any, bool]], extra: bool) -> PayloadSpec:
+    from typing import NotRequired  # which pydantic needs and installs
+
     import pydantic
+    from typing_extensions import TypedDict
 
-    definitions: dict[str, Any] = {
-        name: (annotation, ... if required else None) for name, (annotation, required) in fields.items()
-    }
-    config = pydantic.ConfigDict(extra="allow" if extra else "forbid")
-    model = pydantic.create_model("Payload", __config__=config, **definitions)
-
-    def bind(payload: Any) -> dict[str, Any]:
-        made = _validated(model.model_validate, payload)
-        return {name: getattr(made, name) for name in made.model_fields_set}
-
-    return PayloadSpec(bind, model.model_json_schema)
+    # A TypedDict, not a model: a parameter may have any name, also one that a model has a method of.
+    kinds = {name: kind if required else NotRequired[kind] for name, (kind, required) in fields.items()}
+    make: Any = TypedDict  # called with names known only now
+    payload = make("Payload", kinds)
+    payload.__pydantic_config__ = pydantic.ConfigDict(extra="allow" if extra else "forbid")
+    return _pydantic_whole(payload)
 
 
 def _pydantic_whole(annotation: Any) -> PayloadSpec:

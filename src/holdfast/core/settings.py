@@ -20,7 +20,7 @@ class Resolved(Struct, frozen=True):
     that take it from the same place.
     """
 
-    value: Value
+    value: Any
     source: str
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
 from holdfast import events as e
+from holdfast.errors import one_line
 from holdfast.events import Event
 
 
@@ -47,7 +49,7 @@ class JsonFormatter(logging.Formatter):
             line |= {"event": "log", "logger": record.name, "message": record.getMessage()}
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False, default=str)
+        return _UNPRINTABLE.sub(_escaped, json.dumps(line, ensure_ascii=False, default=str))
 
 
 class TextFormatter(logging.Formatter):
@@ -55,9 +57,11 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         message = word(record.msg) if isinstance(record.msg, Event) else record.getMessage()
-        line = f"{_time(record)[11:23]} {record.levelname.lower():<8} {_printable(message)}"
+        line = f"{_time(record)[11:23]} {record.levelname.lower():<8} {one_line(message)}"
         if record.exc_info:
-            line += "\n" + self.formatException(record.exc_info)
+            line += "".join(
+                "\n" + one_line(part) for part in self.formatException(record.exc_info).splitlines()
+            )
         return line
 
 
@@ -72,8 +76,12 @@ def _time(record: logging.LogRecord) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+# What json.dumps leaves as it is, though a terminal or a line reader would act on it.
+_UNPRINTABLE = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return f"\\u{ord(match[0]):04x}"
 
 
 def _job(event: Any) -> str:

@@ -14,7 +14,7 @@ Opener = Callable[[str, Clock], Store]
 
 def open_store(url: str, clock: Clock) -> Store:
     """Open the database that `url` names, with the engine of its scheme."""
-    if not isinstance(url, str) or "://" not in url:
+    if "://" not in url:
         raise ConfigError(f"{url!r} is not a database address; write sqlite:///queue.db")
     scheme = url.partition("://")[0]
     if scheme == "sqlite":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
+from datetime import datetime
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -137,7 +138,7 @@ class Beat(Struct, frozen=True):
 
 
 class WorkerRecord(Struct, frozen=True, kw_only=True):
-    """A worker as the others see it."""
+    """A worker as the others see it. Its times are the database's to fill in."""
 
     id: str
     host: str
@@ -145,8 +146,8 @@ class WorkerRecord(Struct, frozen=True, kw_only=True):
     state: str
     concurrency: int
     types: tuple[str, ...]
-    started_at: int = 0
-    heartbeat_at: int = 0
+    started_at: datetime | None = None
+    heartbeat_at: datetime | None = None
 
 
 class TypeRecord(Struct, frozen=True, kw_only=True):
@@ -245,11 +246,14 @@ class Store(Protocol):
 
     # Enqueue.
 
-    def insert_jobs(self, jobs: Sequence[NewJob]) -> list[Verdict]:
-        """Insert jobs in one commit, each with its own verdict: one refusal does not touch the others."""
+    def insert_jobs(self, jobs: Sequence[NewJob], *, atomic: bool = False) -> list[Verdict]:
+        """Insert jobs in one commit, each with its own verdict: one refusal does not touch the others.
+
+        With `atomic`, one refusal means that none of them is inserted.
+        """
 
     def insert_jobs_with(self, connection: Any, jobs: Sequence[NewJob]) -> list[Verdict]:
-        """The same inside the caller's own transaction, which neither commits nor aborts by it."""
+        """The same, atomic, inside the caller's own transaction, which neither commits nor aborts by it."""
 
     # The turn.
 

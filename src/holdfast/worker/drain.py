@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 from holdfast import events as e
 from holdfast.context import LOST, Attempt
 from holdfast.core.ids import new_id
+from holdfast.core.lifecycle import Released
 from holdfast.store.protocol import WorkerRecord
 from holdfast.worker.claiming import Claiming
 from holdfast.worker.heartbeat import Heartbeat
 from holdfast.worker.maintenance import PROMOTE_BATCH
-from holdfast.worker.run import run_here
+from holdfast.worker.run import Committed, Ending, run_here
 from holdfast.worker.settle import Ended, Settler
 from holdfast.worker.slots import Slots
 from holdfast.worker.statistics import Statistics
@@ -47,7 +48,7 @@ class Drainer:
         self._store = queue.store
         self._id = new_id()
         self._attempt: Attempt | None = None
-        self._claiming = Claiming(queue.registry, queue, Slots(1, lambda _: 1), None)
+        self._claiming = Claiming(queue.registry, queue, Slots(1, lambda _: ("", 1)), None)
         self._statistics = Statistics(self._id)
         self._settler = Settler(self._id, self._store, queue.events, self._statistics)
         record = WorkerRecord(
@@ -66,7 +67,7 @@ class Drainer:
             settings=queue.settings,
             state=lambda: "draining",
             held=lambda: [attempt] if (attempt := self._attempt) is not None else [],
-            lost=self._lose,
+            lost=lambda _: self._lose(),
             cancelled=lambda _: None,
         )
         self._heartbeat.start()
@@ -89,11 +90,18 @@ class Drainer:
             e.JobClaimed(job_id=claim.id, type=claim.type, attempt=claim.attempts, worker_id=self._id)
         )
         attempt.start(self._store.now)
-        ended = [Ended(attempt, run_here(attempt))]
-        accepted = self._settler.write(ended, settings)
+        try:
+            self._settle(attempt, run_here(attempt, passing=(KeyboardInterrupt,)))
+        except KeyboardInterrupt:
+            self._settle(attempt, Committed() if attempt.committed else Released())
+            raise
+        return True
+
+    def _settle(self, attempt: Attempt, ending: Ending) -> None:
+        ended = [Ended(attempt, ending)]
+        accepted = self._settler.write(ended, self._queue.settings())
         self._attempt = None
         self._settler.announce(ended, accepted)
-        return True
 
     def close(self) -> None:
         self._heartbeat.stop()
@@ -101,7 +109,7 @@ class Drainer:
             self._store.write_statistics(self._statistics.changed())
             self._store.remove_workers([self._id])
 
-    def _lose(self, attempts: object) -> None:
+    def _lose(self) -> None:
         attempt = self._attempt
         if attempt is not None and not attempt.committed:
             attempt.stop_reason = LOST

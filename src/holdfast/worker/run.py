@@ -32,8 +32,11 @@ class LetGo(Struct, frozen=True, tag=True):
 Ending = Outcome | Committed | LetGo
 
 
-def begin_call(attempt: Attempt) -> Any | Ending:
-    """Check the payload and call the handler; its value, its coroutine, or how the attempt ended."""
+def begin_call(attempt: Attempt, passing: tuple[type[BaseException], ...] = ()) -> Any | Ending:
+    """Check the payload and call the handler; its value, its coroutine, or how the attempt ended.
+
+    What is named in `passing` is not an outcome but goes through to the caller.
+    """
     handler = attempt.handler
     try:
         bound = handler.spec.bind(decode(attempt.claim.payload))
@@ -43,6 +46,8 @@ def begin_call(attempt: Attempt) -> Any | Ending:
         return _errored(error, permanent=True)
     try:
         return handler.call(bound, attempt.context)
+    except passing:
+        raise
     except BaseException as error:
         return ending_of_error(attempt, error)
 
@@ -53,15 +58,17 @@ def run_in_thread(attempt: Attempt) -> Ending:
     return value if isinstance(value, Ending) else ending_of_value(attempt, value)
 
 
-def run_here(attempt: Attempt) -> Ending:
+def run_here(attempt: Attempt, passing: tuple[type[BaseException], ...] = ()) -> Ending:
     """Run any handler here, an async one on an event loop of its own."""
-    value = begin_call(attempt)
+    value = begin_call(attempt, passing)
     if isinstance(value, Ending):
         return value
     try:
         if inspect.iscoroutine(value):
             value = asyncio.run(value)
         return ending_of_value(attempt, value)
+    except passing:
+        raise
     except BaseException as error:
         return ending_of_error(attempt, error)
 
@@ -96,13 +103,9 @@ def ending_of_stop(attempt: Attempt) -> Ending:
     if attempt.stop_reason == CANCELLED:
         return Stopped()
     if attempt.stop_reason == TIMED_OUT:
-        return timed_out(attempt)
+        return Errored(describe(TimedOut(attempt.claim.timeout or 0.0)))
     assert attempt.stop_reason == LOST, attempt.stop_reason
     return LetGo()
-
-
-def timed_out(attempt: Attempt) -> Errored:
-    return Errored(describe(TimedOut(attempt.claim.timeout or 0.0)))
 
 
 def _errored(error: BaseException, *, permanent: bool = False, delay: float | None = None) -> Errored:

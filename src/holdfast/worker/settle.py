@@ -109,9 +109,11 @@ class Settler:
             )
         if end.attempt.children and self._events.wanted(e.JobEnqueued):
             for child in end.attempt.children:
-                self._events.emit(
-                    e.JobEnqueued(job_id=child.id, type=child.type, status=Status.PENDING, parent_id=claim.id)
-                )
+                job = self._store.get_job(child.id)
+                if job is not None and job.parent_id == claim.id:  # else it became a link
+                    self._events.emit(
+                        e.JobEnqueued(job_id=job.id, type=job.type, status=job.status, parent_id=claim.id)
+                    )
 
     def _not_completed(self, end: Ended, status: Status, now: int) -> None:
         claim, decision = end.attempt.claim, end.decision

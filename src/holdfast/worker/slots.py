@@ -49,16 +49,19 @@ class Pace:
 
 
 class Slots:
-    """Thread-safe bookkeeping of a worker's attempts. `cap` gives a type's own slots in this process."""
+    """Thread-safe bookkeeping of a worker's attempts.
 
-    def __init__(self, concurrency: int, cap: Callable[[str], int]) -> None:
+    `cap` gives the name and size of a type's cap in this process; types with the same name share it.
+    """
+
+    def __init__(self, concurrency: int, cap: Callable[[str], tuple[str, int]]) -> None:
         self.concurrency = concurrency
         self._cap = cap
         self._lock = threading.Lock()
         self._held: dict[str, deque[Attempt]] = {}
         self._held_count = 0
         self._running: dict[int, Attempt] = {}
-        self._running_by_type: dict[str, int] = {}
+        self._running_by_cap: dict[str, int] = {}
         self._paces: dict[str, Pace] = {}
         self._measured = time.monotonic()
 
@@ -75,7 +78,7 @@ class Slots:
         with self._lock:
             type = attempt.claim.type
             if self._running.pop(id(attempt), None) is not None:
-                self._running_by_type[type] -= 1
+                self._running_by_cap[attempt.cap] -= 1
             if seconds is not None:
                 self._pace(type).note(seconds)
             return self._pop()
@@ -116,8 +119,11 @@ class Slots:
     def room(self, type: str, *, prefetch: bool) -> int:
         """How many more jobs of the type to claim."""
         with self._lock:
-            slots = min(self._cap(type), self.concurrency)
-            present = self._running_by_type.get(type, 0) + len(self._held.get(type, ()))
+            name, cap = self._cap(type)
+            slots = min(cap, self.concurrency)
+            present = self._running_by_cap.get(name, 0) + sum(
+                len(line) for other, line in self._held.items() if line and self._cap(other)[0] == name
+            )
             return max(0, slots + (self._pace(type).ahead(slots) if prefetch else 0) - present)
 
     def total_room(self) -> int:
@@ -144,17 +150,21 @@ class Slots:
         if not self._held_count or len(self._running) >= self.concurrency:
             return None
         best: deque[Attempt] | None = None
+        best_name = ""
         rank: tuple[int, int] | None = None
         for type, line in self._held.items():
-            if line and self._running_by_type.get(type, 0) < self._cap(type):
+            if not line:
+                continue
+            name, cap = self._cap(type)
+            if self._running_by_cap.get(name, 0) < cap:
                 claim = line[0].claim
                 if rank is None or (-claim.priority, claim.seq) < rank:
-                    best, rank = line, (-claim.priority, claim.seq)
+                    best, rank, best_name = line, (-claim.priority, claim.seq), name
         if best is None:
             return None
         attempt = best.popleft()
         self._held_count -= 1
-        type = attempt.claim.type
+        attempt.cap = best_name
         self._running[id(attempt)] = attempt
-        self._running_by_type[type] = self._running_by_type.get(type, 0) + 1
+        self._running_by_cap[best_name] = self._running_by_cap.get(best_name, 0) + 1
         return attempt

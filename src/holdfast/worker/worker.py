@@ -37,7 +37,7 @@ class Worker:
     ) -> None:
         if concurrency is not None:
             parse_setting("concurrency", concurrency)
-        if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
+        if batch_size is not None and batch_size < 1:
             raise ConfigError(f"batch_size must be a whole number from 1, not {batch_size!r}")
         if isinstance(types, str):
             raise ConfigError("types takes a list of types, not one text")
@@ -114,7 +114,8 @@ class Worker:
         restore = self._handle_signals()
         try:
             self.start()
-            assert self._thread is not None and self._dispatcher is not None
+            assert self._thread is not None
+            assert self._dispatcher is not None
             while self._thread.is_alive():
                 self._thread.join(1.0)
             self._raise_failure()

@@ -164,7 +164,7 @@ class SqliteAttemptTransaction:
         row = self._database.read_one(
             "SELECT status, version FROM holdfast_jobs WHERE seq = ?", (self._claim.seq,)
         )
-        return row == (Status.COMPLETED, self._claim.version)
+        return bool(row == (Status.COMPLETED, self._claim.version))
 
     def _expire(self) -> None:
         if not self._settling.acquire(blocking=False):

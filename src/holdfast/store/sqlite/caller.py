@@ -26,7 +26,7 @@ def checked(connection: Any, database: Database) -> sqlite3.Connection:
     path = next((os.fsdecode(file) for _, name, file in rows if name in ("main", b"main")), "")
     if not path or not os.path.exists(path) or not os.path.samefile(path, database.path):
         raise ConfigError(
-            f"connection= is a connection to {path or 'a database in memory'}, the queue is in {database.path}",
+            f"connection= goes to {path or 'a database in memory'}, the queue is in {database.path}",
             hint="the job and your rows commit together only in one database",
         )
     _join_transaction(connection)

@@ -19,7 +19,8 @@ UPDATE holdfast_jobs SET
     key_held = key_held AND key_for IS NOT NULL, key_until = ?1 + CAST(key_for * 1000000 AS INTEGER)
 FROM (SELECT json_extract(value, '$[0]') AS seq, json_extract(value, '$[1]') AS version,
     json_extract(value, '$[2]') AS result FROM json_each(?2)) AS f
-WHERE holdfast_jobs.seq = f.seq AND status = 'processing' AND holdfast_jobs.version = f.version AND worker_id = ?3
+WHERE holdfast_jobs.seq = f.seq AND status = 'processing'
+    AND holdfast_jobs.version = f.version AND worker_id = ?3
 """
 
 # A cancellation may have been asked for until this very moment; then whatever is not a completion is one.
@@ -48,7 +49,8 @@ WHERE holdfast_jobs.seq = f.seq AND holdfast_jobs.status = 'processing'
 """
 
 _FAILURES = """
-INSERT INTO holdfast_failures (seq, version, attempt, started_at, finished_at, worker_id, error, traceback, detail)
+INSERT INTO holdfast_failures
+    (seq, version, attempt, started_at, finished_at, worker_id, error, traceback, detail)
 SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]'),
     json_extract(value, '$[3]'), ?1, json_extract(value, '$[4]'), json_extract(value, '$[5]'),
     json_extract(value, '$[6]'), json_extract(value, '$[7]')

@@ -18,6 +18,10 @@ INSERT INTO holdfast_jobs (id, type, status, priority, max_attempts, key, key_fo
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING
 """
 
+HOLDER = """
+SELECT id, payload, status, created_at, token FROM holdfast_jobs WHERE type = ? AND key = ? AND key_held = 1
+"""
+
 
 def insert_jobs(connection: sqlite3.Connection, jobs: Sequence[NewJob], now: int) -> list[Verdict]:
     """Insert inside the open transaction. A conflict is a verdict, never an abort."""
@@ -31,6 +35,20 @@ def insert_jobs(connection: sqlite3.Connection, jobs: Sequence[NewJob], now: int
         return [_insert_one(cursor, job, now) for job in jobs]
     finally:
         cursor.close()
+
+
+def insert_all_or_none(connection: sqlite3.Connection, jobs: Sequence[NewJob], now: int) -> list[Verdict]:
+    """The same, but with one refusal nothing is inserted, and the transaction around it goes on."""
+    cursor = connection.cursor()
+    try:
+        cursor.execute("SAVEPOINT holdfast_all")
+        verdicts = insert_jobs(connection, jobs, now)
+        if any(verdict.error is not None for verdict in verdicts):
+            cursor.execute("ROLLBACK TO holdfast_all")
+        cursor.execute("RELEASE holdfast_all")
+    finally:
+        cursor.close()
+    return verdicts
 
 
 def _insert_plain(cursor: sqlite3.Cursor, jobs: Sequence[NewJob], now: int) -> list[Verdict] | None:
@@ -60,7 +78,8 @@ def _insert_one(cursor: sqlite3.Cursor, job: NewJob, now: int) -> Verdict:
 def free_expired_key(cursor: sqlite3.Cursor, type: str, key: str, now: int) -> None:
     """Take the key from a finished job whose key_for has passed."""
     cursor.execute(
-        "UPDATE holdfast_jobs SET key_held = 0 WHERE type = ? AND key = ? AND key_held = 1 AND key_until <= ?",
+        "UPDATE holdfast_jobs SET key_held = 0"
+        " WHERE type = ? AND key = ? AND key_held = 1 AND key_until <= ?",
         (type, key, now),
     )
 
@@ -80,7 +99,7 @@ def _holder(cursor: sqlite3.Cursor, job: NewJob) -> Verdict | None:
     if job.key is None:
         return None
     row = cursor.execute(
-        "SELECT id, payload, status, created_at, token FROM holdfast_jobs WHERE type = ? AND key = ? AND key_held = 1",
+        HOLDER,
         (job.type, job.key),
     ).fetchone()
     if row is None:

@@ -8,19 +8,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from holdfast.config import Value
-from holdfast.core.clock import microseconds
+from holdfast.core.clock import microseconds, to_datetime
 from holdfast.store.protocol import BUCKETS, LIFETIME, Beat, Minute, TypeRecord, WorkerRecord
 
 _RENEW = """
 UPDATE holdfast_jobs SET lease_expires_at = ?1
-FROM (SELECT json_extract(value, '$[0]') AS seq, json_extract(value, '$[1]') AS version FROM json_each(?2)) AS h
+FROM (SELECT json_extract(value, '$[0]') AS seq, json_extract(value, '$[1]') AS version
+    FROM json_each(?2)) AS h
 WHERE holdfast_jobs.seq = h.seq AND holdfast_jobs.version = h.version
     AND status = 'processing' AND worker_id = ?3
 """
 
 _STILL_HELD = """
 SELECT json_group_array(json_array(j.seq, j.version))
-FROM (SELECT json_extract(value, '$[0]') AS seq, json_extract(value, '$[1]') AS version FROM json_each(?1)) AS h
+FROM (SELECT json_extract(value, '$[0]') AS seq, json_extract(value, '$[1]') AS version
+    FROM json_each(?1)) AS h
 JOIN holdfast_jobs AS j ON j.seq = h.seq AND j.version = h.version
 WHERE j.status = 'processing' AND j.worker_id = ?2
 """
@@ -107,8 +109,8 @@ def worker_from(row: Sequence[Any]) -> WorkerRecord:
         state=state,
         concurrency=concurrency,
         types=tuple(json.loads(types)),
-        started_at=started_at,
-        heartbeat_at=heartbeat_at,
+        started_at=to_datetime(started_at),
+        heartbeat_at=to_datetime(heartbeat_at),
     )
 
 

@@ -110,7 +110,8 @@ def _version(database: Database) -> int:
     tables = [
         row[0]
         for row in database.read(
-            "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND name LIKE 'holdfast\\_%' ESCAPE '\\'"
+            "SELECT name FROM sqlite_master"
+            " WHERE type IN ('table', 'view') AND name LIKE 'holdfast\\_%' ESCAPE '\\'"
         )
     ]
     if not tables:

@@ -10,18 +10,18 @@ from holdfast.core.clock import to_datetime
 from holdfast.core.job import Failure, Job, Progress, Status
 
 JOB_COLUMNS = (
-    "seq, id, type, status, priority, attempts, max_attempts, version, key, key_for, run_at, due_at, timeout,"
-    " parent_id, cancel_requested, worker_id, lease_expires_at, created_at, updated_at, started_at, finished_at,"
-    " progress, progress_message, error, payload, result"
+    "seq, id, type, status, priority, attempts, max_attempts, version, key, key_for, run_at, due_at,"
+    " timeout, parent_id, cancel_requested, worker_id, lease_expires_at, created_at, updated_at, started_at,"
+    " finished_at, progress, progress_message, error, payload, result"
 )
 
 
 def job_from(row: Sequence[Any], failures: tuple[Failure, ...] = ()) -> Job:
     """A Job from the JOB_COLUMNS of a row."""
     (
-        _seq, id, type, status, priority, attempts, max_attempts, version, key, key_for, run_at, due_at, timeout,
-        parent_id, cancel_requested, worker_id, lease_expires_at, created_at, updated_at, started_at, finished_at,
-        progress, progress_message, error, payload, result,
+        _seq, id, type, status, priority, attempts, max_attempts, version, key, key_for, run_at, due_at,
+        timeout, parent_id, cancel_requested, worker_id, lease_expires_at, created_at, updated_at, started_at,
+        finished_at, progress, progress_message, error, payload, result,
     ) = row  # fmt: skip
     return Job(
         id=id,

@@ -15,8 +15,8 @@ _INDEXES = (
     # reap
     "CREATE INDEX holdfast_jobs_leased ON holdfast_jobs (lease_expires_at) WHERE status = 'processing'",
     # cancel a running job
-    "CREATE INDEX holdfast_jobs_cancelling ON holdfast_jobs (worker_id)"
-    " WHERE status = 'processing' AND cancel_requested = 1",
+    """CREATE INDEX holdfast_jobs_cancelling ON holdfast_jobs (worker_id)
+    WHERE status = 'processing' AND cancel_requested = 1""",
     # at most one job of a type holds a key
     "CREATE UNIQUE INDEX holdfast_jobs_key ON holdfast_jobs (type, key) WHERE key_held = 1",
     # prune, and what ran lately

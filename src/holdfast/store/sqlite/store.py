@@ -36,7 +36,8 @@ from holdfast.store.sqlite.watch import SqliteWatch
 
 PROMOTABLE = """
 SELECT json_group_array(json_array(seq, id, type)) FROM (
-    SELECT seq, id, type FROM holdfast_jobs WHERE status = 'scheduled' AND due_at <= ? ORDER BY due_at LIMIT ?)
+    SELECT seq, id, type FROM holdfast_jobs WHERE status = 'scheduled' AND due_at <= ?
+    ORDER BY due_at LIMIT ?)
 """
 
 _LEASED = """
@@ -75,17 +76,18 @@ class SqliteStore:
 
     # Enqueue.
 
-    def insert_jobs(self, jobs: Sequence[NewJob]) -> list[Verdict]:
+    def insert_jobs(self, jobs: Sequence[NewJob], *, atomic: bool = False) -> list[Verdict]:
+        how = insert.insert_all_or_none if atomic else insert.insert_jobs
         try:
             with self.database.transaction() as connection:
-                return insert.insert_jobs(connection, jobs, self.now())
+                return how(connection, jobs, self.now())
         except CommitUncertain:
             # Once more: a row of ours that did get through is known by its token.
             with self.database.transaction() as connection:
-                return insert.insert_jobs(connection, jobs, self.now())
+                return how(connection, jobs, self.now())
 
     def insert_jobs_with(self, connection: Any, jobs: Sequence[NewJob]) -> list[Verdict]:
-        return insert.insert_jobs(caller.checked(connection, self.database), jobs, self.now())
+        return insert.insert_all_or_none(caller.checked(connection, self.database), jobs, self.now())
 
     # The turn.
 
@@ -285,7 +287,8 @@ class SqliteStore:
 
     def list_statistics(self, since_minute: int) -> list[Minute]:
         rows = self.database.read(
-            f"SELECT {keep.STATISTICS_COLUMNS} FROM holdfast_statistics WHERE minute >= ? ORDER BY minute, type",
+            f"SELECT {keep.STATISTICS_COLUMNS} FROM holdfast_statistics"
+            " WHERE minute >= ? ORDER BY minute, type",
             (since_minute,),
         )
         return [keep.minute_from(row) for row in rows]

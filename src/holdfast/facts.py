@@ -1,0 +1,44 @@
+"""Gathering what `why` needs to know about one job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from holdfast.core.explain import Facts
+from holdfast.core.job import Job, Status, base_type
+from holdfast.core.settings import Settings
+from holdfast.store.protocol import Store, WorkerRecord
+
+_LINE_CAP = 10_000
+
+
+def facts_about(job: Job, store: Store, settings: Settings, workers: Sequence[WorkerRecord]) -> Facts:
+    """What the queue knows that bears on a job; `workers` are those alive."""
+    paused = store.list_paused()
+    able = [w for w in workers if job.type in w.types or base_type(job.type) in w.types]
+    rate = settings.resolve("rate_limit", job.type)
+    own_slots = settings.resolve("concurrency", job.type)
+    cap = settings.resolve("max_running", job.type)
+    running = {type: counts[Status.PROCESSING] for type, counts in store.count_jobs().items()}
+    line = store.line_before(job.id, _LINE_CAP)
+    return Facts(
+        now=store.now(),
+        paused_all="" in paused,
+        paused_type=job.type in paused,
+        workers=len(workers),
+        workers_for_type=len(able),
+        slots_for_type=sum(
+            min(w.concurrency, own_slots.value) if own_slots.source else w.concurrency for w in able
+        ),
+        running=running.get(job.type, 0),
+        max_running=cap.value,
+        running_under_cap=sum(
+            count
+            for type, count in running.items()
+            if settings.resolve("max_running", type).source == cap.source
+        ),
+        rate_limit=rate.value,
+        rate_wait=store.get_rate_wait(rate.source, rate.value) if rate.value else 0.0,
+        ahead=line.ahead,
+        ahead_capped=line.capped,
+    )

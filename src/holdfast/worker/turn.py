@@ -1,0 +1,126 @@
+"""One turn of a worker: everything it has to say to the database, in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from holdfast import events as e
+from holdfast.context import Attempt
+from holdfast.core.job import Status
+from holdfast.core.lifecycle import RELEASE
+from holdfast.core.settings import Settings
+from holdfast.errors import CommitUncertain
+from holdfast.store.protocol import Claimed, Finish, Store
+from holdfast.worker.claiming import Claiming
+from holdfast.worker.maintenance import Maintenance
+from holdfast.worker.settle import Ended, Settler
+from holdfast.worker.slots import Slots
+from holdfast.worker.statistics import Statistics
+
+Report = tuple[int, int, float, str | None]
+"""A report of progress: seq, version, fraction, message."""
+
+
+class Turn:
+    """Writes outcomes, does what maintenance is due, claims. `take` may be called again after a StoreError,
+    with the same outcomes: those that got through after all are refused by the guard."""
+
+    def __init__(
+        self,
+        worker_id: str,
+        store: Store,
+        events: e.Events,
+        claiming: Claiming,
+        slots: Slots,
+        maintenance: Maintenance,
+        statistics: Statistics,
+    ) -> None:
+        self._worker_id = worker_id
+        self._store = store
+        self._events = events
+        self._claiming = claiming
+        self._slots = slots
+        self._maintenance = maintenance
+        self._statistics = statistics
+        self._settler = Settler(worker_id, store, events, statistics)
+        self._finished: tuple[Sequence[Ended], dict[tuple[int, int], Status]] = ((), {})
+        self.uncertain = False
+        """Whether the last commit failed and may have happened all the same."""
+
+    def take(
+        self,
+        ended: Sequence[Ended],
+        progress: Collection[Report],
+        settings: Settings,
+        *,
+        claim_limit: int,
+        leased: Sequence[Attempt],
+    ) -> Claimed:
+        """Commit it all; return the claims, which are to be started before `announce` tells of it."""
+        self._slots.measure()
+        try:
+            with self._store.transaction():
+                if self.uncertain:
+                    self._release_unknown(leased)
+                # Finish before claiming: an outcome is durable before anything new is taken.
+                accepted = self._settler.write(ended, settings)
+                if progress:
+                    self._store.write_progress(self._worker_id, progress)
+                self._maintenance.run(settings)
+                minutes = self._statistics.changed()
+                if minutes:
+                    self._store.write_statistics(minutes)
+                claimed = self._claim(claim_limit, settings)
+        except CommitUncertain:
+            self.uncertain = True
+            raise
+        self.uncertain = False
+        if minutes:
+            self._statistics.written(self._store.now())
+        self._finished = ended, accepted
+        return claimed
+
+    def announce(self, claimed: Claimed) -> None:
+        """Tell what `take` committed."""
+        self._settler.announce(*self._finished)
+        self._maintenance.announce()
+        if claimed.claims and self._events.wanted(e.JobClaimed):
+            for claim in claimed.claims:
+                self._events.emit(
+                    e.JobClaimed(
+                        job_id=claim.id, type=claim.type, attempt=claim.attempts, worker_id=self._worker_id
+                    )
+                )
+
+    def leave(self) -> None:
+        """The last write of a worker."""
+        with self._store.transaction():
+            self._store.write_statistics(self._statistics.changed())
+            self._store.remove_workers([self._worker_id])
+
+    def _claim(self, limit: int, settings: Settings) -> Claimed:
+        limit = min(limit, self._slots.total_room())
+        if limit <= 0:
+            return Claimed([])
+        demands = self._claiming.demands(self._store.list_active_types(), settings)
+        return self._store.claim_jobs(
+            self._worker_id, demands, limit=limit, lease_seconds=settings.lease_seconds
+        )
+
+    def _release_unknown(self, leased: Sequence[Attempt]) -> None:
+        """After a commit in doubt: give back what the database says is ours and we know nothing of."""
+        known = {(attempt.claim.seq, attempt.claim.version) for attempt in leased}
+        unknown = [h for h in self._store.list_held(self._worker_id) if (h.seq, h.version) not in known]
+        self._store.finish_jobs(
+            [
+                Finish(
+                    seq=held.seq,
+                    version=held.version,
+                    worker_id=self._worker_id,
+                    attempt=held.attempts,
+                    decision=RELEASE,
+                    started_at=held.started_at,
+                )
+                for held in unknown
+            ]
+        )
