@@ -204,7 +204,9 @@ class Queue:
 
         Otherwise there is a commit every 10,000, and an error leaves the batches before it stored.
         """
-        return self._opened().enqueue_many(type, payloads, options, atomic=atomic, connection=connection)
+        return self._opened(connection).enqueue_many(
+            type, payloads, options, atomic=atomic, connection=connection
+        )
 
     # Reading.
 

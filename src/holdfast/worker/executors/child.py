@@ -22,7 +22,7 @@ from holdfast.function import JobFunction
 from holdfast.queue import Queue
 from holdfast.registry import Handler
 from holdfast.store.protocol import Store
-from holdfast.worker.executors.wire import Ask, End, Progress, Run, Setup, ToChild, send
+from holdfast.worker.executors.wire import Ask, End, Progress, Run, Setup, Started, ToChild, send
 from holdfast.worker.run import Ending, describe, run_here
 
 MAIN = "__holdfast_main__"
@@ -53,6 +53,7 @@ class ChildProgram:
         self._lock = threading.Lock()
         self._runs: queues.SimpleQueue[Run] = queues.SimpleQueue()
         self._attempt: Attempt | None = None
+        self._asked: str | None = None
         self._main: dict[str, Any] | None = None
         self._setup: Setup | None = None
         self._queue: Queue | None = None
@@ -71,8 +72,10 @@ class ChildProgram:
                 sys.path[:] = message.path
             elif isinstance(message, Run):
                 self._runs.put(message)
-            elif isinstance(message, Ask) and self._attempt is not None:
-                self._attempt.stop_reason = message.reason
+            elif isinstance(message, Ask):
+                self._asked = message.reason
+                if self._attempt is not None:
+                    self._attempt.stop_reason = message.reason
         # The worker is gone: nobody would ever stop this process, nor what the handler started.
         os.killpg(0, signal.SIGKILL)
 
@@ -86,8 +89,10 @@ class ChildProgram:
             attempt = Attempt(message.claim, handler, host)
             attempt.on_progress = self._progress
             self._attempt = attempt
+            attempt.stop_reason = self._asked  # it may have come while the handler was imported
+            self._reply(Started())
             ending = run_here(attempt)
-            self._attempt = None
+            self._attempt = self._asked = None
             children = attempt.children
         self._reply(End(ending, children))
 

@@ -8,6 +8,7 @@ application, and find the handler by its name. They die with their worker: the e
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -25,11 +26,15 @@ from holdfast.core.lifecycle import Errored
 from holdfast.errors import ProcessDied
 from holdfast.store.protocol import Store
 from holdfast.worker.executors.threads import ThreadExecutor
-from holdfast.worker.executors.wire import Ask, End, FromChild, Progress, Run, Setup, send
+from holdfast.worker.executors.wire import Ask, End, FromChild, Progress, Run, Setup, Started, send
 from holdfast.worker.run import Ending, Report, describe, ending_of_stop
 
 GRACE = 2.0
 """Seconds between SIGTERM and SIGKILL."""
+
+
+START_ALLOWANCE = 60.0
+"""Seconds a new child has to import the application before the attempt's own timeout begins."""
 
 
 class ProcessExecutor:
@@ -38,6 +43,7 @@ class ProcessExecutor:
     def __init__(
         self, clock: Clock, report: Report, store: Store, *, url: str, defaults: Mapping[str, Value]
     ) -> None:
+        self._clock = clock
         self._threads = ThreadExecutor(clock, report, store, self._run)
         self._setup = Setup(url, defaults, list(sys.path), *_main_program())
         self._lock = threading.Lock()
@@ -72,15 +78,16 @@ class ProcessExecutor:
         except OSError as error:
             return Errored(f"the handler's process could not be started: {error}")
         attempt.handle = child
-        if attempt.stop_reason is not None:
-            self._give_back(child)
-            return ending_of_stop(attempt)
-        try:
-            ending = child.run(attempt)
-        finally:
-            attempt.handle = None
+        if attempt.deadline is not None:
+            attempt.deadline += START_ALLOWANCE
+        ending = (
+            ending_of_stop(attempt) if attempt.stop_reason is not None else child.run(attempt, self._clock)
+        )
+        attempt.handle = None
         if child.is_alive:
             self._give_back(child)
+        else:
+            child.close()
         return ending
 
     def _borrow(self) -> Child:
@@ -127,7 +134,11 @@ class Child:
             os.close(commands_read)
             os.close(replies_write)
         self._commands: BinaryIO = os.fdopen(commands_write, "wb")
-        self._replies: BinaryIO = os.fdopen(replies_read, "rb")
+        self._replies = replies_read
+        self._poll = select.poll()
+        self._poll.register(replies_read, select.POLLIN)
+        self._buffer = b""
+        self._closed = False
         self._lock = threading.Lock()
         self._killer: threading.Timer | None = None
         self._decode = msgspec.json.Decoder(FromChild).decode
@@ -135,21 +146,41 @@ class Child:
 
     @property
     def is_alive(self) -> bool:
-        return self._killer is None and self._process.poll() is None
+        return self._killer is None and not self._closed and self._process.poll() is None
 
-    def run(self, attempt: Attempt) -> Ending:
+    def run(self, attempt: Attempt, clock: Clock) -> Ending:
         """Run an attempt and wait for its end, or the child's."""
         module, name = attempt.handler.address()
         self._send(Run(attempt.claim, module, name, attempt.handler.whole))
-        for line in self._replies:
+        while (line := self._read_line()) is not None:
             message = self._decode(line)
-            if isinstance(message, Progress):
+            if isinstance(message, Started):
+                attempt.start(clock)
+            elif isinstance(message, Progress):
                 if attempt.on_progress is not None:
                     attempt.on_progress(attempt, message.fraction, message.message)
             elif isinstance(message, End):
                 attempt.children = message.children
                 return message.ending
-        return self._died(attempt)
+        self.close()
+        if attempt.stop_reason is not None:
+            return ending_of_stop(attempt)
+        return Errored(describe(ProcessDied(self._process.returncode)))
+
+    def _read_line(self) -> bytes | None:
+        """The next message, or None when the child is gone."""
+        while b"\n" not in self._buffer:
+            # What the handler forked may hold the pipe open after the child itself has died.
+            if not self._poll.poll(1000):
+                if self._process.poll() is not None:
+                    return None
+                continue
+            part = os.read(self._replies, 65_536)
+            if not part:
+                return None
+            self._buffer += part
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line
 
     def ask(self, reason: str) -> None:
         self._send(Ask(reason))
@@ -157,7 +188,7 @@ class Child:
     def kill(self) -> None:
         """SIGTERM to the child and all it started, SIGKILL after the grace."""
         with self._lock:
-            if self._killer is not None or self._process.poll() is not None:
+            if self._killer is not None or self._closed:
                 return
             self._killer = threading.Timer(GRACE, self._signal, (signal.SIGKILL,))
             self._killer.daemon = True
@@ -165,26 +196,24 @@ class Child:
         self._signal(signal.SIGTERM)
 
     def close(self) -> None:
-        """End an idle child."""
+        """End the child and all it started; its exit status is collected once."""
+        with self._lock:
+            closed, self._closed = self._closed, True
+        if closed:
+            return
         self._signal(signal.SIGKILL)
-        self._reap()
-
-    def _died(self, attempt: Attempt) -> Ending:
-        exit_code = self._reap()
-        if attempt.stop_reason is not None:
-            return ending_of_stop(attempt)
-        return Errored(describe(ProcessDied(exit_code)))
-
-    def _reap(self) -> int:
-        exit_code = self._process.wait()
+        if hasattr(os, "waitid"):
+            # Until its status is collected, the process keeps its number, and with it the group's.
+            with suppress(ChildProcessError):  # collected already
+                os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
         if self._killer is not None:
             self._killer.cancel()
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # what it started and left behind
         with suppress(OSError):
             self._commands.close()
-        self._replies.close()
-        return exit_code
+        os.close(self._replies)
 
     def _send(self, message: object) -> None:
         with self._lock, suppress(OSError, ValueError):  # a dead child is found when its replies end
@@ -192,7 +221,7 @@ class Child:
 
     def _signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError, PermissionError):
-            if self._process.poll() is None:
+            if self._process.returncode is None:
                 os.killpg(self._process.pid, number)
 
 

@@ -38,6 +38,10 @@ class Ask(Struct, tag=True):
     reason: str
 
 
+class Started(Struct, tag=True):
+    """The handler is found and begins now: its time counts from here."""
+
+
 class Progress(Struct, tag=True):
     fraction: float
     message: str | None
@@ -49,7 +53,7 @@ class End(Struct, tag=True):
 
 
 ToChild = Setup | Run | Ask
-FromChild = Progress | End
+FromChild = Started | Progress | End
 
 _encode = msgspec.json.Encoder().encode
 
