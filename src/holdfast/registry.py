@@ -141,7 +141,8 @@ class Registry:
 def _executor(function: Callable[..., Any], wanted: str | None) -> str:
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigError(f"{function!r} is a generator: calling it would run nothing")
-    is_async = inspect.iscoroutinefunction(function)
+    call = getattr(type(function), "__call__", None)  # noqa: B004 -- an object may be the handler
+    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
     executor = wanted or ("async" if is_async else "thread")
     if executor not in EXECUTORS:
         raise ConfigError(f"there is no executor {executor!r}; allowed: {', '.join(EXECUTORS)}")

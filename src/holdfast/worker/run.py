@@ -52,14 +52,8 @@ def begin_call(attempt: Attempt, passing: tuple[type[BaseException], ...] = ()) 
         return ending_of_error(attempt, error)
 
 
-def run_in_thread(attempt: Attempt) -> Ending:
-    """Run a sync handler here."""
-    value = begin_call(attempt)
-    return value if isinstance(value, Ending) else ending_of_value(attempt, value)
-
-
 def run_here(attempt: Attempt, passing: tuple[type[BaseException], ...] = ()) -> Ending:
-    """Run any handler here, an async one on an event loop of its own."""
+    """Run a handler here; a coroutine, also one that a sync handler returned, on a loop of its own."""
     value = begin_call(attempt, passing)
     if isinstance(value, Ending):
         return value

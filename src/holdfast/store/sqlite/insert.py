@@ -64,15 +64,14 @@ def _insert_plain(cursor: sqlite3.Cursor, jobs: Sequence[NewJob], now: int) -> l
 
 
 def _insert_one(cursor: sqlite3.Cursor, job: NewJob, now: int) -> Verdict:
-    if job.max_depth is not None and _depth(cursor, job.type) >= job.max_depth:
-        found = _holder(cursor, job)
-        return found or Verdict(id=job.id, error=QueueFull(job.type, job.max_depth))
     if job.key is not None:
         free_expired_key(cursor, job.type, job.key, now)
+    if job.max_depth is not None and _depth(cursor, job.type) >= job.max_depth:
+        return _known(cursor, job, now) or Verdict(id=job.id, error=QueueFull(job.type, job.max_depth))
     cursor.execute(_INSERT, _row(job, now))
     if cursor.rowcount == 1:
         return _inserted(job, now)
-    return _conflict(cursor, job, now)
+    return _known(cursor, job, now) or Verdict(id=job.id, error=DuplicateJob(job.id))
 
 
 def free_expired_key(cursor: sqlite3.Cursor, type: str, key: str, now: int) -> None:
@@ -84,14 +83,13 @@ def free_expired_key(cursor: sqlite3.Cursor, type: str, key: str, now: int) -> N
     )
 
 
-def _conflict(cursor: sqlite3.Cursor, job: NewJob, now: int) -> Verdict:
+def _known(cursor: sqlite3.Cursor, job: NewJob, now: int) -> Verdict | None:
+    """The verdict on a job that is there already: by its key, or by an enqueue whose commit was in doubt."""
     found = _holder(cursor, job)
     if found is not None:
         return found
     row = cursor.execute("SELECT token FROM holdfast_jobs WHERE id = ?", (job.id,)).fetchone()
-    if row is not None and _text(row[0]) == job.token:
-        return _inserted(job, now)  # an earlier try of this very enqueue, whose commit was in doubt
-    return Verdict(id=job.id, error=DuplicateJob(job.id))
+    return _inserted(job, now) if row is not None and _text(row[0]) == job.token else None
 
 
 def _holder(cursor: sqlite3.Cursor, job: NewJob) -> Verdict | None:

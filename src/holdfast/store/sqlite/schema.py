@@ -64,7 +64,8 @@ _TABLES = (
     f"CREATE TABLE {VERSION_TABLE} (version INTEGER NOT NULL)",
     f"INSERT INTO {VERSION_TABLE} (version) VALUES (0)",
     f"""CREATE TABLE holdfast_jobs (
-        seq INTEGER PRIMARY KEY,
+        -- never given twice: it names a job in every guard
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,
         id TEXT NOT NULL UNIQUE,
         type TEXT NOT NULL,
         status TEXT NOT NULL CHECK (status IN ({", ".join(f"'{status}'" for status in _STATUSES)})),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib
 import os
 import queue as queues
@@ -136,12 +137,25 @@ def _import(module: str) -> Any:
     return importlib.import_module(module)
 
 
+def die_with_the_worker(lifeline: int) -> None:
+    """Let the kernel kill this process's group when the worker's end of the pipe closes.
+
+    The reading thread would do it too, but not while a handler holds the interpreter lock in a long C call.
+    """
+    if not hasattr(fcntl, "F_SETSIG"):  # Linux only
+        return
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+
+
 def main() -> None:
     worker.in_handler_process = True
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    commands, replies = (int(argument) for argument in sys.argv[1:3])
-    os.set_inheritable(commands, False)
-    os.set_inheritable(replies, False)
+    commands, replies, lifeline = (int(argument) for argument in sys.argv[1:4])
+    for descriptor in (commands, replies, lifeline):
+        os.set_inheritable(descriptor, False)
+    die_with_the_worker(lifeline)
     ChildProgram(os.fdopen(commands, "rb"), os.fdopen(replies, "wb")).serve()
 
 

@@ -113,26 +113,22 @@ class Child:
     def __init__(self, setup: Setup) -> None:
         commands_read, commands_write = os.pipe()
         replies_read, replies_write = os.pipe()
+        lifeline, self._lifeline = os.pipe()  # held by this process alone, for as long as it lives
+        theirs = (commands_read, replies_write, lifeline)
         try:
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "holdfast.worker.executors.child",
-                    str(commands_read),
-                    str(replies_write),
-                ],
-                pass_fds=(commands_read, replies_write),
+                [sys.executable, "-m", "holdfast.worker.executors.child", *map(str, theirs)],
+                pass_fds=theirs,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # its own group: it can be killed with all it started
             )
         except BaseException:
-            os.close(commands_write)
-            os.close(replies_read)
+            for descriptor in (commands_write, replies_read, self._lifeline):
+                os.close(descriptor)
             raise
         finally:
-            os.close(commands_read)
-            os.close(replies_write)
+            for descriptor in theirs:
+                os.close(descriptor)
         self._commands: BinaryIO = os.fdopen(commands_write, "wb")
         self._replies = replies_read
         self._poll = select.poll()
@@ -214,6 +210,7 @@ class Child:
         with suppress(OSError):
             self._commands.close()
         os.close(self._replies)
+        os.close(self._lifeline)
 
     def _send(self, message: object) -> None:
         with self._lock, suppress(OSError, ValueError):  # a dead child is found when its replies end

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from holdfast.context import Attempt
 from holdfast.core.clock import Clock
 from holdfast.store.protocol import Store
-from holdfast.worker.run import Ending, Report, run_in_thread
+from holdfast.worker.run import Ending, Report, run_here
 
 
 class ThreadExecutor:
     """A pool of daemon threads that grows to what runs at a time."""
 
     def __init__(
-        self, clock: Clock, report: Report, store: Store, run: Callable[[Attempt], Ending] = run_in_thread
+        self, clock: Clock, report: Report, store: Store, run: Callable[[Attempt], Ending] = run_here
     ) -> None:
         self._run = run
         self._clock = clock
