@@ -52,6 +52,7 @@ class Attempt:
         "host",
         "interrupted_at",
         "leased",
+        "on_commit",
         "on_progress",
         "started",
         "started_at",
@@ -66,6 +67,7 @@ class Attempt:
         self.children: list[NewJob] = []
         self.committed = False
         self.stop_reason: str | None = None
+        self.on_commit: Callable[[], None] | None = None
         self.on_progress: Callable[[Attempt, float, str | None], None] | None = None
         # When the lease was last taken or renewed, on the monotonic clock.
         self.leased = 0.0
@@ -145,6 +147,10 @@ class Context:
         It exists only if this job completes, from the same commit on. If its id or key is taken by then, the
         other job is linked in its place.
         """
+        if self._attempt.committed:
+            raise HoldfastError(
+                "the job has completed, so it can have no more children", hint="use queue.enqueue"
+            )
         host = self._attempt.host
         name = type if isinstance(type, str) else type.type
         child = host.admission.admit(
@@ -208,8 +214,13 @@ class Transaction:
         import asyncio
 
         self._leave_scope()
-        # Shielded: a cancellation that arrives now must not leave the commit half reported.
-        await asyncio.shield(asyncio.to_thread(self._commit if kind is None else self._transaction.rollback))
+        end = self._commit if kind is None else self._transaction.rollback
+        ended = asyncio.ensure_future(asyncio.to_thread(end))
+        try:
+            await asyncio.shield(ended)
+        except asyncio.CancelledError:
+            await asyncio.wait([ended])  # what was begun is known to have happened, or not
+            raise
 
     def _abandon(self, begun: asyncio.Future[None]) -> None:
         if not begun.cancelled() and begun.exception() is None:
@@ -229,3 +240,5 @@ class Transaction:
         result = encode_result(self._context.result, settings.get("max_result_bytes", claim.type))
         self._transaction.commit(completion(result), self._attempt.children)
         self._attempt.committed = True
+        if self._attempt.on_commit is not None:
+            self._attempt.on_commit()

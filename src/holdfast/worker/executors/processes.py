@@ -26,8 +26,8 @@ from holdfast.core.lifecycle import Errored
 from holdfast.errors import ProcessDied
 from holdfast.store.protocol import Store
 from holdfast.worker.executors.threads import ThreadExecutor
-from holdfast.worker.executors.wire import Ask, End, FromChild, Progress, Run, Setup, Started, send
-from holdfast.worker.run import Ending, Report, describe, ending_of_stop
+from holdfast.worker.executors.wire import Ask, Completed, End, FromChild, Progress, Run, Setup, Started, send
+from holdfast.worker.run import Committed, Ending, Report, describe, ending_of_stop
 
 GRACE = 2.0
 """Seconds between SIGTERM and SIGKILL."""
@@ -152,6 +152,8 @@ class Child:
             message = self._decode(line)
             if isinstance(message, Started):
                 attempt.start(clock)
+            elif isinstance(message, Completed):
+                attempt.committed = True
             elif isinstance(message, Progress):
                 if attempt.on_progress is not None:
                     attempt.on_progress(attempt, message.fraction, message.message)
@@ -159,6 +161,8 @@ class Child:
                 attempt.children = message.children
                 return message.ending
         self.close()
+        if attempt.committed:
+            return Committed()
         if attempt.stop_reason is not None:
             return ending_of_stop(attempt)
         return Errored(describe(ProcessDied(self._process.returncode)))

@@ -42,6 +42,10 @@ class Started(Struct, tag=True):
     """The handler is found and begins now: its time counts from here."""
 
 
+class Completed(Struct, tag=True):
+    """ctx.transaction() has completed the job; the handler may go on for a while."""
+
+
 class Progress(Struct, tag=True):
     fraction: float
     message: str | None
@@ -53,7 +57,7 @@ class End(Struct, tag=True):
 
 
 ToChild = Setup | Run | Ask
-FromChild = Started | Progress | End
+FromChild = Started | Completed | Progress | End
 
 _encode = msgspec.json.Encoder().encode
 
