@@ -29,7 +29,12 @@ class Setting(Struct, frozen=True):
 
 def default_database_url() -> str:
     """QUEUECTL_DATABASE_URL, or the SQLite file in the home folder."""
-    return os.environ.get("QUEUECTL_DATABASE_URL") or f"sqlite:///{os.path.join(home_folder(), 'queue.db')}"
+    given = os.environ.get("QUEUECTL_DATABASE_URL")
+    if given:
+        return given
+    from urllib.parse import quote
+
+    return f"sqlite:///{quote(os.path.join(home_folder(), 'queue.db'))}"
 
 
 def home_folder() -> str:

@@ -45,6 +45,7 @@ class Attempt:
         "cap",
         "children",
         "claim",
+        "claimed",
         "committed",
         "deadline",
         "handle",
@@ -69,8 +70,8 @@ class Attempt:
         self.stop_reason: str | None = None
         self.on_commit: Callable[[], None] | None = None
         self.on_progress: Callable[[Attempt, float, str | None], None] | None = None
-        # When the lease was last taken or renewed, on the monotonic clock.
-        self.leased = 0.0
+        # When the job was claimed, and its lease last taken or renewed, on the monotonic clock.
+        self.claimed = self.leased = 0.0
         # Set when the handler starts: on the wall clock for the record, on the monotonic one for timeouts.
         self.started_at = 0
         self.started = 0.0

@@ -23,7 +23,7 @@ class JobFunction(Generic[P, R]):
         self.queue = queue
         self.handler = handler
         self._options = options or {}
-        self.__name__ = handler.function.__name__
+        self.__name__ = getattr(handler.function, "__name__", handler.type)
         self.__doc__ = handler.function.__doc__
         self.__wrapped__: Callable[P, R] = handler.function
 
@@ -52,11 +52,9 @@ class JobFunction(Generic[P, R]):
     def _payload(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         if not args:
             return kwargs
-        names = self.handler.parameter_names
+        names = self.handler.positional_names
         if len(args) > len(names):
-            raise TypeError(
-                f"{self.__name__}() takes {len(names)} arguments for its payload, got {len(args)}"
-            )
+            raise TypeError(f"{self.__name__}() takes {len(names)} arguments by position, got {len(args)}")
         named = dict(zip(names, args, strict=False))
         twice = named.keys() & kwargs.keys()
         if twice:

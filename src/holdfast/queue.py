@@ -150,9 +150,10 @@ class Queue:
         parsed = parse_options(options, OPTIONS)
 
         def decorate(function: Callable[..., Any]) -> JobFunction[..., Any]:
-            handler = Handler(
-                name or function.__name__, function, whole=False, executor=executor, options=parsed
-            )
+            type = name or getattr(function, "__name__", None)
+            if type is None:
+                raise ConfigError(f"{function!r} has no name of its own; say name=")
+            handler = Handler(type, function, whole=False, executor=executor, options=parsed)
             self.registry.add(handler)
             return JobFunction(self, handler)
 

@@ -64,7 +64,9 @@ class Handler:
         parameters = _parameters(function)
         self.context_name = _context_parameter(parameters, whole)
         self.spec = _spec(function, parameters, self.context_name, whole, payload_type)
-        self.parameter_names = tuple(p.name for p in parameters if p.name != self.context_name)
+        self.positional_names = tuple(
+            p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD and p.name != self.context_name
+        )
 
     def call(self, bound: Any, context: Callable[[], Any]) -> Any:
         """Call the function with what `spec.bind` made; for an async function, return its coroutine."""

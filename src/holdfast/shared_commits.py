@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -73,6 +74,10 @@ class SharedCommits:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._waiting: list[_ThreadTicket | _AsyncTicket] = []
         self._leading = False
@@ -96,11 +101,13 @@ class SharedCommits:
         return ticket.outcome()
 
     def close(self) -> None:
-        if self._committer is not None:
+        if self._committer is not None and self._pid == os.getpid():
             self._committer.shutdown()
 
     def _join(self, ticket: _ThreadTicket | _AsyncTicket) -> bool:
         """Get in line; True for the one that commits next."""
+        if self._pid != os.getpid():
+            self._reset()  # a forked child has none of the threads that were waiting or committing
         with self._lock:
             self._waiting.append(ticket)
             leads, self._leading = not self._leading, True

@@ -40,11 +40,8 @@ def explain(job: Job, facts: Facts) -> list[Reason]:
         case Status.COMPLETED:
             return [Reason("completed", f"it completed at {_at(job)} in attempt {job.attempts}")]
         case Status.FAILED:
-            return [
-                Reason(
-                    "failed", f"it failed for good at {_at(job)} after {job.attempts} attempts: {job.error}"
-                )
-            ]
+            attempts = "1 attempt" if job.attempts == 1 else f"{job.attempts} attempts"
+            return [Reason("failed", f"it failed for good at {_at(job)} after {attempts}: {_error(job)}")]
         case Status.CANCELLED:
             return [Reason("cancelled", f"it was cancelled at {_at(job)}")]
         case Status.PROCESSING:
@@ -53,6 +50,10 @@ def explain(job: Job, facts: Facts) -> list[Reason]:
             return [_scheduled(job), *_standing(facts)]
         case Status.PENDING:
             return _pending(facts)
+
+
+def _error(job: Job) -> str:
+    return (job.error or "").partition("\n")[0]
 
 
 def _at(job: Job) -> str:
@@ -74,9 +75,8 @@ def _running(job: Job) -> Reason:
 def _scheduled(job: Job) -> Reason:
     if job.next_retry_at is not None:
         until = _iso(job.next_retry_at)
-        return Reason(
-            "back-off", f"attempt {job.attempts} failed ({job.error}); the next is at {until}", until
-        )
+        text = f"attempt {job.attempts} failed ({_error(job)}); the next is at {until}"
+        return Reason("back-off", text, until)
     until = _iso(job.run_at)
     return Reason("scheduled", f"it is to run at {until}", until)
 
@@ -108,7 +108,6 @@ def _pending(facts: Facts) -> list[Reason]:
         reasons.append(Reason("rate_limit", f"the rate limit of {facts.rate_limit:g} starts a second", until))
     if facts.ahead:
         count = f"more than {facts.ahead}" if facts.ahead_capped else str(facts.ahead)
-        reasons.append(
-            Reason("in_line", f"{count} jobs of its type are before it; a higher priority goes first, always")
-        )
+        who = "1 job of its type is" if facts.ahead == 1 else f"{count} jobs of its type are"
+        reasons.append(Reason("in_line", f"{who} before it; a higher priority goes first, always"))
     return reasons or [Reason("ready", "it is ready and starts as soon as a worker looks")]

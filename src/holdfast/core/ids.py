@@ -10,6 +10,14 @@ _lock = threading.Lock()
 _last = 0
 
 
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()  # the old one may be held by a thread that the child does not have
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 def new_id() -> str:
     """A new UUIDv7: 48 bits of milliseconds, 12 of their fraction, 62 random.
 

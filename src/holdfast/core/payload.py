@@ -151,10 +151,10 @@ def _other(value: Any, depth: int) -> Any:
     if isinstance(value, bool | int | float | str):
         return _plain(_builtin(value), depth)  # an enum or another subclass
     try:
-        if hasattr(value, "model_dump"):  # a pydantic model
-            return _plain(value.model_dump(), depth + 1)
-        # datetimes are left alone, so that the walk refuses naive ones inside as well.
-        plain = msgspec.to_builtins(value, builtin_types=(datetime,), str_keys=True)
+        parts = _parts(value)
+        if parts is not None:
+            return _object(parts, depth)
+        plain = msgspec.to_builtins(value)
     except _Problem:
         raise
     except Exception:  # the value's own code may raise whatever it likes
@@ -162,6 +162,19 @@ def _other(value: Any, depth: int) -> Any:
     if type(plain) is type(value):
         raise _Problem(f"is {_kind(value)}, which is not JSON")
     return _plain(plain, depth + 1)
+
+
+def _parts(value: Any) -> dict[str, Any] | None:
+    """The fields of a record, one level deep: the walk goes on inside, and names the place."""
+    if isinstance(value, msgspec.Struct):
+        names = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
+        return {outside: getattr(value, inside) for outside, inside in names}
+    if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
+        return {name: getattr(value, name) for name in value.__dataclass_fields__}
+    if hasattr(value, "__pydantic_validator__") and not isinstance(value, type):
+        parts: dict[str, Any] = value.model_dump()
+        return parts
+    return None
 
 
 def _builtin(value: Any) -> Any:
@@ -321,7 +334,10 @@ def _pydantic_keywords(fields: Mapping[str, tuple[Any, bool]], extra: bool) -> P
 def _pydantic_whole(annotation: Any) -> PayloadSpec:
     import pydantic
 
-    adapter = pydantic.TypeAdapter(annotation)
+    try:
+        adapter = pydantic.TypeAdapter(annotation)
+    except pydantic.errors.PydanticUserError as error:
+        raise ConfigError(f"pydantic can't check this payload: {error.message}") from None
     return PayloadSpec(lambda payload: _validated(adapter.validate_python, payload), adapter.json_schema)
 
 

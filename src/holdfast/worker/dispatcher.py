@@ -95,6 +95,7 @@ class Dispatcher:
             held=self._leased,
             lost=self._lose,
             cancelled=self._cancel,
+            forgotten=self._forget,
         )
         # The loop's own.
         self._unwritten: list[Ended] = []
@@ -160,6 +161,11 @@ class Dispatcher:
         self._enforcer.cancel(claims)
         self._watch.wake()
 
+    def _forget(self) -> None:
+        self._registered = -1
+        self._look = True
+        self._watch.wake()
+
     def _leased(self) -> list[Attempt]:
         """All attempts whose jobs the database says are ours."""
         running = [a for a in self._slots.running() if not a.written_off and not a.committed]
@@ -214,6 +220,7 @@ class Dispatcher:
 
     def _enforce(self, now: float) -> None:
         self._enforcer.enforce(now)
+        self._enforcer.give_back_held(now)
         if self._stop_at is not None:
             self._enforcer.wind_down(now, self._stop_at)
             return
@@ -301,7 +308,7 @@ class Dispatcher:
             self._rate_at = time.monotonic() + claimed.wait
         attempts = [self._claiming.attempt(claim) for claim in claimed.claims]
         for attempt in attempts:
-            attempt.leased = claimed_at
+            attempt.claimed = attempt.leased = claimed_at
             attempt.on_progress = self._note_progress
         self._start(self._slots.hold(attempts))
 

@@ -69,6 +69,7 @@ class Drainer:
             held=lambda: [attempt] if (attempt := self._attempt) is not None else [],
             lost=lambda _: self._lose(),
             cancelled=lambda _: None,
+            forgotten=lambda: None,
         )
         self._heartbeat.start()
 

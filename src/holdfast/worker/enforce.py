@@ -15,7 +15,7 @@ from holdfast.core.lifecycle import Released, Stopped
 from holdfast.worker.executors import Executor
 from holdfast.worker.run import Committed, ending_of_stop
 from holdfast.worker.settle import Ended
-from holdfast.worker.slots import Slots
+from holdfast.worker.slots import LONGEST_HELD, Slots
 
 GRACE = 5.0
 """Seconds that a handler has to end after it was really stopped, before its slot is written off."""
@@ -63,6 +63,13 @@ class Enforcer:
             if attempt.interrupted_at is not None and now >= attempt.interrupted_at + GRACE:
                 self._write_off(attempt)
 
+    def give_back_held(self, now: float) -> None:
+        """Release what was held ready and did not get its slot: another worker may have one."""
+        since = self._slots.held_since()
+        if since is not None and now >= since + LONGEST_HELD:
+            late = self._slots.take_back(lambda held: now >= held.claimed + LONGEST_HELD)
+            self._inbox.extend(Ended(attempt, Released()) for attempt in late)
+
     def wind_down(self, now: float, deadline: float) -> None:
         """Give back what has not started, ask what runs, and at the deadline end what is left."""
         if not self.winding_down:
@@ -90,6 +97,9 @@ class Enforcer:
 
     def moments(self) -> Iterator[float]:
         """When `enforce` will have something to do."""
+        since = self._slots.held_since()
+        if since is not None:
+            yield since + LONGEST_HELD
         for attempt in self._in_hand():
             if attempt.deadline is not None and attempt.stop_reason != TIMED_OUT:
                 yield attempt.deadline

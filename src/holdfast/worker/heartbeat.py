@@ -19,7 +19,7 @@ from holdfast.store.protocol import Store
 
 
 class Heartbeat:
-    """Renews until stopped. `held` gives what to renew; `lost` and `cancelled` are told what was learned."""
+    """Renews until stopped. `held` gives what to renew; the other callbacks are told what was learned."""
 
     def __init__(
         self,
@@ -32,6 +32,7 @@ class Heartbeat:
         held: Callable[[], Sequence[Attempt]],
         lost: Callable[[Sequence[Attempt]], None],
         cancelled: Callable[[frozenset[tuple[int, int]]], None],
+        forgotten: Callable[[], None],
     ) -> None:
         self._worker_id = worker_id
         self._store = store
@@ -41,6 +42,7 @@ class Heartbeat:
         self._held = held
         self._lost = lost
         self._cancelled = cancelled
+        self._forgotten = forgotten
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="holdfast-heartbeat", daemon=True)
         self._trouble = False
@@ -84,6 +86,8 @@ class Heartbeat:
             self._lost(gone)
         if beat.cancelled:
             self._cancelled(beat.cancelled)
+        if not beat.registered:
+            self._forgotten()
         return max(0.0, settings.heartbeat_seconds - (time.monotonic() - began))
 
     def _failed(self, error: StoreError, attempts: Sequence[Attempt], settings: Settings) -> float:

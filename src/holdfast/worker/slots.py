@@ -17,6 +17,8 @@ HORIZON = 0.05
 """Seconds of work to hold ready."""
 
 MAX_HELD = 1000
+LONGEST_HELD = 1.0
+"""Seconds after which a held job is given back: something took the slots that it was claimed for."""
 
 
 class Pace:
@@ -97,6 +99,13 @@ class Slots:
                 self._held[type] = deque(attempt for attempt in line if not chosen(attempt))
             self._held_count -= len(taken)
             return taken
+
+    def held_since(self) -> float | None:
+        """When the oldest held attempt was claimed."""
+        with self._lock:
+            if not self._held_count:
+                return None
+            return min(line[0].claimed for line in self._held.values() if line)
 
     def running(self) -> list[Attempt]:
         """The attempts whose handlers have not returned, written off or not."""

@@ -66,6 +66,8 @@ class Turn:
                 accepted = self._settler.write(ended, settings)
                 if progress:
                     self._store.write_progress(self._worker_id, progress)
+                if any(_waits(end) for end in ended):
+                    self._maintenance.look()
                 self._maintenance.run(settings)
                 minutes = self._statistics.changed()
                 if minutes:
@@ -124,3 +126,10 @@ class Turn:
                 for held in unknown
             ]
         )
+
+
+def _waits(end: Ended) -> bool:
+    """Whether an outcome left something to be done at a later time."""
+    if end.decision is not None and end.decision.status is Status.SCHEDULED:
+        return True
+    return any(child.delay is not None or child.run_at is not None for child in end.attempt.children)

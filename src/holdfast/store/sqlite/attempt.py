@@ -109,6 +109,7 @@ class SqliteAttemptTransaction:
         connection = self._database.connect(HandlerConnection)
         assert isinstance(connection, HandlerConnection)
         self.connection = connection
+        self._database.open_attempts.add(connection)
         try:
             self._database.begin(connection)
             claim = self._claim
@@ -187,3 +188,4 @@ class SqliteAttemptTransaction:
         connection.over = True
         rollback(connection)
         sqlite3.Connection.close(connection)
+        self._database.open_attempts.discard(connection)

@@ -135,10 +135,10 @@ class _Limits:
 
     def __init__(self, connection: sqlite3.Connection, demands: Sequence[Demand], now: int) -> None:
         self._connection = connection
+        self._changed: set[str] = set()
+        self._short: set[str] = set()
         self._buckets = {d.rate_name: self._bucket(d, now) for d in demands if d.rate}
         self._rates = {d.rate_name: d.rate for d in demands if d.rate}
-        self._spent: set[str] = set()
-        self._short: set[str] = set()
         running = active_types(connection) if any(d.max_running for d in demands) else {}
         self._running = {
             d.running_name: _Running(
@@ -152,6 +152,8 @@ class _Limits:
         row = self._connection.execute(
             "SELECT tokens, refilled_at FROM holdfast_limits WHERE name = ?", (demand.rate_name,)
         ).fetchone()
+        if row and row[1] > now:  # the clock stepped back: from now on count from here
+            self._changed.add(demand.rate_name)
         return (Bucket(row[0], row[1]) if row else full(demand.rate, now)).refill(demand.rate, now)
 
     def room(self, demand: Demand) -> int:
@@ -174,11 +176,11 @@ class _Limits:
             return False
         if bucket is not None:
             self._buckets[demand.rate_name] = bucket.take(1)
-            self._spent.add(demand.rate_name)
+            self._changed.add(demand.rate_name)
         return True
 
     def save(self) -> None:
-        for name in sorted(self._spent):
+        for name in sorted(self._changed):
             bucket = self._buckets[name]
             self._connection.execute(
                 "REPLACE INTO holdfast_limits (name, tokens, refilled_at) VALUES (?, ?, ?)",

@@ -16,6 +16,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 from holdfast.errors import (
@@ -27,6 +28,7 @@ from holdfast.errors import (
     StoreUnavailable,
 )
 from holdfast.store.scope import attempt_transaction
+from holdfast.store.sqlite.fork import ForkGate
 
 PATIENCE = 5.0
 """Seconds to wait for the write lock before StoreBusy."""
@@ -47,24 +49,24 @@ class _Local(threading.local):
 
 
 class _Holder:
-    """A thread's connection; closed when the thread is gone, left alone in a forked child."""
+    """A thread's connection; closed when the thread is gone."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
-        self.pid = os.getpid()
+        self.closed = False
 
     def close(self) -> None:
-        if self.pid == os.getpid():
-            self.connection.close()
+        self.closed = True
+        self.connection.close()
 
     def __del__(self) -> None:
         with suppress(Exception):
-            self.close()
+            self.connection.close()
 
 
-# A connection made before a fork must be neither used nor closed after it: either would break the
-# parent's locks. The child keeps what it inherited here, for ever.
-_inherited: list[_Holder] = []
+# Connections that could not be closed before a fork. Closing them in the child would break the parent's
+# locks, so the child keeps them here, for ever.
+_abandoned: list[object] = []
 
 
 class Database:
@@ -81,9 +83,19 @@ class Database:
         self._checkpointing = threading.Lock()
         self._next_checkpoint = 0.0
         self._closed = False
+        self.open_attempts: set[sqlite3.Connection] = set()
+        """The connections inside ctx.transaction(): a fork can't close these."""
+        self._gate = ForkGate(
+            lambda: not self.open_attempts, self._close_connections, self._abandon_connections
+        )
 
     def connect(self, factory: type[sqlite3.Connection] = sqlite3.Connection) -> sqlite3.Connection:
-        """A new connection with our settings. `close` on it is the caller's business."""
+        """A new connection with our settings. Closing it is the caller's business, inside `using`."""
+        if self._gate.child_refused:
+            raise StoreUnavailable(
+                "this process was forked while the queue was in use, and can't use it",
+                hint="fork before the queue is used, or start processes anew instead (spawn)",
+            )
         try:
             connection = sqlite3.connect(
                 self.path,
@@ -93,6 +105,9 @@ class Database:
                 cached_statements=256,
                 factory=factory,
             )
+        except sqlite3.Error as error:
+            raise_translated(error, self.path)
+        try:
             for pragma in (
                 f"synchronous = {self._synchronous}",
                 "wal_autocheckpoint = 0",
@@ -100,19 +115,27 @@ class Database:
                 "cache_size = -16384",
                 "temp_store = MEMORY",
             ):
-                connection.execute(f"PRAGMA {pragma}")
-        except sqlite3.Error as error:
-            raise_translated(error, self.path)
+                self.patiently(partial(connection.execute, f"PRAGMA {pragma}"))
+        except BaseException:
+            sqlite3.Connection.close(connection)
+            raise
         return connection
 
+    @contextmanager
+    def using(self) -> Iterator[None]:
+        """Around every use of a connection: a fork waits for its end."""
+        self._gate.enter()
+        try:
+            yield
+        finally:
+            self._gate.leave()
+
     def connection(self) -> sqlite3.Connection:
-        """This thread's connection."""
+        """This thread's connection, to be used inside `using`."""
+        if self._closed:
+            raise StoreUnavailable("the queue is closed")
         holder = self._local.holder
-        if holder is None or holder.pid != os.getpid():
-            if self._closed:
-                raise StoreUnavailable("the queue is closed")
-            if holder is not None:
-                _inherited.append(holder)
+        if holder is None or holder.closed:
             holder = _Holder(self.connect())
             self._local.holder = holder
             self._local.depth = 0
@@ -122,11 +145,17 @@ class Database:
 
     def close(self) -> None:
         """Close every connection of this process."""
+        self._closed = True
+        self._close_connections()
+
+    def _close_connections(self) -> None:
         with self._lock:
-            self._closed = True
             holders = list(self._holders)
         for holder in holders:
             holder.close()
+
+    def _abandon_connections(self) -> None:
+        _abandoned.extend([*self._holders, *self.open_attempts])
 
     def close_thread(self) -> None:
         """Close this thread's connection, for threads that end before the queue does."""
@@ -137,8 +166,12 @@ class Database:
 
     def read(self, sql: str, parameters: Any = ()) -> list[Any]:
         """All rows of a query, read at once so that no reader ever holds the WAL back."""
-        connection = self.connection()
-        return self.patiently(lambda: connection.execute(sql, parameters).fetchall())
+        self._gate.enter()
+        try:
+            connection = self.connection()
+            return self.patiently(lambda: connection.execute(sql, parameters).fetchall())
+        finally:
+            self._gate.leave()
 
     def read_one(self, sql: str, parameters: Any = ()) -> Any:
         """The first row, or None."""
@@ -150,26 +183,27 @@ class Database:
         """A write transaction on this thread's connection; entered again inside, it is the same one."""
         if attempt_transaction.get() == self.url:
             raise NestedWrite
-        connection = self.connection()
-        local = self._local
-        if local.depth:
-            yield connection
-            return
-        self.begin(connection, patience)
-        local.depth = 1
-        try:
-            yield connection
-        except sqlite3.Error as error:
-            rollback(connection)
-            raise_translated(error, self.path)
-        except BaseException:
-            rollback(connection)
-            raise
-        else:
-            self.commit(connection)
-        finally:
-            local.depth = 0
-        self.checkpoint_if_large()
+        with self.using():
+            connection = self.connection()
+            local = self._local
+            if local.depth:
+                yield connection
+                return
+            self.begin(connection, patience)
+            local.depth = 1
+            try:
+                yield connection
+            except sqlite3.Error as error:
+                rollback(connection)
+                raise_translated(error, self.path)
+            except BaseException:
+                rollback(connection)
+                raise
+            else:
+                self.commit(connection)
+            finally:
+                local.depth = 0
+            self.checkpoint_if_large()
 
     def begin(self, connection: sqlite3.Connection, patience: float = PATIENCE) -> None:
         """BEGIN IMMEDIATE, waiting for the lock. Once begun, nothing inside can find the database locked."""
@@ -205,12 +239,14 @@ class Database:
 
     def checkpoint_if_large(self) -> None:
         """Run the guarded checkpoint if the WAL is over its limit, unless another thread is at it."""
-        if self.wal_bytes() <= WAL_LIMIT or time.monotonic() < self._next_checkpoint:
+        size = self.wal_bytes()
+        if size <= WAL_LIMIT or (size <= 2 * WAL_LIMIT and time.monotonic() < self._next_checkpoint):
             return
         if not self._checkpointing.acquire(blocking=False):
             return
         try:
-            self.checkpoint()
+            with self.using():
+                self.checkpoint()
         except StoreError:
             pass  # Somebody holds the lock or the disk is in trouble; the next commit tries again.
         finally:

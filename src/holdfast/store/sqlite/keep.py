@@ -49,7 +49,7 @@ def heartbeat(
     lease_seconds: float,
     now: int,
 ) -> Beat:
-    connection.execute(
+    found = connection.execute(
         "UPDATE holdfast_workers SET heartbeat_at = ?, state = ? WHERE id = ?", (now, state, worker_id)
     )
     lost: set[tuple[int, int]] = set()
@@ -59,7 +59,8 @@ def heartbeat(
         if renewed != len(held):
             text = connection.execute(_STILL_HELD, (rows, worker_id)).fetchone()[0]
             lost = set(held) - {(seq, version) for seq, version in json.loads(text)}
-    return Beat(frozenset(lost), frozenset(list_cancelled(connection, worker_id)))
+    cancelled = list_cancelled(connection, worker_id)
+    return Beat(frozenset(lost), frozenset(cancelled), registered=found.rowcount == 1)
 
 
 def list_cancelled(connection: sqlite3.Connection, worker_id: str) -> set[tuple[int, int]]:

@@ -54,8 +54,9 @@ def _parse(url: str) -> tuple[str, dict[str, str]]:
         if key not in options:
             raise ConfigError(f"{url!r}: there is no option {key!r}; allowed: {', '.join(options)}")
         options[key] = value.lower()
-    if options["synchronous"] not in _SYNCHRONOUS:
-        raise ConfigError(f"{url!r}: synchronous must be one of {', '.join(_SYNCHRONOUS)}")
+    for key, allowed in (("synchronous", _SYNCHRONOUS), ("network", ("refuse", "allow"))):
+        if options[key] not in allowed:
+            raise ConfigError(f"{url!r}: {key} must be one of {', '.join(allowed)}")
     return os.path.abspath(unquote(path[1:])), options
 
 

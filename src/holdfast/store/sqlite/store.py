@@ -92,7 +92,8 @@ class SqliteStore:
     # The turn.
 
     def list_active_types(self) -> dict[str, Activity]:
-        return self.database.patiently(lambda: claim.active_types(self.database.connection()))
+        with self.database.using():
+            return self.database.patiently(lambda: claim.active_types(self.database.connection()))
 
     def claim_jobs(
         self, worker_id: str, demands: Sequence[Demand], *, limit: int, lease_seconds: float
@@ -152,7 +153,9 @@ class SqliteStore:
             return keep.heartbeat(connection, worker_id, held, state, lease_seconds, self.now())
 
     def list_cancelled(self, worker_id: str) -> set[tuple[int, int]]:
-        return self.database.patiently(lambda: keep.list_cancelled(self.database.connection(), worker_id))
+        with self.database.using():
+            connection = self.database.connection()
+            return self.database.patiently(lambda: keep.list_cancelled(connection, worker_id))
 
     def register_worker(self, worker: WorkerRecord, types: Sequence[TypeRecord]) -> None:
         with self.database.transaction() as connection:
@@ -234,7 +237,8 @@ class SqliteStore:
     def list_children(self, parent_id: str) -> list[str]:
         rows = self.database.read(
             "SELECT id FROM holdfast_jobs WHERE parent_id = ?1"
-            " UNION SELECT child_id FROM holdfast_links WHERE parent_id = ?1",
+            " UNION SELECT id FROM holdfast_links JOIN holdfast_jobs ON id = child_id"
+            " WHERE holdfast_links.parent_id = ?1",
             (parent_id,),
         )
         return sorted(row[0] for row in rows)

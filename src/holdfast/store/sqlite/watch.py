@@ -34,9 +34,9 @@ class SqliteWatch:
         os.set_blocking(self._wake_write, False)
         self._poll = select.poll()
         self._poll.register(self._wake_read, select.POLLIN)
-        self._inotify = _watch_file(database.path + "-wal")
-        if self._inotify is not None:
-            self._poll.register(self._inotify, select.POLLIN)
+        self._inotify: int | None = None
+        self._watched: int | None = None
+        self._follow_file()
         self._looks: list[float] = []
         self._woken = False
 
@@ -67,6 +67,7 @@ class SqliteWatch:
 
     def _wait_for_wake(self, seconds: float) -> bool:
         woken = False
+        self._follow_file()
         for descriptor, _ in self._poll.poll(seconds * 1000):
             with suppress(BlockingIOError):
                 os.read(descriptor, 65_536)
@@ -75,6 +76,22 @@ class SqliteWatch:
             else:
                 self._looks = list(reversed(_SETTLING))
         return woken
+
+    def _follow_file(self) -> None:
+        """Watch the WAL that is there now: when all connections were closed meanwhile, it is another file."""
+        try:
+            present = os.stat(self._database.path + "-wal").st_ino
+        except OSError:
+            return
+        if present == self._watched:
+            return
+        if self._inotify is not None:
+            self._poll.unregister(self._inotify)
+            os.close(self._inotify)
+        self._watched = present
+        self._inotify = _watch_file(self._database.path + "-wal")
+        if self._inotify is not None:
+            self._poll.register(self._inotify, select.POLLIN)
 
     def _peek(self) -> int:
         return int(self._database.read_one("PRAGMA data_version")[0])

@@ -7,6 +7,7 @@ import threading
 
 from holdfast.context import Attempt
 from holdfast.core.clock import Clock
+from holdfast.events import logger
 from holdfast.store.protocol import Store
 from holdfast.worker.run import Ending, Report, begin_call, ending_of_error, ending_of_value
 
@@ -20,6 +21,7 @@ class LoopExecutor:
         self._store = store
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._closing = False
 
     def start(self, attempt: Attempt) -> None:
         if self._loop is None:
@@ -40,6 +42,7 @@ class LoopExecutor:
 
     def close(self) -> None:
         if self._loop is not None and self._thread is not None:
+            self._closing = True
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(1.0)  # a handler that blocks the loop is left behind, as a daemon
 
@@ -47,7 +50,8 @@ class LoopExecutor:
         attempt.handle = asyncio.ensure_future(self._run(attempt))
 
     def _cancel(self, attempt: Attempt) -> None:
-        if attempt.handle is not None:
+        # A task that is cancelled before its first step would never report; this one looks for itself.
+        if attempt.handle is not None and attempt.started:
             attempt.handle.cancel()
 
     async def _run(self, attempt: Attempt) -> None:
@@ -70,7 +74,8 @@ class LoopExecutor:
     def _run_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
         try:
-            loop.run_forever()
+            while not self._closing:
+                self._run_until_stopped(loop)
         finally:
             for task in asyncio.all_tasks(loop):
                 task.cancel()
@@ -78,3 +83,10 @@ class LoopExecutor:
             loop.run_until_complete(loop.shutdown_default_executor())
             loop.close()
             self._store.close_thread()
+
+    def _run_until_stopped(self, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            loop.run_forever()
+        except (SystemExit, KeyboardInterrupt):
+            # Raised by a task of a handler's own, these end the loop; the other jobs go on.
+            logger.exception("a task that a handler had started tried to exit")

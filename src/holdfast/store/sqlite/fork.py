@@ -1,0 +1,112 @@
+"""Forks: no connection of ours is open while this process forks.
+
+SQLite keeps the locks of a process in tables of that process, which a forked child inherits and wrongly
+believes in: the parent could then delete the write-ahead log under it. So before a fork every connection
+is closed, after waiting for those in use, and each side opens new ones. Where one can't be closed (a handler
+that forks inside ctx.transaction(), a statement that takes too long), the child is refused the queue.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+LONGEST_WAIT = 5.0
+"""Seconds to wait for connections in use before a fork."""
+
+
+class ForkGate:
+    """Counts the uses of connections. A fork shuts it, waits until nobody is inside, and calls `close`."""
+
+    def __init__(
+        self, can_close: Callable[[], bool], close: Callable[[], None], abandon: Callable[[], None]
+    ) -> None:
+        self._can_close = can_close
+        self._close = close
+        self._abandon = abandon
+        self.child_refused = False
+        self._open()
+        with _registration:
+            if not _gates:
+                _register()
+            _gates.add(self)
+
+    def _open(self) -> None:
+        self._condition = threading.Condition(threading.Lock())
+        self._local = threading.local()
+        self._inside = 0
+        self._forking = False
+
+    def enter(self) -> None:
+        """Begin to use a connection; entered again by the same thread, it is the same use."""
+        depth = getattr(self._local, "depth", 0)
+        self._local.depth = depth + 1
+        if depth:
+            return
+        with self._condition:
+            while self._forking:
+                self._condition.wait()
+            self._inside += 1
+
+    def leave(self) -> None:
+        self._local.depth -= 1
+        if self._local.depth:
+            return
+        with self._condition:
+            self._inside -= 1
+            if self._forking:
+                self._condition.notify_all()
+
+    def before_fork(self) -> None:
+        mine = 1 if getattr(self._local, "depth", 0) else 0
+        with self._condition:
+            self._forking = True
+            unused = self._condition.wait_for(lambda: self._inside == mine, LONGEST_WAIT)
+        if unused and not mine and self._can_close():
+            self._close()
+        else:
+            self.child_refused = True
+            self._abandon()
+
+    def after_in_parent(self) -> None:
+        self.child_refused = False
+        with self._condition:
+            self._forking = False
+            self._condition.notify_all()
+
+    def after_in_child(self) -> None:
+        self._open()  # the old locks belong to threads that are not here
+
+
+_registration = threading.Lock()
+_registered = False
+_gates: weakref.WeakSet[Any] = weakref.WeakSet()
+_forking: list[ForkGate] = []
+
+
+def _register() -> None:
+    global _registered
+    if not _registered:
+        _registered = True
+        os.register_at_fork(before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child)
+
+
+def _before() -> None:
+    _forking[:] = list(_gates)
+    for gate in _forking:
+        gate.before_fork()
+
+
+def _after_in_parent() -> None:
+    for gate in _forking:
+        gate.after_in_parent()
+    _forking.clear()
+
+
+def _after_in_child() -> None:
+    for gate in _forking:
+        gate.after_in_child()
+    _forking.clear()
