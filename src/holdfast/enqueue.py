@@ -63,7 +63,7 @@ class Admission:
     def admit(
         self, type: str, payload: object, options: Options, settings: Settings, parent_id: str | None = None
     ) -> NewJob:
-        """The job to insert. A child is not held to max_depth: it is part of its parent's outcome."""
+        """The job to insert."""
         check_type(type)
         text = self.check_payload(type, payload, settings)
         run_at, delay = _when(options)
@@ -81,7 +81,7 @@ class Admission:
             delay=delay,
             timeout=_duration("timeout", options.timeout, above_zero=True),
             parent_id=parent_id,
-            max_depth=settings.get("max_depth", type) if parent_id is None else None,
+            max_depth=settings.get("max_depth", type),
         )
 
     def check_payload(self, type: str, payload: object, settings: Settings) -> str:

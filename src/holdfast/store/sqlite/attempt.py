@@ -34,6 +34,18 @@ class HandlerCursor(sqlite3.Cursor):
     def executemany(self, *args: Any, **kwargs: Any) -> Any:
         return self._guarded(super().executemany, *args, **kwargs)
 
+    def fetchone(self) -> Any:
+        return self._guarded(super().fetchone)
+
+    def fetchmany(self, *args: Any, **kwargs: Any) -> Any:
+        return self._guarded(super().fetchmany, *args, **kwargs)
+
+    def fetchall(self) -> Any:
+        return self._guarded(super().fetchall)
+
+    def __next__(self) -> Any:
+        return self._guarded(super().__next__)
+
     def executescript(self, *_: Any) -> NoReturn:
         raise HoldfastError("executescript() would commit the transaction; use execute()")
 
@@ -43,9 +55,10 @@ class HandlerCursor(sqlite3.Cursor):
         connection.check()
         try:
             return action(*args, **kwargs)
-        except sqlite3.OperationalError:
-            connection.check()  # a statement that was cut short says why
-            raise
+        finally:
+            # A statement that was cut short says why. It may even have seemed to end well: the error code
+            # of a connection is overwritten by the rollback in the other thread.
+            connection.check()
 
 
 class HandlerConnection(sqlite3.Connection):
@@ -176,6 +189,7 @@ class SqliteAttemptTransaction:
                 return
             connection.expired_after = self._seconds
             connection.interrupt()
+            connection.set_authorizer(None)  # it would refuse our ROLLBACK too
             with suppress(sqlite3.Error):
                 # A statement that slips in after the rollback finds a connection that can't write.
                 sqlite3.Cursor(connection).execute("PRAGMA query_only = ON")

@@ -6,6 +6,8 @@ import json
 import sqlite3
 from collections.abc import Callable, Sequence
 
+from msgspec.structs import replace
+
 from holdfast.core.clock import microseconds
 from holdfast.core.job import FINISHED, Status
 from holdfast.store.protocol import Finish, NewJob
@@ -157,8 +159,12 @@ def _record_failures(connection: sqlite3.Connection, finishes: Sequence[Finish],
 def insert_children(
     connection: sqlite3.Connection, parent_seq: int, children: Sequence[NewJob], now: int
 ) -> None:
-    """Insert a completed job's children; one whose id or key is taken becomes a link to that job."""
-    for verdict in insert_jobs(connection, children, now):
+    """Insert a completed job's children; one whose id or key is taken becomes a link to that job.
+
+    They are part of its outcome, so no max_depth holds them back.
+    """
+    unbounded = [replace(child, max_depth=None) for child in children]
+    for verdict in insert_jobs(connection, unbounded, now):
         if not verdict.inserted:
             connection.execute(
                 "INSERT INTO holdfast_links (parent_id, child_id)"

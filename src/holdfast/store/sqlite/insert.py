@@ -39,15 +39,15 @@ def insert_jobs(connection: sqlite3.Connection, jobs: Sequence[NewJob], now: int
 
 def insert_all_or_none(connection: sqlite3.Connection, jobs: Sequence[NewJob], now: int) -> list[Verdict]:
     """The same, but with one refusal nothing is inserted, and the transaction around it goes on."""
-    cursor = connection.cursor()
+    refused = True
+    connection.execute("SAVEPOINT holdfast_all")
     try:
-        cursor.execute("SAVEPOINT holdfast_all")
         verdicts = insert_jobs(connection, jobs, now)
-        if any(verdict.error is not None for verdict in verdicts):
-            cursor.execute("ROLLBACK TO holdfast_all")
-        cursor.execute("RELEASE holdfast_all")
+        refused = any(verdict.error is not None for verdict in verdicts)
     finally:
-        cursor.close()
+        if refused:
+            connection.execute("ROLLBACK TO holdfast_all")
+        connection.execute("RELEASE holdfast_all")
     return verdicts
 
 
