@@ -11,7 +11,7 @@ from holdfast import worker as package
 from holdfast.config import parse_setting
 from holdfast.core.ids import new_id
 from holdfast.core.job import check_type
-from holdfast.errors import ConfigError, HoldfastError
+from holdfast.errors import ConfigError, HoldfastError, shown
 from holdfast.worker.dispatcher import Dispatcher
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ class Worker:
     ) -> None:
         if concurrency is not None:
             parse_setting("concurrency", concurrency)
-        if batch_size is not None and batch_size < 1:
-            raise ConfigError(f"batch_size must be a whole number from 1, not {batch_size!r}")
+        if batch_size is not None and not (type(batch_size) is int and batch_size > 0):
+            raise ConfigError(f"batch_size must be a whole number from 1, not {shown(batch_size)}")
         if isinstance(types, str):
             raise ConfigError("types takes a list of types, not one text")
         self.id = new_id()

@@ -19,7 +19,7 @@ from holdfast.store.sqlite.database import Database
 
 _IN_MODIFY = 0x00000002
 _POLL = 0.005
-_SETTLING = (0.0001, 0.0002, 0.0004, 0.0008, 0.0016, 0.0032, 0.0064, 0.0128, 0.0256)
+_SETTLING = tuple(0.0001 * 2**step for step in range(12))  # 0.1 ms to 0.2 s, 0.4 s in all
 
 
 class SqliteWatch:
@@ -37,7 +37,8 @@ class SqliteWatch:
         self._inotify: int | None = None
         self._watched: int | None = None
         self._follow_file()
-        self._looks: list[float] = []
+        # The first look may come between a writer's write and its publication.
+        self._looks = list(reversed(_SETTLING))
         self._woken = False
 
     def wait(self, timeout: float) -> None:
