@@ -26,7 +26,7 @@ class Event(Struct, frozen=True, kw_only=True):
         for field in self.__struct_fields__:
             value = getattr(self, field)
             if value is not None:
-                yield field, value
+                yield field, str(value) if isinstance(value, str) else value
 
     def __str__(self) -> str:
         return " ".join([self.name, *(f"{field}={value!r}" for field, value in self.fields())])

@@ -161,11 +161,10 @@ class Child:
                 attempt.children = message.children
                 return message.ending
         self.close()
+        error = describe(ProcessDied(self._process.returncode))
         if attempt.committed:
-            return Committed()
-        if attempt.stop_reason is not None:
-            return ending_of_stop(attempt)
-        return Errored(describe(ProcessDied(self._process.returncode)))
+            return Committed(error if attempt.stop_reason is None else None)
+        return Errored(error) if attempt.stop_reason is None else ending_of_stop(attempt)
 
     def _read_line(self) -> bytes | None:
         """The next message, or None when the child is gone."""

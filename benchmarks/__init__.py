@@ -1,0 +1,1 @@
+"""Benchmarks: what Holdfast costs beside bare SQLite on the same disk. Run `python -m benchmarks`."""

@@ -1,0 +1,138 @@
+"""`python -m benchmarks [NAME …]`, or `make bench ARGS="NAME …"`: run the benchmarks, all or those named.
+
+How to read it. Figures of a disk and a machine say little by themselves, so each is also given as a share
+of a floor that was measured beside it, in turns, in the same run: bare sqlite3 writing the same rows with
+the same indexes in batches of 500 (floor.py says what exactly). Everything is written with
+synchronous=FULL: whatever was counted had reached the disk. Each figure is the median of three rounds,
+each share the median of the rounds' shares.
+
+    floor     inserts, claims with finishes, and single commits, without Holdfast
+    enqueue   one by one; from 16 threads, which share commits; and many in one call
+    drain     no-op jobs in one worker process with threads. Expected: 0.3 of the floor
+    pickup    from the call of enqueue to the start of the handler in another process that slept. Expected:
+              1 ms and two bare commits, at the median
+    idle      the processor time of a worker with nothing to do. Expected: 1 % of a core
+    growth    the drain among a million scheduled, a million paused and a million finished jobs, as a share
+              of the drain on an empty queue. Expected: 0.8
+
+After each benchmark stands how much of the machine others used meanwhile. Where that is more than a few
+hundredths of a core, the figures say less, and those of pickup and idle next to nothing. The files lie in
+a temporary folder below the current one, so that this disk is measured (--folder chooses another); all of
+it takes about four minutes and 2 GB. With --quick the sizes are small and there is one round: enough to
+see that the benchmarks work, not to judge by. Exit status 1 if an expectation was not met.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import sqlite3
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Self
+
+from benchmarks import drain, enqueue, floor, growth, idle, pickup
+from benchmarks.bench import QUICK, Bench, Sizes
+from benchmarks.figures import Figure, expectations, table
+
+BENCHMARKS: dict[str, Callable[[Bench], list[Figure]]] = {
+    module.__name__.rpartition(".")[2]: module.measure
+    for module in (floor, enqueue, drain, pickup, idle, growth)
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parse(arguments)
+    results: dict[str, list[Figure]] = {}
+    others: dict[str, float | None] = {}
+    print(_machine())
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir=options.folder) as folder:
+        bench = Bench(Path(folder).resolve(), QUICK if options.quick else Sizes())
+        for name in options.names or BENCHMARKS:
+            with _Neighbours() as neighbours:
+                results[name] = BENCHMARKS[name](bench)
+            others[name] = neighbours.cores
+            _print(name, results[name], neighbours.cores)
+    figures = [figure for group in results.values() for figure in group]
+    if lines := list(expectations(figures)):
+        print("\nexpectations", *lines, sep="\n")
+    if options.json:
+        options.json.write_text(json.dumps(_record(results, others), indent=2) + "\n")
+    return int(any(figure.expectation and not figure.expectation.met for figure in figures))
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(BENCHMARKS))
+    parser.add_argument("--quick", action="store_true", help="small sizes, one round")
+    parser.add_argument("--folder", type=Path, default=Path(), help="where the databases are made")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+    options = parser.parse_args(arguments)
+    for name in options.names:
+        if name not in BENCHMARKS:
+            parser.error(f"there is no benchmark {name!r}; there are {', '.join(BENCHMARKS)}")
+    return options
+
+
+def _machine() -> str:
+    return (
+        f"Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}, {os.cpu_count()} cores, "
+        f"{platform.system()} {platform.machine()}"
+    )
+
+
+def _print(name: str, figures: Sequence[Figure], others: float | None) -> None:
+    beside = "" if others is None else f"  (others used {others:.2f} cores meanwhile)"
+    print(f"\n{name}{beside}", *table(figures), sep="\n", flush=True)
+
+
+def _record(results: dict[str, list[Figure]], others: dict[str, float | None]) -> dict[str, object]:
+    return {
+        "machine": _machine(),
+        "benchmarks": {
+            name: {"cores_used_by_others": others[name], "figures": [asdict(figure) for figure in figures]}
+            for name, figures in results.items()
+        },
+    }
+
+
+class _Neighbours:
+    """How many cores all but this process and its children used; None if that can't be told."""
+
+    cores: float | None = None
+
+    def __enter__(self) -> Self:
+        self._began = time.monotonic()
+        self._used = _used_by_others()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        used = _used_by_others()
+        if used is not None and self._used is not None:
+            self.cores = max(0.0, (used - self._used) / (time.monotonic() - self._began))
+
+
+def _used_by_others() -> float | None:
+    """Processor seconds since the machine started; the children that still run are taken for others."""
+    try:
+        with open("/proc/stat") as file:
+            ticks = [int(word) for word in file.readline().split()[1:9]]
+    except (OSError, ValueError):
+        return None
+    user, nice, system, _idle, _waiting, *interrupts = ticks
+    ours = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    busy = (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
+    return busy - sum(usage.ru_utime + usage.ru_stime for usage in ours)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""The workbench: sizes, a folder on the disk that is measured, and worker processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+from holdfast import Queue
+
+TYPE = "noop"
+"""The type of job that is enqueued and drained; benchmarks/child.py handles it."""
+
+_ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is measured."""
+
+    rounds: int = 3
+    floor_jobs: int = 50_000
+    commits: int = 2_000
+    enqueue_one_by_one: int = 3_000
+    enqueue_threads: int = 20_000
+    enqueue_many: int = 100_000
+    drain: int = 100_000
+    pickups: int = 200
+    idle_seconds: float = 10.0
+    growth_drain: int = 50_000
+    growth_around: int = 1_000_000
+
+
+QUICK = Sizes(
+    rounds=1,
+    floor_jobs=10_000,
+    commits=500,
+    enqueue_one_by_one=500,
+    enqueue_threads=4_000,
+    enqueue_many=20_000,
+    drain=20_000,
+    pickups=40,
+    idle_seconds=3.0,
+    growth_drain=10_000,
+    growth_around=50_000,
+)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where and how much to measure."""
+
+    folder: Path
+    sizes: Sizes
+    _numbers: Iterator[int] = field(default_factory=count)
+
+    def new_file(self) -> Path:
+        """The path of a database that does not exist yet."""
+        return self.folder / f"{next(self._numbers)}.db"
+
+
+def url_of(path: Path) -> str:
+    return f"sqlite:///{path}"
+
+
+def make_queue(path: Path) -> Queue:
+    """A queue that knows the type, so that payloads are checked as in an application."""
+    queue = Queue(url_of(path))
+
+    @queue.job(name=TYPE)
+    def noop(number: int) -> None:
+        pass
+
+    return queue
+
+
+def settle(path: Path) -> None:
+    """Move the WAL into the database and sync it, so that every run starts alike. Nobody else is there."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    with path.open("rb") as file:  # and all of it is in the file cache
+        while file.read(1 << 24):
+            pass
+
+
+def remove(path: Path) -> None:
+    for suffix in ("", "-wal", "-shm"):
+        Path(f"{path}{suffix}").unlink(missing_ok=True)
+
+
+@contextmanager
+def worker(path: Path) -> Iterator[int]:
+    """A worker process with threads, as `queue.run_worker()` starts it; gives its process id."""
+    # Without bytecode files each start would compile all modules anew.
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.child", url_of(path)], cwd=_ROOT, env=environment
+    )
+    try:
+        yield process.pid
+        process.send_signal(signal.SIGTERM)
+        if process.wait(30) != 0:
+            raise RuntimeError(f"the worker ended with status {process.returncode}")
+    finally:
+        process.kill()
+        process.wait()
+
+
+def wait_for_worker(queue: Queue) -> None:
+    deadline = time.monotonic() + 30
+    while not queue.workers():
+        if time.monotonic() > deadline:
+            raise TimeoutError("the worker did not start")
+        time.sleep(0.01)

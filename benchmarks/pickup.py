@@ -1,0 +1,62 @@
+"""Pickup: from the call of enqueue in one process to the start of the handler in another, idle one."""
+
+from __future__ import annotations
+
+import random
+import time
+from statistics import median, quantiles
+
+from benchmarks import floor
+from benchmarks.bench import Bench, make_queue, remove, wait_for_worker, worker
+from benchmarks.figures import Figure, at_most
+
+EXPECTED_MS = 1.0
+"""And two bare commits: that of the enqueue and that of the claim."""
+
+_PAUSE = (0.06, 0.1)
+"""Seconds between two jobs. After a commit the worker looks around for 50 ms; then it sleeps."""
+
+_GROUP = 10
+
+
+def measure(bench: Bench) -> list[Figure]:
+    path = bench.new_file()
+    commits, from_call, from_return = [], [], []
+    with (
+        floor.bare_database(bench.new_file()) as bare,
+        make_queue(path) as queue,
+        worker(path),
+    ):
+        wait_for_worker(queue)
+        for number in range(bench.sizes.pickups + 1):
+            if number % _GROUP == 0:
+                commits += floor.time_commits(bare, _GROUP)
+            time.sleep(random.uniform(*_PAUSE))
+            called = time.time_ns()
+            job = queue.enqueue("note_start")
+            returned = time.time_ns()
+            started = queue.wait(job.id, timeout=30).result
+            if number:  # the first one loads what is loaded lazily
+                from_call.append((started - called) / 1e6)
+                from_return.append((started - returned) / 1e6)
+    remove(path)
+    commit = median(commits) * 1000
+    p50, p95 = _percentiles(from_call)
+    after50, after95 = _percentiles(from_return)
+    bound = EXPECTED_MS + 2 * commit
+    return [
+        Figure(name="one bare commit", value=commit, unit="ms"),
+        Figure(
+            name="pickup p50, from the call of enqueue",
+            value=p50,
+            unit="ms",
+            expectation=at_most(p50, bound, "ms", f"{EXPECTED_MS:g} ms and two bare commits"),
+        ),
+        Figure(name="pickup p95, from the call of enqueue", value=p95, unit="ms"),
+        Figure(name="pickup p50, from the return of enqueue", value=after50, unit="ms"),
+        Figure(name="pickup p95, from the return of enqueue", value=after95, unit="ms"),
+    ]
+
+
+def _percentiles(times: list[float]) -> tuple[float, float]:
+    return median(times), quantiles(times, n=20)[-1]

@@ -1,0 +1,153 @@
+"""The steps of a job's life, one call each: the words that the conformance tests are written in."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from holdfast.core.backoff import Backoff
+from holdfast.core.job import Job, Status
+from holdfast.core.lifecycle import (
+    Completed,
+    Errored,
+    LeaseEnded,
+    Outcome,
+    Policy,
+    Released,
+    Stopped,
+    decide,
+)
+from holdfast.store.protocol import Claim, Demand, Expired, Finish, JobFilter, NewJob, Store
+
+LEASE = 30.0
+BACK_OFF = 10.0
+MAX_ATTEMPTS = 3
+"""What a claim fixes for a job that left max_attempts open."""
+
+OUTCOMES = {
+    "completed": Completed('{"sent": true}'),
+    "failed": Errored("OSError: no route"),
+    "failed for good": Errored("OSError: no such user", permanent=True),
+    "lease ended": LeaseEnded("WorkerLost: gone"),
+    "released": Released(),
+    "stopped": Stopped("Cancelled"),
+}
+"""One outcome of each kind, by name."""
+
+_tokens = itertools.count(1)
+
+
+def new_job(id: str = "job", type: str = "email", **options: Any) -> NewJob:
+    options = {"payload": "{}", "token": f"token-{next(_tokens)}", **options}
+    return NewJob(id=id, type=type, **options)
+
+
+def insert(store: Store, *ids: str, **options: Any) -> None:
+    """Insert jobs that must be accepted."""
+    verdicts = store.insert_jobs([new_job(id, **options) for id in ids])
+    assert [(verdict.id, verdict.inserted, verdict.error) for verdict in verdicts] == [
+        (id, True, None) for id in ids
+    ]
+
+
+def claim(
+    store: Store,
+    *types: str,
+    worker: str = "worker",
+    limit: int = 100,
+    lease: float = LEASE,
+    **limits: Any,
+) -> list[Claim]:
+    """Claim jobs of these types, or of `email`; `limits` go into every demand."""
+    demands = [demand(type, **limits) for type in types or ("email",)]
+    return store.claim_jobs(worker, demands, limit=limit, lease_seconds=lease).claims
+
+
+def demand(type: str = "email", **limits: Any) -> Demand:
+    return Demand(type=type, **{"limit": 1000, "max_attempts": MAX_ATTEMPTS, **limits})
+
+
+def claim_one(store: Store, type: str = "email", worker: str = "worker", lease: float = LEASE) -> Claim:
+    [claimed] = claim(store, type, worker=worker, limit=1, lease=lease)
+    return claimed
+
+
+def run(store: Store, id: str = "job", worker: str = "worker", **options: Any) -> Claim:
+    """Insert a job and claim it."""
+    insert(store, id, **options)
+    claimed = claim_one(store, options.get("type", "email"), worker)
+    assert claimed.id == id
+    return claimed
+
+
+def ending(claimed: Claim, outcome: Outcome, **options: Any) -> Finish:
+    """The end of an attempt, decided as a worker decides it."""
+    policy = Policy(claimed.max_attempts, Backoff(strategy="fixed", factor=BACK_OFF, jitter=0))
+    return Finish(
+        **{
+            "seq": claimed.seq,
+            "version": claimed.version,
+            "worker_id": claimed.worker_id,
+            "attempt": claimed.attempts,
+            "decision": decide(claimed.attempts, outcome, policy, 0.5),
+            "started_at": claimed.due_at,
+            **options,
+        }
+    )
+
+
+def finish(store: Store, claimed: Claim, outcome: Outcome | None = None, **options: Any) -> Status | None:
+    """End an attempt; the state it led to, or None if it was refused."""
+    ended = store.finish_jobs([ending(claimed, outcome or Completed(), **options)])
+    return ended.get((claimed.seq, claimed.version))
+
+
+def finished(store: Store, id: str, outcome: Outcome | None = None, **options: Any) -> Job:
+    """A job that was inserted, claimed and ended."""
+    finish(store, run(store, id, **options), outcome)
+    return job(store, id)
+
+
+def reap(store: Store, expired: Sequence[Expired] | None = None) -> dict[str, Status]:
+    """End the attempts whose leases ran out, as a worker's sweep does; the state of each, by id."""
+    lost = store.list_expired() if expired is None else expired
+    ended = store.finish_jobs([reaping(attempt) for attempt in lost])
+    return {x.id: ended[x.seq, x.version] for x in lost if (x.seq, x.version) in ended}
+
+
+def reaping(lost: Expired, *, expired_only: bool = True) -> Finish:
+    policy = Policy(lost.max_attempts, Backoff())
+    return Finish(
+        seq=lost.seq,
+        version=lost.version,
+        worker_id=lost.worker_id,
+        attempt=lost.attempts,
+        decision=decide(lost.attempts, LeaseEnded(f"WorkerLost: {lost.worker_id}"), policy, 0.5),
+        started_at=lost.started_at,
+        expired_only=expired_only,
+    )
+
+
+def job(store: Store, id: str = "job") -> Job:
+    found = store.get_job(id)
+    assert found is not None, f"there is no job {id}"
+    return found
+
+
+def status(store: Store, id: str = "job") -> Status:
+    return job(store, id).status
+
+
+def everything(store: Store) -> list[Job]:
+    """All jobs with their histories, oldest first: for tests that nothing has changed."""
+    return [job(store, listed.id) for listed in reversed(store.list_jobs(JobFilter(limit=1000)))]
+
+
+@contextmanager
+def rolled_back(store: Store) -> Iterator[None]:
+    """A transaction in which something goes wrong at the end."""
+    with suppress(ZeroDivisionError), store.transaction():
+        yield
+        raise ZeroDivisionError

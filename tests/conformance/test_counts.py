@@ -1,0 +1,120 @@
+"""count_jobs: always what counting the rows would give, whoever wrote them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.core.job import Status
+from holdfast.core.lifecycle import Errored, Released
+from holdfast.store.protocol import Store
+from holdfast.testing import MovableClock
+from tests.conformance.steps import (
+    BACK_OFF,
+    LEASE,
+    OUTCOMES,
+    claim,
+    claim_one,
+    ending,
+    finish,
+    finished,
+    insert,
+    new_job,
+    reap,
+    rolled_back,
+    run,
+)
+
+
+def counted(connection: Any) -> dict[str, dict[Status, int]]:
+    """The counts as the rows themselves give them."""
+    rows = connection.execute("SELECT type, status, count(*) FROM holdfast_jobs GROUP BY type, status")
+    counts: dict[str, dict[Status, int]] = {}
+    for type, status, count in rows.fetchall():
+        counts.setdefault(type, dict.fromkeys(Status, 0))[Status(status)] = count
+    return counts
+
+
+def test_counts_are_by_type_and_state(store: Store) -> None:
+    insert(store, "a", "b", "c", type="email")
+    insert(store, "d", type="email", delay=60)
+    finish(store, claim_one(store))
+    insert(store, "e", type="crawl")
+    zero = dict.fromkeys(Status, 0)
+    assert store.count_jobs() == {
+        "email": {**zero, Status.PENDING: 2, Status.SCHEDULED: 1, Status.COMPLETED: 1},
+        "crawl": {**zero, Status.PENDING: 1},
+    }
+
+
+def test_empty_queue_counts_nothing(store: Store) -> None:
+    assert store.count_jobs() == {}
+
+
+def test_type_without_jobs_is_not_counted(store: Store) -> None:
+    finished(store, "a")
+    store.delete_job("a")
+    assert store.count_jobs() == {}
+
+
+def test_counts_follow_every_verb(store: Store, connection: Any, clock: MovableClock) -> None:
+    def check() -> None:
+        assert store.count_jobs() == counted(connection)
+
+    insert(store, *OUTCOMES, type="email")
+    insert(store, "crawl-1", "crawl-2", type="crawl")
+    insert(store, "later", "never", type="crawl", delay=5)
+    check()
+    claims = claim(store, "email", "crawl")
+    check()
+    store.finish_jobs([ending(c, OUTCOMES.get(c.id, Errored("boom"))) for c in claims])
+    check()
+    store.cancel_job("never")
+    check()
+    clock.advance(BACK_OFF)
+    store.promote_jobs(2)
+    check()
+    store.promote_jobs(100)
+    check()
+    claims = claim(store, "email", "crawl", limit=3)
+    check()
+    finish(store, claims[0], Released())
+    check()
+    clock.advance(LEASE)
+    reap(store)
+    check()
+    store.retry_job("never", None)
+    store.retry_job("failed for good", None)
+    check()
+    store.delete_job("completed")
+    check()
+    clock.advance(1)
+    store.prune_jobs(finished_before=store.now(), statuses=tuple(Status), limit=100)
+    check()
+
+
+def test_refused_insert_is_not_counted(store: Store, connection: Any) -> None:
+    insert(store, "a", key="k")
+    store.insert_jobs([new_job("a"), new_job("b", key="k"), new_job("c")])
+    assert store.count_jobs() == counted(connection)
+
+
+def test_refused_finish_is_not_counted(store: Store, connection: Any) -> None:
+    insert(store, "a", "b")
+    claims = claim(store)
+    finish(store, claims[0])
+    store.finish_jobs([ending(claimed, Errored("boom")) for claimed in claims])
+    assert store.count_jobs() == counted(connection)
+
+
+def test_what_is_rolled_back_is_not_counted(store: Store, connection: Any) -> None:
+    insert(store, "a")
+    with rolled_back(store):
+        insert(store, "b", "c")
+        finish(store, claim_one(store))
+    assert store.count_jobs() == counted(connection)
+
+
+def test_children_are_counted(store: Store, connection: Any) -> None:
+    claimed = run(store, "a")
+    finish(store, claimed, children=(new_job("b", type="crawl"), new_job("c")))
+    assert store.count_jobs() == counted(connection)

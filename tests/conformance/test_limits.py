@@ -1,0 +1,286 @@
+"""Limits over all workers: starts a second, running at once, and caps that types share."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import pytest
+
+from holdfast.core.clock import SECOND
+from holdfast.core.lifecycle import Errored, Released
+from holdfast.store.protocol import Claim, Claimed, Demand, Store
+from holdfast.testing import MovableClock
+from tests.conformance.steps import LEASE, claim_one, demand, finish, insert, reap, status
+
+
+def take(store: Store, *demands: Demand, worker: str = "worker", limit: int = 100) -> Claimed:
+    return store.claim_jobs(worker, demands, limit=limit, lease_seconds=LEASE)
+
+
+def limited(type: str = "email", **limits: Any) -> Demand:
+    """A demand under limits of its own, or of those it shares by name."""
+    named = {"rate_name": type, "running_name": type, "running_types": frozenset({type})}
+    return demand(type, **{**named, **limits})
+
+
+def ids(claimed: Claimed) -> list[str]:
+    return [found.id for found in claimed.claims]
+
+
+def fill(store: Store, count: int, type: str = "email") -> None:
+    insert(store, *(f"{type}-{n}" for n in range(count)), type=type)
+
+
+# Rate
+
+
+@pytest.mark.parametrize("rate", [0.3, 1.0, 2.5, 10.0])
+def test_starts_in_any_window_stay_within_the_rate(store: Store, clock: MovableClock, rate: float) -> None:
+    """Starts in any t seconds ≤ rate × t + max(1, rate), at whatever moments and in whatever bites."""
+    chance = random.Random(f"rate {rate}")
+    fill(store, 200)
+    starts: list[int] = []
+    while len(starts) < 150 and len(starts) < rate * 60:
+        claimed = take(store, limited(rate=rate), limit=chance.choice([1, 3, 100]))
+        starts += [store.now()] * len(claimed.claims)
+        clock.advance(chance.choice([0, 0.001, 0.1, 1 / 3, 1, 7]))
+    for first, last in itertools.combinations_with_replacement(range(len(starts)), 2):
+        seconds = (starts[last] - starts[first]) / SECOND
+        assert last - first + 1 <= rate * seconds + max(1, rate) + 1e-6
+
+
+@pytest.mark.parametrize("rate", [0.3, 1.0, 2.5, 10.0])
+def test_rate_is_used_to_the_full(store: Store, clock: MovableClock, rate: float) -> None:
+    fill(store, 200)
+    began = store.now()
+    starts = 0
+    while starts < 100:
+        claimed = take(store, limited(rate=rate))
+        starts += len(claimed.claims)
+        assert claimed.wait is not None
+        clock.advance(max(claimed.wait, 0.000001))
+    seconds = (store.now() - began) / SECOND
+    assert starts >= rate * seconds - 1
+
+
+def test_wait_is_when_the_next_one_may_start(store: Store, clock: MovableClock) -> None:
+    fill(store, 20)
+    first = take(store, limited(rate=4))
+    assert len(first.claims) == 4
+    assert first.wait == pytest.approx(0.25)
+    clock.advance(0.249)
+    held = take(store, limited(rate=4))
+    assert (held.claims, held.wait) == ([], pytest.approx(0.001))
+    clock.advance(0.001)
+    assert len(take(store, limited(rate=4)).claims) == 1
+
+
+def test_type_without_a_rate_has_nothing_to_wait_for(store: Store) -> None:
+    fill(store, 50)
+    claimed = take(store, limited())
+    assert len(claimed.claims) == 50
+    assert claimed.wait is None
+
+
+def test_rate_is_one_for_all_workers(store: Store, other: Store, clock: MovableClock) -> None:
+    fill(store, 20)
+    assert len(take(store, limited(rate=5), worker="w1").claims) == 5
+    assert take(other, limited(rate=5), worker="w2").claims == []
+    clock.advance(0.4)
+    assert len(take(other, limited(rate=5), worker="w2", limit=1).claims) == 1
+    assert len(take(store, limited(rate=5), worker="w1").claims) == 1
+
+
+def test_slow_rate_lets_one_through_at_first(store: Store, clock: MovableClock) -> None:
+    fill(store, 5)
+    assert len(take(store, limited(rate=0.1)).claims) == 1
+    clock.advance(9.9)
+    assert take(store, limited(rate=0.1)).claims == []
+    clock.advance(0.1)
+    assert len(take(store, limited(rate=0.1)).claims) == 1
+
+
+def test_rest_does_not_save_up_more_than_a_second_of_the_rate(store: Store, clock: MovableClock) -> None:
+    fill(store, 100)
+    take(store, limited(rate=5))
+    clock.advance(hours=1)
+    assert len(take(store, limited(rate=5)).claims) == 5
+
+
+def test_lowered_rate_holds_at_once(store: Store, clock: MovableClock) -> None:
+    fill(store, 100)
+    take(store, limited(rate=50), limit=1)
+    clock.advance(10)
+    assert len(take(store, limited(rate=2)).claims) == 2
+
+
+def test_clock_that_steps_back_lets_nothing_extra_through(store: Store, clock: MovableClock) -> None:
+    fill(store, 100)
+    take(store, limited(rate=5))
+    clock.advance(-3600)
+    assert take(store, limited(rate=5)).claims == []
+    clock.advance(0.2)
+    assert len(take(store, limited(rate=5)).claims) == 1
+
+
+def test_limited_type_does_not_hold_up_another(store: Store) -> None:
+    fill(store, 5, "email")
+    fill(store, 5, "crawl")
+    claimed = take(store, limited("email", rate=1), limited("crawl"))
+    assert ids(claimed) == ["email-0", *(f"crawl-{n}" for n in range(5))]
+
+
+def test_types_that_name_one_rate_share_it(store: Store) -> None:
+    fill(store, 5, "email")
+    fill(store, 5, "crawl")
+    demands = [limited(type, rate=3, rate_name="") for type in ("crawl", "email")]
+    assert ids(take(store, *demands)) == ["email-0", "email-1", "email-2"]
+    assert take(store, *demands).claims == []
+
+
+def test_types_with_rates_of_their_own_do_not_share(store: Store) -> None:
+    fill(store, 5, "email")
+    fill(store, 5, "crawl")
+    claimed = take(store, limited("email", rate=2), limited("crawl", rate=3))
+    assert ids(claimed) == ["email-0", "email-1", "crawl-0", "crawl-1", "crawl-2"]
+
+
+def test_paused_type_uses_up_no_rate(store: Store) -> None:
+    fill(store, 5)
+    store.set_paused("email", True)
+    assert take(store, limited(rate=1)).claims == []
+    store.set_paused("email", False)
+    assert len(take(store, limited(rate=1)).claims) == 1
+
+
+def test_claim_that_is_undone_uses_up_no_rate(store: Store) -> None:
+    fill(store, 5)
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_take(store)
+    assert len(take(store, limited(rate=1)).claims) == 1
+
+
+def interrupted_take(store: Store) -> None:
+    with store.transaction():
+        assert len(take(store, limited(rate=1)).claims) == 1
+        raise KeyboardInterrupt
+
+
+def test_rate_wait_can_be_asked_for(store: Store, clock: MovableClock) -> None:
+    fill(store, 5)
+    assert store.get_rate_wait("email", 4) == 0.0
+    take(store, limited(rate=4))
+    assert store.get_rate_wait("email", 4) == pytest.approx(0.25)
+    clock.advance(0.1)
+    assert store.get_rate_wait("email", 4) == pytest.approx(0.15)
+    clock.advance(60)
+    assert store.get_rate_wait("email", 4) == 0.0
+
+
+# Running at once
+
+
+def test_no_more_run_than_max_running(store: Store, other: Store) -> None:
+    fill(store, 10)
+    assert len(take(store, limited(max_running=3), worker="w1", limit=2).claims) == 2
+    assert len(take(other, limited(max_running=3), worker="w2").claims) == 1
+    assert take(store, limited(max_running=3), worker="w1").claims == []
+
+
+def end_finished(store: Store, running: Claim, clock: MovableClock) -> None:
+    finish(store, running)
+
+
+def end_failed(store: Store, running: Claim, clock: MovableClock) -> None:
+    finish(store, running, Errored("boom"))
+
+
+def end_released(store: Store, running: Claim, clock: MovableClock) -> None:
+    finish(store, running, Released())
+
+
+def end_reaped(store: Store, running: Claim, clock: MovableClock) -> None:
+    clock.advance(LEASE)
+    reap(store)
+
+
+@pytest.mark.parametrize("end", [end_finished, end_failed, end_released, end_reaped])
+def test_attempt_that_ends_makes_room(store: Store, clock: MovableClock, end: Any) -> None:
+    fill(store, 3)
+    [running] = take(store, limited(max_running=1)).claims
+    assert take(store, limited(max_running=1)).claims == []
+    end(store, running, clock)
+    assert len(take(store, limited(max_running=1)).claims) == 1
+
+
+def test_running_job_that_is_to_be_cancelled_still_counts(store: Store) -> None:
+    fill(store, 2)
+    take(store, limited(max_running=1))
+    store.cancel_job("email-0")
+    assert take(store, limited(max_running=1)).claims == []
+
+
+def test_waiting_jobs_do_not_count_as_running(store: Store) -> None:
+    fill(store, 5)
+    insert(store, "later", delay=60)
+    assert len(take(store, limited(max_running=2)).claims) == 2
+
+
+def test_types_that_name_one_cap_are_counted_together(store: Store) -> None:
+    fill(store, 2, "email")
+    fill(store, 5, "crawl")
+    shared = {"max_running": 3, "running_name": "", "running_types": frozenset({"email", "crawl"})}
+    demands = [limited(type, **shared) for type in ("crawl", "email")]
+    first = take(store, *demands)
+    assert ids(first) == ["email-0", "email-1", "crawl-0"]
+    assert take(store, *demands).claims == []
+    finish(store, first.claims[0])
+    assert ids(take(store, *demands)) == ["crawl-1"]
+
+
+def test_types_that_are_not_asked_for_count_in_a_shared_cap(store: Store) -> None:
+    fill(store, 2, "email")
+    fill(store, 2, "crawl")
+    claim_one(store, "email", worker="another")
+    shared = {"max_running": 2, "running_name": "", "running_types": frozenset({"email", "crawl"})}
+    assert ids(take(store, limited("crawl", **shared))) == ["crawl-0"]
+
+
+def test_types_with_caps_of_their_own_do_not_share(store: Store) -> None:
+    fill(store, 3, "email")
+    fill(store, 3, "crawl")
+    claimed = take(store, limited("email", max_running=1), limited("crawl", max_running=2))
+    assert ids(claimed) == ["email-0", "crawl-0", "crawl-1"]
+
+
+def test_full_type_does_not_hold_up_another(store: Store) -> None:
+    fill(store, 2, "email")
+    fill(store, 2, "crawl")
+    take(store, limited("email", max_running=1), limit=1)
+    claimed = take(store, limited("email", max_running=1), limited("crawl"))
+    assert ids(claimed) == ["crawl-0", "crawl-1"]
+
+
+def test_lower_cap_stops_new_starts_and_ends_nothing(store: Store) -> None:
+    fill(store, 5)
+    take(store, limited(max_running=3))
+    assert take(store, limited(max_running=1)).claims == []
+    assert [status(store, f"email-{n}") for n in range(5)] == ["processing"] * 3 + ["pending"] * 2
+
+
+def test_rate_is_not_used_up_by_what_max_running_holds_back(store: Store) -> None:
+    fill(store, 5)
+    [running] = take(store, limited(rate=2, max_running=1)).claims
+    assert take(store, limited(rate=2, max_running=1)).claims == []
+    finish(store, running)
+    assert len(take(store, limited(rate=2, max_running=1)).claims) == 1
+
+
+def test_priority_decides_who_gets_the_last_place_of_a_shared_cap(store: Store) -> None:
+    insert(store, "low", type="email")
+    insert(store, "high", type="crawl", priority=1)
+    shared = {"max_running": 1, "running_name": "", "running_types": frozenset({"email", "crawl"})}
+    demands = [limited(type, **shared) for type in ("email", "crawl")]
+    assert ids(take(store, *demands)) == ["high"]

@@ -1,0 +1,207 @@
+"""Reaping: jobs come back from workers that are gone, and from nobody else."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.core.clock import SECOND
+from holdfast.core.job import Status
+from holdfast.core.lifecycle import Errored
+from holdfast.store.protocol import Expired, Store
+from holdfast.testing import MovableClock
+from tests.conformance.steps import (
+    BACK_OFF,
+    LEASE,
+    claim,
+    claim_one,
+    everything,
+    finish,
+    insert,
+    job,
+    reap,
+    reaping,
+    run,
+    status,
+)
+
+
+def test_attempt_expires_when_its_lease_ends(store: Store, clock: MovableClock) -> None:
+    run(store, "a")
+    clock.advance(LEASE - 0.000001)
+    assert store.list_expired() == []
+    clock.advance(0.000001)
+    assert [expired.id for expired in store.list_expired()] == ["a"]
+
+
+def test_expired_attempt_is_told_with_its_evidence(store: Store, clock: MovableClock) -> None:
+    started_at = store.now()
+    claimed = run(store, "a", worker="w1", type="crawl", max_attempts=5)
+    clock.advance(LEASE)
+    assert store.list_expired() == [
+        Expired(claimed.seq, "a", "crawl", 1, 1, 5, "w1", started_at + round(LEASE * SECOND), started_at)
+    ]
+
+
+def test_expired_attempts_come_oldest_first(store: Store, clock: MovableClock) -> None:
+    insert(store, "a", "b")
+    claim_one(store, lease=60)
+    claim_one(store, lease=10)
+    clock.advance(60)
+    assert [expired.id for expired in store.list_expired()] == ["b", "a"]
+
+
+def test_only_running_attempts_expire(store: Store, clock: MovableClock) -> None:
+    finish(store, run(store, "completed"))
+    finish(store, run(store, "retrying"), Errored("boom"))
+    insert(store, "pending")
+    clock.advance(10 * LEASE)
+    assert store.list_expired() == []
+
+
+def test_reaped_job_with_attempts_left_is_pending_at_once(store: Store, clock: MovableClock) -> None:
+    run(store, "a", worker="w1", max_attempts=2)
+    clock.advance(LEASE)
+    assert reap(store) == {"a": Status.PENDING}
+    found = job(store, "a")
+    assert (found.status, found.attempts, found.error) == (Status.PENDING, 1, "WorkerLost: w1")
+    assert (found.worker_id, found.lease_expires_at, found.finished_at) == (None, None, None)
+    assert claim_one(store, worker="w2").attempts == 2
+
+
+def test_reaped_job_without_attempts_left_is_failed_and_says_so(store: Store, clock: MovableClock) -> None:
+    run(store, "a", worker="w1", max_attempts=1)
+    clock.advance(LEASE)
+    assert reap(store) == {"a": Status.FAILED}
+    found = job(store, "a")
+    assert (found.error, found.finished_at) == ("WorkerLost: w1", clock.now)
+
+
+def test_reaped_attempt_is_in_the_history(store: Store, clock: MovableClock) -> None:
+    started = clock.now
+    run(store, "a", worker="w1")
+    clock.advance(LEASE)
+    reap(store)
+    [failure] = job(store, "a").errors
+    assert (failure.attempt, failure.worker_id, failure.error) == (1, "w1", "WorkerLost: w1")
+    assert (failure.started_at, failure.finished_at) == (started, clock.now)
+
+
+def test_job_that_kills_every_worker_ends_failed(store: Store, clock: MovableClock) -> None:
+    insert(store, "poison", max_attempts=3)
+    starts = 0
+    while claims := claim(store):
+        starts += len(claims)
+        clock.advance(LEASE)
+        reap(store)
+    assert starts == 3
+    assert status(store, "poison") is Status.FAILED
+    assert [failure.attempt for failure in job(store, "poison").errors] == [1, 2, 3]
+
+
+def test_attempt_renewed_after_it_was_seen_expired_is_not_reaped(store: Store, clock: MovableClock) -> None:
+    claimed = run(store, "a")
+    clock.advance(LEASE)
+    seen = store.list_expired()
+    store.heartbeat("worker", [(claimed.seq, claimed.version)], state="running", lease_seconds=LEASE)
+    before = everything(store)
+    assert reap(store, seen) == {}
+    assert everything(store) == before
+    assert finish(store, claimed) is Status.COMPLETED
+
+
+def test_attempt_finished_after_it_was_seen_expired_is_not_reaped(store: Store, clock: MovableClock) -> None:
+    claimed = run(store, "a")
+    clock.advance(LEASE)
+    seen = store.list_expired()
+    finish(store, claimed)
+    before = everything(store)
+    assert reap(store, seen) == {}
+    assert everything(store) == before
+
+
+def test_next_attempt_is_not_reaped_for_the_one_before(store: Store, clock: MovableClock) -> None:
+    run(store, "a")
+    clock.advance(LEASE)
+    seen = store.list_expired()
+    reap(store, seen)
+    claim_one(store)
+    clock.advance(LEASE)
+    before = everything(store)
+    assert reap(store, seen) == {}
+    assert everything(store) == before
+
+
+def test_second_reaper_finds_nothing_left(store: Store, other: Store, clock: MovableClock) -> None:
+    run(store, "a")
+    clock.advance(LEASE)
+    seen = store.list_expired()
+    assert reap(store, seen) == {"a": Status.PENDING}
+    assert reap(other, seen) == {}
+    assert len(job(store, "a").errors) == 1
+
+
+def test_living_attempts_are_not_touched_when_others_are_reaped(store: Store, clock: MovableClock) -> None:
+    insert(store, "dead", "alive")
+    claim_one(store, worker="w1", lease=10)
+    claim_one(store, worker="w2", lease=60)
+    clock.advance(10)
+    assert reap(store) == {"dead": Status.PENDING}
+    assert status(store, "alive") is Status.PROCESSING
+
+
+@pytest.mark.parametrize("max_attempts", [1, 3])
+def test_reaped_job_that_was_to_be_cancelled_is_cancelled(
+    store: Store, clock: MovableClock, max_attempts: int
+) -> None:
+    run(store, "a", max_attempts=max_attempts)
+    store.cancel_job("a")
+    clock.advance(LEASE)
+    assert reap(store) == {"a": Status.CANCELLED}
+    assert job(store, "a").finished_at == clock.now
+
+
+def test_supervisor_that_saw_a_worker_die_need_not_wait_for_its_leases(store: Store) -> None:
+    insert(store, "a", "b", "c")
+    claim(store, worker="dead", limit=2)
+    claim_one(store, worker="alive")
+    finishes = [reaping(attempt, expired_only=False) for attempt in store.list_held("dead")]
+    assert set(store.finish_jobs(finishes).values()) == {Status.PENDING}
+    assert [status(store, id) for id in "abc"] == [Status.PENDING, Status.PENDING, Status.PROCESSING]
+
+
+def test_living_lease_is_refused_to_the_sweep(store: Store) -> None:
+    run(store, "a")
+    finishes = [reaping(attempt) for attempt in store.list_held("worker")]
+    assert store.finish_jobs(finishes) == {}
+    assert status(store, "a") is Status.PROCESSING
+
+
+def test_held_are_the_running_attempts_of_a_worker(store: Store) -> None:
+    insert(store, "a", "b", "c")
+    first = claim_one(store, worker="w1")
+    claim_one(store, worker="w2")
+    third = claim_one(store, worker="w1")
+    finish(store, first)
+    assert [(held.id, held.seq, held.version) for held in store.list_held("w1")] == [
+        ("c", third.seq, third.version)
+    ]
+    assert store.list_held("nobody") == []
+
+
+def test_reaped_job_keeps_its_place_in_line(store: Store, clock: MovableClock) -> None:
+    insert(store, "first", "second")
+    claim_one(store)
+    clock.advance(LEASE)
+    reap(store)
+    assert [claimed.id for claimed in claim(store)] == ["first", "second"]
+
+
+def test_failure_after_a_reap_backs_off_by_all_attempts(store: Store, clock: MovableClock) -> None:
+    run(store, "a", max_attempts=3)
+    clock.advance(LEASE)
+    reap(store)
+    again = claim_one(store)
+    assert finish(store, again, Errored("boom")) is Status.SCHEDULED
+    clock.advance(BACK_OFF)
+    store.promote_jobs(1)
+    assert finish(store, claim_one(store), Errored("boom")) is Status.FAILED

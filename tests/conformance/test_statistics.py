@@ -1,0 +1,106 @@
+"""Statistics: one row per worker, type and minute, folded into a lifetime row in the end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.store.protocol import BUCKETS, LIFETIME, Minute, Store
+
+SIZE = len(BUCKETS) + 1
+
+
+def minute(minute: int, type: str = "email", worker_id: str = "w1", **sums: Any) -> Minute:
+    return Minute(
+        minute=minute, type=type, worker_id=worker_id, **{"waits": [0] * SIZE, "runs": [0] * SIZE, **sums}
+    )
+
+
+def test_new_queue_has_no_statistics(store: Store) -> None:
+    assert store.list_statistics(LIFETIME) == []
+
+
+def test_minute_is_kept_as_it_was_written(store: Store, other: Store) -> None:
+    written = minute(
+        100,
+        completed=1,
+        failed=2,
+        retried=3,
+        reaped=4,
+        wait_seconds=0.125,
+        run_seconds=1.5,
+        waits=list(range(SIZE)),
+        runs=list(reversed(range(SIZE))),
+    )
+    store.write_statistics([written])
+    assert other.list_statistics(100) == [written]
+
+
+def test_worker_replaces_its_own_minute(store: Store) -> None:
+    store.write_statistics([minute(100, completed=1)])
+    store.write_statistics([minute(100, completed=5)])
+    assert [found.completed for found in store.list_statistics(0)] == [5]
+
+
+def test_workers_types_and_minutes_are_kept_apart(store: Store) -> None:
+    written = [
+        minute(100, "crawl", "w1", completed=1),
+        minute(100, "email", "w1", completed=2),
+        minute(100, "email", "w2", completed=3),
+        minute(101, "email", "w1", completed=4),
+    ]
+    store.write_statistics(written)
+    found = store.list_statistics(0)
+    assert sorted(m.completed for m in found) == [1, 2, 3, 4]
+    assert [m.minute for m in found] == [100, 100, 100, 101]
+
+
+def test_only_minutes_since_then_are_listed(store: Store) -> None:
+    store.write_statistics([minute(99), minute(100), minute(101)])
+    assert [found.minute for found in store.list_statistics(100)] == [100, 101]
+
+
+def test_nothing_to_write_is_no_error(store: Store) -> None:
+    store.write_statistics([])
+    assert store.list_statistics(0) == []
+
+
+def test_old_minutes_are_folded_into_one_lifetime_row_per_type(store: Store) -> None:
+    one = [1, *[0] * (SIZE - 1)]
+    store.write_statistics(
+        [
+            minute(100, "email", "w1", completed=1, wait_seconds=0.5, waits=one),
+            minute(100, "email", "w2", completed=2, failed=1, runs=one),
+            minute(101, "email", "w1", completed=4, run_seconds=0.25, waits=one),
+            minute(101, "crawl", "w1", retried=1, reaped=1),
+            minute(102, "email", "w1", completed=8),
+        ]
+    )
+    store.fold_statistics(102)
+    crawl, email, recent = store.list_statistics(LIFETIME)
+    assert email == minute(
+        LIFETIME,
+        "email",
+        "",
+        completed=7,
+        failed=1,
+        wait_seconds=0.5,
+        run_seconds=0.25,
+        waits=[2, *[0] * (SIZE - 1)],
+        runs=one,
+    )
+    assert crawl == minute(LIFETIME, "crawl", "", retried=1, reaped=1)
+    assert recent == minute(102, "email", "w1", completed=8)
+
+
+def test_folding_adds_to_what_was_folded_before(store: Store) -> None:
+    store.write_statistics([minute(100, completed=1), minute(101, completed=2)])
+    store.fold_statistics(101)
+    store.fold_statistics(101)
+    store.fold_statistics(102)
+    assert [(m.minute, m.completed) for m in store.list_statistics(LIFETIME)] == [(LIFETIME, 3)]
+
+
+def test_lifetime_is_not_a_recent_minute(store: Store) -> None:
+    store.write_statistics([minute(100, completed=1)])
+    store.fold_statistics(200)
+    assert store.list_statistics(1) == []

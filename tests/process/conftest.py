@@ -1,0 +1,47 @@
+"""Fixtures of the crash tests: a database, the queue on it as the test sees it, and real processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast import Queue
+from tests.process.oracle import Database
+from tests.process.programs import Programs
+
+DEFAULTS: dict[str, object] = {"lease_seconds": 3, "backoff_factor": 0.01, "backoff_jitter": 0}
+
+
+@pytest.fixture
+def defaults() -> dict[str, object]:
+    """The settings of every process of a test. Redefined where a test needs others."""
+    return DEFAULTS
+
+
+@pytest.fixture
+def queue(url: str, defaults: dict[str, object]) -> Iterator[Queue]:
+    """The queue as the test itself uses it, without handlers."""
+    with Queue(url, defaults=defaults) as queue:
+        yield queue
+
+
+@pytest.fixture
+def database(url: str) -> Database:
+    return Database(Path(url.removeprefix("sqlite:///")))
+
+
+@pytest.fixture(scope="session")
+def bytecode(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where all processes keep their compiled modules."""
+    return tmp_path_factory.mktemp("bytecode")
+
+
+@pytest.fixture
+def programs(tmp_path: Path, url: str, defaults: dict[str, object], bytecode: Path) -> Iterator[Programs]:
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    programs = Programs(folder, url, defaults, bytecode)
+    yield programs
+    programs.close()

@@ -1,0 +1,111 @@
+"""Faults at single system calls: strace kills a process at its n-th write, or makes that write fail.
+
+Only calls that SQLite makes on its own files are touched (it writes with pwrite64; Python does not), so few
+points remain and all can be tried. strace counts the calls of each thread by themselves; the scenarios write
+in their main thread. It is attached when the program has been loaded, which is most of what it would trace.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.process.oracle import Database
+from tests.process.program import TRACED
+from tests.process.programs import Program, Programs
+
+CALLS = ("pwrite64", "fdatasync", "fsync", "ftruncate", "unlink")
+AT_ONCE = 3
+KILLED = -9
+
+
+@contextmanager
+def faults(program: Program, *expressions: str, trace: Path | None = None) -> Iterator[None]:
+    """Make these faults happen in a running program, as in "inject=fdatasync:error=EIO:when=3+"."""
+    command = ["strace", "-f", "-qq", "-o", str(trace or "/dev/null"), "-p", str(program.pid)]
+    for expression in (
+        f"trace=getppid,pread64,{','.join(CALLS)}",
+        f"inject=getppid:retval={TRACED}",
+        *expressions,
+    ):
+        command += ["-e", expression]
+    tracer = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    try:
+        yield
+    finally:
+        tracer.terminate()  # it lets go of the program, which goes on without faults
+        _, errors = tracer.communicate()
+    assert not errors, errors
+
+
+class Run(NamedTuple):
+    """A scenario that ran on a copy of the database, and how it ended."""
+
+    point: str
+    program: Program
+    database: Database
+    status: int
+
+    def __str__(self) -> str:
+        return f"{self.point}: exit status {self.status}\n{self.program.output()}{self.program.errors()}"
+
+
+class Scenario:
+    """One role of program.py, run again and again on copies of the file `before`, or on none."""
+
+    def __init__(
+        self, programs: Programs, folder: Path, before: Path | None, role: str, **options: Any
+    ) -> None:
+        self._programs = programs
+        self._folder = folder
+        self._before = before
+        self._role = role
+        self._options = options
+
+    def count_calls(self) -> Counter[str]:
+        """How often each call is made when nothing goes wrong."""
+        trace = self._folder / "trace"
+        run = self._run("no fault", trace=trace)
+        assert run.status == 0, run
+        assert run.program.refused() == [], run
+        names = (line.split()[1].partition("(")[0] for line in trace.read_text().splitlines())
+        return Counter(name for name in names if name in CALLS)
+
+    def kill_at_every_call(self, check: Callable[[Run], None]) -> int:
+        """Kill the process at each of its calls, one run for each; return how many points there were."""
+        counts = self.count_calls()
+        points = [(call, n) for call, count in counts.items() for n in range(1, count + 1)]
+        self._try([f"inject={call}:signal=KILL:when={n}" for call, n in points], KILLED, check)
+        # One more than there are: the scenario passes.
+        passing = [f"inject={call}:signal=KILL:when={count + 1}" for call, count in counts.items()]
+        self._try(passing, 0, check)
+        return len(points)
+
+    def fail(self, expressions: Sequence[str], check: Callable[[Run], None]) -> None:
+        """Run once with each fault. The program must cope: an error that is not ours is its end."""
+        self._try(expressions, 0, check)
+
+    def _try(self, expressions: Sequence[str], status: int, check: Callable[[Run], None]) -> None:
+        def attempt(expression: str) -> None:
+            run = self._run(expression, expression)
+            assert run.status == status, run
+            check(run)
+
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            list(pool.map(attempt, expressions))
+
+    def _run(self, point: str, *expressions: str, trace: Path | None = None) -> Run:
+        name = "".join(character if character.isalnum() else "-" for character in point)
+        path = self._folder / f"{self._role}-{name}.db"
+        if self._before is not None:
+            shutil.copy(self._before, path)
+        program = self._programs.start(self._role, traced=True, url=f"sqlite:///{path}", **self._options)
+        with faults(program, *expressions, trace=trace):
+            status = program.wait()
+        return Run(point, program, Database(path), status)

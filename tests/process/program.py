@@ -1,0 +1,248 @@
+"""The processes of the crash tests: `python -m tests.process.program ROLE {"option": …}`.
+
+A role writes `accepted ID` to its standard output after the call that accepted the job has returned, and
+`refused ERROR` when a call raised an error of ours. Any other error ends it with a traceback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from holdfast import HoldfastError, events
+from tests.process.app import note, queue
+
+TRACED = 424242
+_QUIET = (events.JobEnqueued, events.JobPromoted, events.JobClaimed, events.JobCompleted)
+
+
+def say(*words: object) -> None:
+    os.write(1, " ".join(map(str, words)).encode() + b"\n")
+
+
+def accepted(ids: Iterable[str]) -> None:
+    say("\n".join(f"accepted {id}" for id in ids))
+
+
+def refused(error: HoldfastError) -> None:
+    say("refused", type(error).__name__, str(error).replace("\n", " "))
+
+
+def worker(**options: Any) -> None:
+    """A worker, whose events go to the log."""
+    queue.events.subscribe(_note_event)
+    queue.run_worker(**options)
+
+
+def _note_event(event: events.Event) -> None:
+    if not isinstance(event, _QUIET):
+        note("event", name=event.name, **{f"event_{key}": value for key, value in event.fields()})
+
+
+def producer(seed: int, types: dict[str, int], seconds: float = 0.0, pause: float = 0.0) -> None:
+    """Enqueues for ever, of each type with its weight, singly and in small batches, some with a key."""
+    chance = random.Random(seed)
+    names, weights = list(types), list(types.values())
+    while True:
+        type = chance.choices(names, weights)[0]
+        payload = {"seconds": chance.uniform(0, seconds)}
+        if chance.random() < 0.05:
+            accepted(job.id for job in queue.enqueue_many(type, [payload] * 5))
+        elif chance.random() < 0.1:
+            accepted([queue.enqueue(type, {}, key=f"key-{chance.randrange(5)}").id])
+        else:
+            accepted([queue.enqueue(type, payload).id])
+        time.sleep(pause * chance.random())
+
+
+def tight_loop(seconds: float) -> None:
+    """Enqueues jobs that nobody serves, as fast as it can."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        try:
+            accepted([queue.enqueue("unserved").id])
+        except HoldfastError as error:
+            refused(error)
+
+
+def persistent_producer(jobs: int, tries: int, pause: float = 0.0, type: str = "work") -> None:
+    """Enqueues so many jobs, each as often as it takes."""
+    for _ in range(jobs):
+        for _ in range(tries):
+            try:
+                accepted([queue.enqueue(type).id])
+                break
+            except HoldfastError as error:
+                refused(error)
+                time.sleep(pause)
+        else:
+            sys.exit(f"not accepted in {tries} tries")
+
+
+# Scenarios: one change each, on a database that a test has prepared.
+
+
+def opening() -> None:
+    queue.store.now()
+
+
+def enqueue() -> None:
+    for _ in range(2):
+        accepted([queue.enqueue("work").id])
+
+
+def enqueue_many(count: int) -> None:
+    accepted(job.id for job in queue.enqueue_many("work", [{}] * count))
+
+
+def drain() -> None:
+    queue.drain()
+    say("drained")
+
+
+def retry(id: str) -> None:
+    accepted([queue.retry(id).id])
+
+
+def cancel(id: str) -> None:
+    accepted([queue.cancel(id).id])
+
+
+def cleanup() -> None:
+    say("deleted", queue.cleanup(0))
+
+
+def closing(scenario: Callable[..., None]) -> Callable[..., None]:
+    """The scenario, and then a queue that is closed in order. An error of ours is told and no failure."""
+
+    def run(**options: Any) -> None:
+        try:
+            with queue:
+                scenario(**options)
+        except HoldfastError as error:
+            refused(error)
+
+    return run
+
+
+# Forks. The child ends with os._exit: what it inherited is its parent's to close.
+
+
+def _in_child(action: Callable[[], None]) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        action()
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _join(pid: int) -> None:
+    if os.waitpid(pid, 0)[1]:
+        sys.exit("the child failed")
+
+
+def _enqueue_here() -> None:
+    accepted([queue.enqueue("work").id])
+
+
+def _enqueue_async_here() -> None:
+    async def enqueue() -> None:
+        accepted([(await queue.enqueue_async("work")).id])
+
+    asyncio.run(enqueue())
+
+
+def _enqueue_and_drain() -> None:
+    _enqueue_here()
+    queue.drain()
+    _enqueue_here()
+
+
+def fork_and_enqueue() -> None:
+    """Used before, in the child and in the parent."""
+    _enqueue_here()
+    child = _in_child(_enqueue_and_drain)
+    _enqueue_here()
+    _join(child)
+    _enqueue_here()
+
+
+def fork_and_enqueue_async() -> None:
+    _enqueue_async_here()
+    child = _in_child(_enqueue_async_here)
+    _enqueue_async_here()
+    _join(child)
+
+
+def fork_during_enqueue(locked: str) -> None:
+    """Another thread is in the middle of an enqueue, waiting for the lock, when the process forks."""
+    _enqueue_here()
+    while not os.path.exists(locked):
+        time.sleep(0.01)
+    thread = threading.Thread(target=_enqueue_here)
+    thread.start()
+    time.sleep(0.2)
+    child = _in_child(_enqueue_here)
+    thread.join()
+    _join(child)
+
+
+def fork_and_close_first() -> None:
+    """The parent closes its queue while the child still uses its own; then the child is killed."""
+    _enqueue_here()
+    ready_read, ready_write = os.pipe()
+    closed_read, closed_write = os.pipe()
+
+    def outlive() -> None:
+        _enqueue_here()
+        os.write(ready_write, b"r")
+        os.read(closed_read, 1)
+        _enqueue_here()
+        os.kill(os.getpid(), 9)
+
+    child = _in_child(outlive)
+    os.read(ready_read, 1)
+    queue.close()
+    os.write(closed_write, b"c")
+    os.waitpid(child, 0)
+
+
+ROLES: dict[str, Callable[..., None]] = {
+    role.__name__: role
+    for role in (
+        worker,
+        producer,
+        tight_loop,
+        persistent_producer,
+        fork_and_enqueue,
+        fork_and_enqueue_async,
+        fork_during_enqueue,
+        fork_and_close_first,
+    )
+} | {
+    scenario.__name__: closing(scenario)
+    for scenario in (opening, enqueue, enqueue_many, drain, retry, cancel, cleanup)
+}
+
+
+def wait_for_tracer() -> None:
+    """Wait until strace is there: it makes getppid() answer with TRACED."""
+    while os.getppid() != TRACED:
+        time.sleep(0.001)
+
+
+if __name__ == "__main__":
+    if os.environ.get("HOLDFAST_TEST_TRACED"):
+        wait_for_tracer()
+    ROLES[sys.argv[1]](**json.loads(sys.argv[2]))

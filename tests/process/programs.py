@@ -1,0 +1,159 @@
+"""Starting, killing and collecting the real processes of a test, and what they left behind to read."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from tests.process.app import DEFAULTS, LOG
+from tests.process.oracle import Log
+from tests.support import wait_until
+
+ROOT = Path(__file__).parents[2]
+
+
+class Program:
+    """One process, with its output in files."""
+
+    def __init__(self, process: subprocess.Popen[bytes], output: Path, errors: Path) -> None:
+        self.process = process
+        self.pid = process.pid
+        self._output = output
+        self._errors = errors
+
+    @property
+    def is_running(self) -> bool:
+        return self.process.poll() is None
+
+    def wait(self, timeout: float = 60.0) -> int:
+        return self.process.wait(timeout)
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def stop(self, timeout: float = 30.0) -> None:
+        """End a worker in order."""
+        self.signal(signal.SIGTERM)
+        assert self.wait(timeout) == 0, self.errors()
+
+    def accepted(self) -> list[str]:
+        """The ids whose acceptance this program has seen."""
+        return [line.split()[1] for line in self._lines("accepted")]
+
+    def refused(self) -> list[str]:
+        """The errors that it was given in place of an acceptance."""
+        return [line.partition(" ")[2] for line in self._lines("refused")]
+
+    def output(self) -> str:
+        return self._output.read_text()
+
+    def errors(self) -> str:
+        """What it wrote to standard error: warnings of the worker, and tracebacks."""
+        return self._errors.read_text()
+
+    def _lines(self, word: str) -> list[str]:
+        return [line.strip() for line in self.output().splitlines() if line.strip().startswith(word)]
+
+
+class Programs:
+    """All processes of a test. `killed` tells when each pid was killed, on the wall clock."""
+
+    def __init__(self, folder: Path, url: str, defaults: dict[str, object], bytecode: Path) -> None:
+        self._folder = folder
+        self._all: list[Program] = []
+        self._numbers = count()  # tests start programs from several threads
+        self.killed: dict[int, float] = {}
+        self.log = Log(folder / "handlers.log")
+        self._environment = {
+            **os.environ,
+            "QUEUECTL_DATABASE_URL": url,
+            "PYTHONPYCACHEPREFIX": str(bytecode),
+            LOG: str(self.log.path),
+            DEFAULTS: json.dumps(defaults),
+        }
+        # A process that compiles every module anew takes twice as long to start.
+        self._environment.pop("PYTHONDONTWRITEBYTECODE", None)
+
+    def start(self, role: str, *, traced: bool = False, url: str | None = None, **options: Any) -> Program:
+        """Start a role of program.py. A `traced` one waits for strace before it does anything."""
+        number = next(self._numbers)
+        output, errors = (self._folder / f"{number}-{role}.{end}" for end in ("out", "err"))
+        environment = dict(self._environment)
+        if traced:
+            environment["HOLDFAST_TEST_TRACED"] = "1"
+        if url is not None:
+            environment["QUEUECTL_DATABASE_URL"] = url
+        command = [sys.executable, "-m", "tests.process.program", role, json.dumps(options)]
+        with output.open("wb") as out, errors.open("wb") as err:
+            process = subprocess.Popen(
+                command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err
+            )
+        program = Program(process, output, errors)
+        self._all.append(program)
+        return program
+
+    def worker(self, **options: Any) -> Program:
+        """Start a worker and wait until it is up."""
+        program = self.start("worker", **options)
+        wait_until(
+            lambda: self.log.events("worker.started", pid=program.pid) or not program.is_running,
+            message="the worker's start",
+        )
+        assert program.is_running, program.errors()
+        return program
+
+    def kill(self, program: Program) -> None:
+        """SIGKILL, and wait until the process is gone."""
+        # Not unless it runs: a process that ended by itself was not killed.
+        if program.is_running:
+            self.killed[program.pid] = time.time()
+            program.signal(signal.SIGKILL)
+        program.wait()
+
+    def accepted(self) -> set[str]:
+        """All ids whose acceptance any program has seen."""
+        return {id for program in self._all for id in program.accepted()}
+
+    def check_no_traceback(self) -> None:
+        """No program ended by, or logged, an error that is nobody's."""
+        for program in self._all:
+            assert "Traceback" not in program.errors(), program.errors()
+
+    def close(self) -> None:
+        """Kill and collect what is left, also what a program has left behind."""
+        for program in self._all:
+            if program.is_running:
+                program.signal(signal.SIGKILL)
+            program.wait()
+        for pid in self._orphans():
+            os.kill(pid, signal.SIGKILL)
+
+    def _orphans(self) -> list[int]:
+        """Living processes that have the log of this test in their environment."""
+        mark = f"{LOG}={self.log.path}".encode()
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and int(entry.name) != os.getpid():
+                try:
+                    environment = (entry / "environ").read_bytes()
+                except OSError:
+                    continue
+                if mark in environment.split(b"\0"):
+                    found.append(int(entry.name))
+        return found
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in ("Z", "X")

@@ -1,0 +1,47 @@
+"""Eight processes that enqueue in tight loops: every call is served, and no lease is lost for the lock."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from holdfast import Queue
+from tests.process import oracle
+from tests.process.oracle import Database
+from tests.process.programs import Programs
+from tests.support import wait_until
+
+WRITERS = 8
+SECONDS = 8.0
+LEASE = 5.0
+
+
+@pytest.mark.parametrize("defaults", [{"lease_seconds": LEASE}])
+def test_heartbeats_get_through_tight_loop_writers_and_no_caller_finds_the_database_locked(
+    queue: Queue, programs: Programs, database: Database
+) -> None:
+    long = queue.enqueue("hold", {"seconds": SECONDS + LEASE}).id
+    worker = programs.worker()
+    rival = programs.worker()
+    wait_until(lambda: programs.log.starts(long), message="the long job runs")
+    writers = [programs.start("tight_loop", seconds=SECONDS) for _ in range(WRITERS)]
+    oldest = 0.0
+    while any(writer.is_running for writer in writers):
+        ages = database.query("SELECT heartbeat_at FROM holdfast_workers")
+        oldest = max(oldest, *(time.time() - at / 1e6 for (at,) in ages))
+        time.sleep(0.1)
+    assert [writer.wait() for writer in writers] == [0] * WRITERS
+    assert [writer.refused() for writer in writers] == [[]] * WRITERS
+    assert all(writer.accepted() for writer in writers)
+    assert oldest < LEASE
+
+    wait_until(lambda: database.jobs()[long].status == "completed", message="the long job is done")
+    assert len(programs.log.starts(long)) == 1
+    for trouble in ("job.reaped", "worker.lease_lost", "job.outcome_refused"):
+        assert programs.log.events(trouble) == []
+    worker.stop()
+    rival.stop()
+    oracle.check_nothing_lost(database, programs.accepted())
+    oracle.check_file(database)
+    programs.check_no_traceback()

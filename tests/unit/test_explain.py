@@ -1,0 +1,151 @@
+"""Every reason why a job is not running, or how it ended."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from holdfast.core.clock import from_datetime
+from holdfast.core.explain import Facts, Reason, explain
+from holdfast.core.job import Job, Status
+
+NOW = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
+LATER = datetime(2030, 1, 2, 4, 0, 0, tzinfo=UTC)
+# A queue in which a pending job would start at once.
+IDLE = Facts(now=from_datetime(NOW), workers=1, workers_for_type=1, slots_for_type=10)
+
+
+def job(status: Status, **fields: Any) -> Job:
+    return Job(id="job1", type="crawl", payload={}, status=status, created_at=NOW, updated_at=NOW, **fields)
+
+
+def codes(reasons: list[Reason]) -> list[str]:
+    return [reason.code for reason in reasons]
+
+
+def pending(**facts: Any) -> list[Reason]:
+    return explain(job(Status.PENDING), replace(IDLE, **facts))
+
+
+def test_a_completed_job_says_when_and_in_which_attempt() -> None:
+    (reason,) = explain(job(Status.COMPLETED, attempts=2, finished_at=NOW), IDLE)
+    assert (reason.code, reason.text) == ("completed", "it completed at 2030-01-02T03:04:05Z in attempt 2")
+
+
+def test_a_failed_job_says_when_and_why() -> None:
+    (reason,) = explain(job(Status.FAILED, attempts=3, finished_at=NOW, error="ValueError: no"), IDLE)
+    assert reason.code == "failed"
+    assert "2030-01-02T03:04:05Z after 3 attempts: ValueError: no" in reason.text
+
+
+def test_a_job_that_failed_in_its_first_attempt_did_not_take_1_attempts() -> None:
+    (reason,) = explain(job(Status.FAILED, attempts=1, finished_at=NOW, error="Fail: no"), IDLE)
+    assert "1 attempts" not in reason.text
+
+
+def test_a_cancelled_job_says_when() -> None:
+    (reason,) = explain(job(Status.CANCELLED, finished_at=NOW), IDLE)
+    assert (reason.code, reason.text) == ("cancelled", "it was cancelled at 2030-01-02T03:04:05Z")
+
+
+def test_a_running_job_says_since_when_and_where() -> None:
+    (reason,) = explain(job(Status.PROCESSING, attempts=1, started_at=NOW, worker_id="w1"), IDLE)
+    assert reason.code == "running"
+    assert "2030-01-02T03:04:05Z" in reason.text
+    assert "w1" in reason.text
+
+
+def test_a_running_job_that_was_asked_to_stop_says_so() -> None:
+    (reason,) = explain(job(Status.PROCESSING, worker_id="w1", cancel_requested=True), IDLE)
+    assert reason.code == "cancelling"
+    assert "w1" in reason.text
+
+
+def test_a_scheduled_job_says_until_when() -> None:
+    (reason,) = explain(job(Status.SCHEDULED, run_at=LATER), IDLE)
+    assert (reason.code, reason.until) == ("scheduled", "2030-01-02T04:00:00Z")
+
+
+def test_a_job_that_waits_for_a_retry_says_what_failed_and_until_when() -> None:
+    waiting = job(Status.SCHEDULED, attempts=1, error="OSError: down", next_retry_at=LATER)
+    (reason,) = explain(waiting, IDLE)
+    assert (reason.code, reason.until) == ("back-off", "2030-01-02T04:00:00Z")
+    assert "attempt 1 failed (OSError: down)" in reason.text
+
+
+def test_a_scheduled_job_also_says_what_will_hold_it_back_then() -> None:
+    reasons = explain(job(Status.SCHEDULED, run_at=LATER), replace(IDLE, paused_type=True, workers=0))
+    assert codes(reasons) == ["scheduled", "paused", "no_workers"]
+
+
+def test_a_job_that_nothing_holds_back_is_ready() -> None:
+    assert codes(pending()) == ["ready"]
+
+
+def test_a_paused_queue_is_a_reason() -> None:
+    assert pending(paused_all=True) == [Reason("paused", "the whole queue is paused")]
+
+
+def test_a_paused_type_is_a_reason() -> None:
+    assert pending(paused_type=True) == [Reason("paused", "its type is paused")]
+
+
+def test_no_worker_at_all_is_a_reason() -> None:
+    assert codes(pending(workers=0, workers_for_type=0, slots_for_type=0)) == ["no_workers"]
+
+
+def test_no_worker_for_the_type_is_a_reason() -> None:
+    assert codes(pending(workers=2, workers_for_type=0, slots_for_type=0)) == ["no_worker_for_type"]
+
+
+def test_full_slots_are_a_reason() -> None:
+    reasons = pending(running=10)
+    assert codes(reasons) == ["slots_full"]
+    assert "10 slots" in reasons[0].text
+
+
+def test_max_running_is_a_reason_and_stands_for_full_slots() -> None:
+    reasons = pending(running=10, max_running=4, running_under_cap=4)
+    assert codes(reasons) == ["max_running"]
+    assert "4 run already" in reasons[0].text
+
+
+def test_max_running_that_is_not_reached_is_no_reason() -> None:
+    assert codes(pending(running=3, max_running=4, running_under_cap=3)) == ["ready"]
+
+
+def test_a_rate_limit_is_a_reason_and_says_until_when() -> None:
+    (reason,) = pending(rate_limit=0.5, rate_wait=2.0)
+    assert (reason.code, reason.until) == ("rate_limit", "2030-01-02T03:04:07Z")
+    assert "0.5 starts a second" in reason.text
+
+
+def test_a_rate_limit_with_a_token_left_is_no_reason() -> None:
+    assert codes(pending(rate_limit=5.0, rate_wait=0.0)) == ["ready"]
+
+
+def test_jobs_before_it_are_a_reason_that_warns_of_strict_priorities() -> None:
+    (reason,) = pending(ahead=7)
+    assert reason.code == "in_line"
+    assert reason.text.startswith("7 jobs")
+    assert "a higher priority goes first, always" in reason.text
+
+
+def test_many_jobs_before_it_are_not_counted_to_the_end() -> None:
+    (reason,) = pending(ahead=10_000, ahead_capped=True)
+    assert reason.text.startswith("more than 10000 jobs")
+
+
+def test_all_reasons_are_told_the_one_that_decides_first() -> None:
+    reasons = pending(paused_all=True, paused_type=True, running=10, rate_limit=1.0, rate_wait=1.0, ahead=3)
+    assert codes(reasons) == ["paused", "paused", "slots_full", "rate_limit", "in_line"]
+
+
+@pytest.mark.parametrize("status", list(Status))
+def test_every_state_is_explained_in_a_line(status: Status) -> None:
+    reasons = explain(job(status, error="ValueError: a\nb"), IDLE)
+    assert reasons
+    assert all("\n" not in reason.text for reason in reasons)

@@ -1,0 +1,40 @@
+"""Fixtures of the worker tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from holdfast import Queue
+from tests.support import Recorder
+from tests.worker.support import Gate
+
+
+@pytest.fixture
+def recorder(queue: Queue) -> Recorder:
+    """Records the events of `queue`."""
+    return Recorder(queue.events)
+
+
+@pytest.fixture
+def gate(start_worker: Callable[..., Any]) -> Iterator[Gate]:
+    """A gate that is opened before the workers are stopped."""
+    gate = Gate()
+    yield gate
+    gate.open()
+
+
+@pytest.fixture
+def other_queue(queue: Queue, start_worker: Callable[..., Any]) -> Iterator[Queue]:
+    """A second Queue on the same database, as another process would have it."""
+    other = Queue(queue.url, defaults=queue.defaults)
+    yield other
+    # Its workers are stopped by start_worker, after this; the queue closes with its last connection.
+
+
+@pytest.fixture
+def short_heartbeat(queue: Queue) -> None:
+    """Heartbeats and sweeps every tenth of a second, for tests of leases."""
+    queue.set_config("heartbeat_interval", 0.1)

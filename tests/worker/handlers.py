@@ -1,0 +1,156 @@
+"""Handlers for executor="process", whose processes import this module and find them by name."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from holdfast import Context, Fail, Retry
+from holdfast.errors import HoldfastError
+
+
+def where() -> dict[str, int]:
+    return {"pid": os.getpid(), "group": os.getpgid(0)}
+
+
+async def where_async() -> dict[str, int]:
+    return where()
+
+
+def add(a: int, b: int = 1) -> int:
+    return a + b
+
+
+def whole(payload: dict[str, Any]) -> dict[str, Any]:
+    return payload
+
+
+def whole_with_context(payload: dict[str, Any], ctx: Context) -> dict[str, Any]:
+    return {"payload": payload, "attempt": ctx.attempt, "id": ctx.job.id}
+
+
+def name_of_payload_type(payload: Any) -> str:
+    return type(payload).__name__
+
+
+class Toolbox:
+    @staticmethod
+    def hammer() -> str:
+        return "bang"
+
+
+def fail_for_good() -> None:
+    raise Fail("no use")
+
+
+def retry_later() -> None:
+    raise Retry("busy", delay=3600)
+
+
+def exit_in_order() -> None:
+    sys.exit(3)
+
+
+def exit_at_once() -> None:
+    os._exit(3)
+
+
+def kill_itself() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def wait_for_file(started: str, path: str) -> str:
+    Path(started).touch()
+    _wait_for(path)
+    return "done"
+
+
+def sleep_with_grandchild(pids: str) -> None:
+    grandchild = subprocess.Popen(["sleep", "600"])
+    _publish(pids, f"{os.getpid()} {grandchild.pid}")
+    time.sleep(600)
+
+
+def ignore_termination(pids: str) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    grandchild = subprocess.Popen(["sh", "-c", "trap '' TERM; while :; do sleep 0.05; done"])
+    _publish(pids, f"{os.getpid()} {grandchild.pid}")
+    time.sleep(600)
+
+
+def check_for_ever(started: str, ctx: Context) -> None:
+    Path(started).touch()
+    while True:
+        ctx.check()
+        time.sleep(0.005)
+
+
+def report_progress(path: str, ctx: Context) -> None:
+    ctx.progress(0.5, "half")
+    _wait_for(path)
+
+
+def have_children(ctx: Context) -> str:
+    return ctx.enqueue("child", {"n": 1})
+
+
+def insert(value: str, ctx: Context) -> None:
+    with ctx.transaction() as connection:
+        connection.execute("INSERT INTO app (value) VALUES (?)", (value,))
+        ctx.enqueue("child", {"value": value})
+        ctx.result = {"stored": value}
+
+
+async def insert_async(value: str, ctx: Context) -> None:
+    async with ctx.transaction() as connection:
+        connection.execute("INSERT INTO app (value) VALUES (?)", (value,))
+        ctx.result = {"stored": value}
+
+
+def insert_and_raise_inside(value: str, ctx: Context) -> None:
+    with ctx.transaction() as connection:
+        connection.execute("INSERT INTO app (value) VALUES (?)", (value,))
+        raise RuntimeError("inside")
+
+
+def insert_and_raise_after(value: str, ctx: Context) -> None:
+    insert(value, ctx)
+    raise RuntimeError("after")
+
+
+def insert_and_die(value: str, ctx: Context) -> None:
+    insert(value, ctx)
+    os._exit(7)
+
+
+def insert_and_go_on(value: str, beats: int, done: str, ctx: Context) -> None:
+    """Go on for some heartbeats after the job is completed, and leave a file at the end."""
+    insert(value, ctx)
+    time.sleep(beats)
+    Path(done).touch()
+
+
+def commit_by_hand(ctx: Context) -> str:
+    with ctx.transaction() as connection:
+        try:
+            connection.commit()
+        except HoldfastError as error:
+            ctx.result = str(error)
+    return "unused"
+
+
+def _wait_for(path: str) -> None:
+    while not os.path.exists(path):
+        time.sleep(0.005)
+
+
+def _publish(path: str, text: str) -> None:
+    """Write a file so that whoever sees it sees all of it."""
+    part = Path(path + ".part")
+    part.write_text(text, encoding="ascii")
+    part.rename(path)

@@ -1,0 +1,149 @@
+"""Shared by the worker tests: gates that handlers wait at, SQL beside the queue, scripts in fresh processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+from holdfast import Job, Queue
+
+PATIENCE = 30.0
+"""Seconds to wait for what will certainly come; a test that passes never waits so long."""
+
+
+class Gate:
+    """Handlers enter it and wait there until the test opens it."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._open = False
+        self.entered = 0
+
+    @property
+    def is_open(self) -> bool:
+        return self._open
+
+    def count(self) -> None:
+        """Note that a handler came by, without waiting."""
+        with self._changed:
+            self.entered += 1
+            self._changed.notify_all()
+
+    def enter(self) -> None:
+        self.count()
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._open, 2 * PATIENCE), "nobody opened the gate"
+
+    async def enter_async(self) -> None:
+        self.count()
+        while not self._open:
+            await asyncio.sleep(0.005)
+
+    def wait_entered(self, count: int = 1) -> None:
+        with self._changed:
+            came = self._changed.wait_for(lambda: self.entered >= count, PATIENCE)
+        assert came, f"{self.entered} of {count} handlers entered within {PATIENCE:g} s"
+
+    def open(self) -> None:
+        with self._changed:
+            self._open = True
+            self._changed.notify_all()
+
+
+class Spy:
+    """Counts the calls of a method, and can fail some of them: `monkeypatch.setattr(store, name, spy)`."""
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        self._method = method
+        self._changed = threading.Condition()
+        self.calls: list[tuple[Any, ...]] = []
+        self.failures: list[Exception] = []
+        """Raised one after another, before the method is called again."""
+        self.always: Exception | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self._changed:
+            self.calls.append(args)
+            self._changed.notify_all()
+            if self.always is not None:
+                raise self.always
+            if self.failures:
+                raise self.failures.pop(0)
+        return self._method(*args, **kwargs)
+
+    def wait_called(self, more: int) -> None:
+        """Wait for so many calls from now on."""
+        with self._changed:
+            wanted = len(self.calls) + more
+            assert self._changed.wait_for(lambda: len(self.calls) >= wanted, PATIENCE)
+
+
+def path_of(queue: Queue) -> str:
+    return queue.url.removeprefix("sqlite:///")
+
+
+def sql(queue: Queue, statement: str, *parameters: object) -> list[Any]:
+    """Run a statement on a connection of the test's own."""
+    with closing(sqlite3.connect(path_of(queue), timeout=PATIENCE, isolation_level=None)) as connection:
+        return connection.execute(statement, parameters).fetchall()
+
+
+def supersede(queue: Queue, job_id: str) -> None:
+    """Give a running job to another worker, as a reaper and a second claim would."""
+    sql(
+        queue,
+        "UPDATE holdfast_jobs SET version = version + 1, attempts = attempts + 1, worker_id = 'another',"
+        " lease_expires_at = lease_expires_at + 3600000000 WHERE id = ? AND status = 'processing'",
+        job_id,
+    )
+
+
+def get(queue: Queue, job_id: str) -> Job:
+    """The job, which must be there."""
+    job = queue.get(job_id)
+    assert job is not None, f"there is no job {job_id}"
+    return job
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that only waits to be collected does not."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        pass
+    if not sys.platform.startswith("linux"):
+        with suppress(ProcessLookupError):
+            os.kill(pid, 0)
+            return True
+    return False
+
+
+def write_script(folder: Path, source: str, name: str = "script.py") -> Path:
+    path = folder / name
+    path.write_text(source, encoding="utf-8")
+    return path
+
+
+def run_script(
+    folder: Path, source: str, *arguments: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a program in a fresh process, in a folder of its own, with warnings as errors."""
+    path = write_script(folder, source)
+    return subprocess.run(
+        [sys.executable, "-W", "error", str(path), *arguments],
+        cwd=folder,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )

@@ -1,0 +1,400 @@
+"""Where handlers run: sync ones in threads, async ones on the loop, others in processes of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import Context, Job, Queue
+from holdfast.errors import ConfigError, UnknownType
+from tests.support import Recorder
+from tests.worker import handlers
+from tests.worker.support import PATIENCE, Gate, get, run_script
+
+StartWorker = Callable[..., Any]
+
+
+@dataclasses.dataclass
+class Order:
+    item: str
+    count: int = 1
+
+
+def run_one(queue: Queue, type: str, payload: object = None) -> Job:
+    return queue.wait(queue.enqueue(type, payload).id, timeout=PATIENCE)
+
+
+def test_sync_handler_runs_in_a_thread_of_its_own(queue: Queue, start_worker: StartWorker) -> None:
+    @queue.job
+    def work(n: int) -> dict[str, Any]:
+        return {"n": n, "pid": os.getpid(), "thread": threading.current_thread().name}
+
+    start_worker()
+    job = queue.wait(work.enqueue(n=7).id, timeout=PATIENCE)
+    assert job.status == "completed"
+    assert job.result["n"] == 7
+    assert job.result["pid"] == os.getpid()
+    assert job.result["thread"].startswith("holdfast-handler")
+
+
+def test_sync_handlers_run_side_by_side(queue: Queue, start_worker: StartWorker) -> None:
+    barrier = threading.Barrier(4)
+
+    @queue.job
+    def meet() -> int:
+        return barrier.wait(PATIENCE)
+
+    start_worker(concurrency=4)
+    jobs = [queue.wait(job.id, timeout=PATIENCE) for job in meet.enqueue_many([{}] * 4)]
+    assert sorted(job.result for job in jobs) == [0, 1, 2, 3]
+
+
+def test_async_handlers_share_one_event_loop(queue: Queue, start_worker: StartWorker) -> None:
+    loops: set[asyncio.AbstractEventLoop] = set()
+    met = []
+
+    @queue.job
+    async def meet() -> None:
+        loops.add(asyncio.get_running_loop())
+        met.append(None)
+        while len(met) < 5:
+            await asyncio.sleep(0.001)
+
+    start_worker(concurrency=5)
+    jobs = [queue.wait(job.id, timeout=PATIENCE) for job in meet.enqueue_many([{}] * 5)]
+    assert {job.status for job in jobs} == {"completed"}
+    assert len(loops) == 1
+
+
+def test_async_handler_that_blocks_the_loop_keeps_its_lease(
+    queue: Queue, start_worker: StartWorker, gate: Gate, short_heartbeat: None
+) -> None:
+    @queue.job
+    async def block() -> None:
+        gate.enter()
+
+    start_worker()
+    job = block.enqueue()
+    gate.wait_entered()
+    first = get(queue, job.id).lease_expires_at
+    renewed = threading.Event()
+    assert first is not None
+    while not renewed.wait(0.02):
+        now = get(queue, job.id).lease_expires_at
+        assert now is not None
+        if now > first:
+            renewed.set()
+    gate.open()
+    assert queue.wait(job.id, timeout=PATIENCE).attempts == 1
+
+
+def test_process_handler_runs_in_a_process_and_group_of_its_own(
+    queue: Queue, start_worker: StartWorker
+) -> None:
+    queue.job(executor="process")(handlers.where)
+    start_worker()
+    job = run_one(queue, "where")
+    assert job.status == "completed", job.error
+    assert job.result["pid"] != os.getpid()
+    assert job.result["group"] == job.result["pid"]
+
+
+def test_process_stays_warm_for_the_next_job(queue: Queue, start_worker: StartWorker) -> None:
+    queue.job(executor="process")(handlers.where)
+    start_worker(concurrency=1)
+    first, second = run_one(queue, "where"), run_one(queue, "where")
+    assert first.result == second.result
+
+
+def test_async_handler_can_run_in_a_process(queue: Queue, start_worker: StartWorker) -> None:
+    queue.job(executor="process")(handlers.where_async)
+    start_worker()
+    job = run_one(queue, "where_async")
+    assert job.result["pid"] != os.getpid()
+
+
+def test_process_handler_gets_its_arguments_and_defaults(queue: Queue, start_worker: StartWorker) -> None:
+    queue.job(executor="process")(handlers.add)
+    start_worker()
+    assert run_one(queue, "add", {"a": 40, "b": 2}).result == 42
+    assert run_one(queue, "add", {"a": 40}).result == 41
+
+
+def test_process_handler_may_be_a_static_method(queue: Queue, start_worker: StartWorker) -> None:
+    queue.job(executor="process")(handlers.Toolbox.hammer)
+    start_worker()
+    assert run_one(queue, "hammer").result == "bang"
+
+
+def test_process_handler_that_no_other_process_can_import_is_refused(queue: Queue) -> None:
+    def local() -> None:
+        raise AssertionError("never called")
+
+    with pytest.raises(ConfigError, match="top of a module"):
+        queue.job(executor="process")(local)
+
+
+def test_process_that_dies_fails_the_attempt_and_names_the_signal(
+    queue: Queue, start_worker: StartWorker
+) -> None:
+    queue.job(executor="process", max_attempts=2)(handlers.kill_itself)
+    start_worker()
+    job = run_one(queue, "kill_itself")
+    assert job.status == "failed"
+    assert job.attempts == 2
+    assert job.error == "ProcessDied: the handler's process was killed by signal 9"
+
+
+def test_process_that_exits_at_once_fails_the_attempt_and_names_the_code(
+    queue: Queue, start_worker: StartWorker
+) -> None:
+    queue.job(executor="process", max_attempts=1)(handlers.exit_at_once)
+    start_worker()
+    assert run_one(queue, "exit_at_once").error == "ProcessDied: the handler's process exited with code 3"
+
+
+@pytest.mark.parametrize("executor", ["thread", "process"])
+def test_registered_handler_takes_the_whole_payload(
+    queue: Queue, start_worker: StartWorker, executor: str
+) -> None:
+    queue.register("whole", handlers.whole, executor=executor)
+    start_worker()
+    assert run_one(queue, "whole", {"a": [1, {"b": None}]}).result == {"a": [1, {"b": None}]}
+
+
+@pytest.mark.parametrize("executor", ["thread", "process"])
+def test_registered_handler_may_take_the_context_as_well(
+    queue: Queue, start_worker: StartWorker, executor: str
+) -> None:
+    queue.register("whole", handlers.whole_with_context, executor=executor)
+    start_worker()
+    job = run_one(queue, "whole", {"a": 1})
+    assert job.result == {"payload": {"a": 1}, "attempt": 1, "id": job.id}
+
+
+@pytest.mark.parametrize("executor", ["thread", "process"])
+def test_registered_handler_gets_the_payload_as_the_type_it_was_registered_with(
+    queue: Queue, start_worker: StartWorker, executor: str
+) -> None:
+    queue.register("order", handlers.name_of_payload_type, payload_type=Order, executor=executor)
+    start_worker()
+    job = run_one(queue, "order", {"item": "tea"})
+    assert job.result == "Order", job.error
+
+
+def test_registered_handler_may_be_an_object_with_an_async_call(
+    queue: Queue, start_worker: StartWorker
+) -> None:
+    class Greeter:
+        async def __call__(self, payload: dict[str, Any]) -> str:
+            await asyncio.sleep(0)
+            return f"hello {payload['name']}"
+
+    queue.register("greet", Greeter())
+    start_worker()
+    assert run_one(queue, "greet", {"name": "world"}).result == "hello world"
+
+
+def test_sync_handler_that_returns_a_coroutine_is_not_taken_for_done(
+    queue: Queue, start_worker: StartWorker
+) -> None:
+    ran = threading.Event()
+
+    async def inner() -> str:
+        ran.set()
+        return "done"
+
+    queue.register("wrapped", lambda payload: inner(), max_attempts=1)
+    start_worker()
+    job = run_one(queue, "wrapped")
+    assert (job.status == "completed" and ran.is_set()) or job.status == "failed", job.result
+
+
+def test_lane_is_run_by_the_handler_of_its_base_type(queue: Queue, start_worker: StartWorker) -> None:
+    queue.register("shell", lambda payload, ctx: ctx.job.type)
+    start_worker()
+    assert run_one(queue, "shell:media").result == "shell:media"
+    assert run_one(queue, "shell").result == "shell"
+
+
+def test_worker_that_serves_one_lane_leaves_the_others(
+    queue: Queue, start_worker: StartWorker, recorder: Recorder
+) -> None:
+    queue.register("shell", lambda payload: None)
+    start_worker(types=["shell:media"])
+    other = queue.enqueue("shell:text")
+    base = queue.enqueue("shell")
+    assert run_one(queue, "shell:media").status == "completed"
+    assert get(queue, other.id).status == get(queue, base.id).status == "pending"
+
+
+def test_lane_with_a_handler_of_its_own_is_run_by_that(queue: Queue, start_worker: StartWorker) -> None:
+    queue.register("shell", lambda payload: "base")
+    queue.register("shell:media", lambda payload: "lane")
+    start_worker()
+    assert run_one(queue, "shell:media").result == "lane"
+
+
+def test_handler_registered_while_the_worker_runs_is_served(queue: Queue, start_worker: StartWorker) -> None:
+    start_worker()
+    job = queue.enqueue("late")
+    queue.register("late", lambda payload: "served")
+    assert queue.wait(job.id, timeout=PATIENCE).result == "served"
+
+
+def test_unregistered_type_stays_pending_and_burns_no_attempt(
+    queue: Queue, start_worker: StartWorker
+) -> None:
+    queue.register("gone", lambda payload: None)
+    queue.register("here", lambda payload: None)
+    start_worker()
+    queue.unregister("gone")
+    job = queue.enqueue("gone")
+    assert run_one(queue, "here").status == "completed"
+    left = get(queue, job.id)
+    assert (left.status, left.attempts) == ("pending", 0)
+    with pytest.raises(UnknownType):
+        queue.unregister("gone")
+
+
+def test_second_handler_for_a_type_is_refused(queue: Queue) -> None:
+    queue.register("twice", lambda payload: None)
+    with pytest.raises(ConfigError, match="'twice' has a handler already"):
+        queue.register("twice", lambda payload: None)
+
+
+def test_job_function_can_still_be_called(queue: Queue) -> None:
+    @queue.job
+    def double(n: int) -> int:
+        """Twice as much."""
+        return 2 * n
+
+    assert double(21) == 42
+    assert double.__name__ == "double"
+    assert double.__doc__ == "Twice as much."
+
+
+def test_context_is_found_by_its_annotation_whatever_its_name(
+    queue: Queue, start_worker: StartWorker
+) -> None:
+    @queue.job
+    def work(n: int, context: Context) -> int:
+        return n + context.attempt
+
+    start_worker()
+    assert run_one(queue, "work", {"n": 1}).result == 2
+
+
+MAIN_SCRIPT = """
+import os, sys
+from holdfast import Queue
+
+queue = Queue("sqlite:///" + sys.argv[1] if __name__ == "__main__" else None)
+
+@queue.job(executor="process")
+def where(n: int) -> dict:
+    return {"n": n, "pid": os.getpid(), "name": __name__}
+
+if __name__ == "__main__":
+    worker = queue.worker().start()
+    job = queue.wait(where.enqueue(n=5).id, timeout=60)
+    worker.stop()
+    assert job.status == "completed", job.error
+    assert job.result["n"] == 5, job.result
+    assert job.result["pid"] != os.getpid()
+    assert job.result["name"] != "__main__"
+    print("ok")
+"""
+
+
+def test_handler_of_a_script_is_found_by_its_process(tmp_path: Path) -> None:
+    done = run_script(tmp_path, MAIN_SCRIPT, str(tmp_path / "queue.db"))
+    assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
+
+
+APP_MODULE = """
+import os
+from holdfast import Queue
+
+queue = Queue(os.environ["APP_DATABASE"])
+
+@queue.job(executor="process")
+def where() -> int:
+    return os.getpid()
+"""
+
+APP_SCRIPT = """
+import os
+from app import queue, where
+
+worker = queue.worker().start()
+job = queue.wait(where.enqueue().id, timeout=60)
+worker.stop()
+assert job.status == "completed", job.error
+assert job.result != os.getpid()
+print("ok")
+"""
+
+
+def test_handler_of_an_application_module_is_found_by_its_process(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(APP_MODULE, encoding="utf-8")
+    url = f"sqlite:///{tmp_path / 'queue.db'}"
+    done = run_script(tmp_path, APP_SCRIPT, APP_DATABASE=url)
+    assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
+
+
+def test_handler_of_a_module_run_with_m_is_found_by_its_process(tmp_path: Path) -> None:
+    import subprocess
+
+    (tmp_path / "program.py").write_text(MAIN_SCRIPT, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "program", str(tmp_path / "queue.db")],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
+
+
+UNGUARDED_SCRIPT = """
+import os, threading
+from holdfast import Queue
+from holdfast.events import JobFailed
+
+queue = Queue(os.environ["APP_DATABASE"])
+
+@queue.job(executor="process", max_attempts=1)
+def where() -> int:
+    return os.getpid()
+
+where.with_options(key="once", key_for=3600).enqueue()
+worker = queue.worker()
+
+def stop_when_failed(event):
+    if isinstance(event, JobFailed):
+        threading.Thread(target=worker.stop).start()
+
+queue.events.subscribe(stop_when_failed)
+worker.run()
+(job,) = queue.jobs()
+print(job.error)
+"""
+
+
+def test_worker_started_at_import_in_a_handlers_process_is_a_clear_error(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'queue.db'}"
+    done = run_script(tmp_path, UNGUARDED_SCRIPT, APP_DATABASE=url)
+    assert done.returncode == 0, done.stderr
+    assert "could not be imported" in done.stdout
+    assert "a worker can't be started where a handler's process imports your module" in done.stdout
+    assert "if __name__ == '__main__':" in done.stdout

@@ -1,0 +1,490 @@
+"""Leases: renewed while a job runs, given up when they can't be, taken over when nobody renews them."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from holdfast import Context, Queue
+from holdfast.core.lifecycle import completion
+from holdfast.errors import CommitUncertain, StoreBusy, StoreUnavailable
+from holdfast.events import (
+    HandlerStuck,
+    JobCompleted,
+    JobReaped,
+    LeaseLostByWorker,
+    OutcomeRefused,
+    StoreRecovered,
+    StoreTrouble,
+)
+from holdfast.store.protocol import Demand, Finish
+from holdfast.worker import maintenance
+from tests.support import Recorder, wait_until
+from tests.worker.support import PATIENCE, Gate, Spy, get, path_of, sql, supersede
+
+StartWorker = Callable[..., Any]
+
+
+def claim_elsewhere(queue: Queue, type: str = "work", *, seconds_ago: float = 60) -> Any:
+    """Claim a job for a worker that has been dead for so long."""
+    demand = Demand(type=type, limit=1, max_attempts=3)
+    (claim,) = queue.store.claim_jobs("dead", [demand], limit=1, lease_seconds=30).claims
+    sql(
+        queue,
+        "UPDATE holdfast_jobs SET lease_expires_at = lease_expires_at - ? WHERE seq = ?",
+        round((30 + seconds_ago) * 1e6),
+        claim.seq,
+    )
+    return claim
+
+
+def test_long_job_is_renewed_and_not_taken_by_another_worker(
+    queue: Queue,
+    start_worker: StartWorker,
+    other_queue: Queue,
+    recorder: Recorder,
+    gate: Gate,
+    short_heartbeat: None,
+) -> None:
+    others = Recorder(other_queue.events)
+    queue.register("work", lambda payload: gate.enter())
+    other_queue.register("work", lambda payload: "stolen")
+    worker = start_worker()
+    job = queue.enqueue("work")
+    gate.wait_entered()
+    first = get(queue, job.id).lease_expires_at
+    assert first is not None
+    start_worker(other_queue)
+    # Well past the end of the first lease, with sweeps every tenth of a second.
+    wait_until(lambda: queue.store.now() > first.timestamp() * 1e6 + 500_000)
+    running = get(queue, job.id)
+    assert (running.status, running.worker_id, running.attempts) == ("processing", worker.id, 1)
+    gate.open()
+    assert queue.wait(job.id, timeout=PATIENCE).result is None
+    assert recorder.all(JobReaped) == others.all(JobReaped) == []
+
+
+def test_jobs_held_and_outcomes_not_yet_written_are_renewed_too(
+    queue: Queue, start_worker: StartWorker, gate: Gate, short_heartbeat: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work(payload: dict[str, Any]) -> None:
+        if payload.get("block"):
+            gate.enter()
+
+    queue.register("work", work)
+    queue.enqueue_many("work", [*([{}] * 300), {"block": True}, *([{}] * 20)])
+    beats = Spy(queue.store.heartbeat)
+    monkeypatch.setattr(queue.store, "heartbeat", beats)
+    start_worker(concurrency=1)
+    gate.wait_entered()
+    wait_until(lambda: queue.stats()["processing"] > 1)
+    held = queue.stats()["processing"]
+    beats.wait_called(2)
+    assert len(beats.calls[-1][1]) == held
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("no disk"), StoreBusy(0.5)])
+def test_worker_that_cannot_renew_stops_its_async_handlers_and_lets_their_jobs_go(
+    queue: Queue,
+    start_worker: StartWorker,
+    recorder: Recorder,
+    gate: Gate,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+) -> None:
+    stopped = threading.Event()
+    beats = Spy(queue.store.heartbeat)
+    monkeypatch.setattr(queue.store, "heartbeat", beats)
+
+    @queue.job
+    async def hang(ctx: Context) -> str:
+        gate.count()
+        if ctx.attempt > 1:
+            return "second try"
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
+        return ""
+
+    worker = start_worker()
+    job = hang.enqueue()
+    gate.wait_entered()
+    beats.always = error
+    lost = recorder.wait(LeaseLostByWorker)
+    assert (lost.worker_id, lost.jobs) == (worker.id, 1)
+    assert stopped.wait(PATIENCE)
+    seen = get(queue, job.id)
+    assert seen.lease_expires_at is None or queue.store.now() < seen.lease_expires_at.timestamp() * 1e6, (
+        "the handler was stopped only when the lease was over"
+    )
+    beats.always = None
+    done = queue.wait(job.id, timeout=PATIENCE)
+    assert (done.result, done.attempts) == ("second try", 2)
+    assert done.errors[0].error.startswith(f"WorkerLost: worker {worker.id} died or lost its lease")
+    assert recorder.all(JobCompleted)[0].attempt == 2
+
+
+def test_worker_that_cannot_renew_writes_its_threads_off_and_drops_their_late_outcomes(
+    queue: Queue, start_worker: StartWorker, recorder: Recorder, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beats = Spy(queue.store.heartbeat)
+    monkeypatch.setattr(queue.store, "heartbeat", beats)
+
+    @queue.job
+    def work(ctx: Context) -> int:
+        if ctx.attempt == 1:
+            gate.enter()
+        return ctx.attempt
+
+    start_worker(concurrency=2)
+    job = work.enqueue()
+    gate.wait_entered()
+    beats.always = StoreUnavailable("no disk")
+    assert recorder.wait(HandlerStuck, job_id=job.id).reason == "lost"
+    beats.always = None
+    done = queue.wait(job.id, timeout=PATIENCE)
+    assert (done.result, done.attempts) == (2, 2)
+    gate.open()
+    assert get(queue, job.id) == done
+
+
+def test_trouble_that_passes_in_time_costs_nothing(
+    queue: Queue,
+    start_worker: StartWorker,
+    recorder: Recorder,
+    gate: Gate,
+    short_heartbeat: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    beats = Spy(queue.store.heartbeat)
+    monkeypatch.setattr(queue.store, "heartbeat", beats)
+    queue.register("work", lambda payload: gate.enter())
+    start_worker()
+    job = queue.enqueue("work")
+    gate.wait_entered()
+    beats.failures = [StoreUnavailable("once"), StoreUnavailable("twice")]
+    recorder.wait(StoreTrouble, count=2)
+    recorder.wait(StoreRecovered)
+    gate.open()
+    assert queue.wait(job.id, timeout=PATIENCE).attempts == 1
+    assert recorder.all(LeaseLostByWorker) == []
+
+
+@pytest.mark.parametrize("kind", ["thread", "async"])
+def test_late_outcome_of_a_superseded_attempt_is_refused(
+    queue: Queue, start_worker: StartWorker, recorder: Recorder, gate: Gate, kind: str
+) -> None:
+    @queue.job(name="thread")
+    def in_thread() -> str:
+        gate.enter()
+        return "late"
+
+    @queue.job(name="async")
+    async def on_loop() -> str:
+        await gate.enter_async()
+        return "late"
+
+    start_worker()
+    job = queue.enqueue(kind)
+    gate.wait_entered()
+    supersede(queue, job.id)
+    before = get(queue, job.id)
+    gate.open()
+    assert recorder.wait(OutcomeRefused).job_id == job.id
+    assert get(queue, job.id) == before
+    assert recorder.all(JobCompleted) == []
+
+
+def test_handler_whose_job_was_taken_over_is_stopped_by_the_next_heartbeat(
+    queue: Queue, start_worker: StartWorker, recorder: Recorder, gate: Gate, short_heartbeat: None
+) -> None:
+    stopped = threading.Event()
+
+    @queue.job
+    async def hang() -> None:
+        gate.count()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
+
+    start_worker()
+    job = hang.enqueue()
+    gate.wait_entered()
+    supersede(queue, job.id)
+    before = get(queue, job.id)
+    assert stopped.wait(PATIENCE)
+    assert get(queue, job.id) == before
+
+
+def test_job_of_a_dead_worker_runs_again(
+    queue: Queue, start_worker: StartWorker, recorder: Recorder, short_heartbeat: None
+) -> None:
+    queue.register("work", lambda payload, ctx: ctx.attempt)
+    job = queue.enqueue("work")
+    claim_elsewhere(queue)
+    start_worker()
+    done = queue.wait(job.id, timeout=PATIENCE)
+    assert (done.status, done.result) == ("completed", 2)
+    assert done.errors[0].error.startswith("WorkerLost: worker dead died or lost its lease")
+    reaped = recorder.wait(JobReaped)
+    assert (reaped.job_id, reaped.worker_id, reaped.status) == (job.id, "dead", "pending")
+
+
+def test_job_that_keeps_killing_its_workers_ends_failed_and_says_so(
+    queue: Queue, start_worker: StartWorker, recorder: Recorder, short_heartbeat: None
+) -> None:
+    job = queue.enqueue("work", max_attempts=1)
+    claim_elsewhere(queue)
+    start_worker()
+    done = queue.wait(job.id, timeout=PATIENCE)
+    assert (done.status, done.attempts) == ("failed", 1)
+    assert done.error is not None
+    assert done.error.startswith("WorkerLost")
+    assert recorder.wait(JobReaped).status == "failed"
+
+
+def test_cancelled_job_of_a_dead_worker_ends_cancelled(
+    queue: Queue, start_worker: StartWorker, short_heartbeat: None
+) -> None:
+    job = queue.enqueue("work")
+    claim_elsewhere(queue)
+    queue.cancel(job.id)
+    start_worker()
+    assert queue.wait(job.id, timeout=PATIENCE).status == "cancelled"
+
+
+def test_reaper_takes_an_expired_lease_only_at_the_second_look(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(maintenance, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    job = queue.enqueue("work")
+    claim_elsewhere(queue)
+    reaper = maintenance.Reaper(queue.store)
+    settings = queue.settings()
+    assert reaper.sweep(5.0, settings) == []
+    clock.now += 4.9
+    assert reaper.sweep(5.0, settings) == []
+    clock.now += 0.2
+    assert [expired.id for expired, _ in reaper.sweep(5.0, settings)] == [job.id]
+    assert get(queue, job.id).status == "pending"
+
+
+def test_reaper_leaves_what_was_renewed_between_its_looks(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(maintenance, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    queue.enqueue("work")
+    claim = claim_elsewhere(queue)
+    reaper = maintenance.Reaper(queue.store)
+    settings = queue.settings()
+    reaper.sweep(5.0, settings)
+    beat = queue.store.heartbeat("dead", [(claim.seq, claim.version)], state="running", lease_seconds=30)
+    assert not beat.lost
+    clock.now += 6
+    assert reaper.sweep(5.0, settings) == []
+
+
+def test_reaper_begins_anew_with_each_claim(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(maintenance, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    queue.enqueue("work")
+    claim_elsewhere(queue)
+    reaper = maintenance.Reaper(queue.store)
+    settings = queue.settings()
+    reaper.sweep(5.0, settings)
+    sql(queue, "UPDATE holdfast_jobs SET version = version + 1")
+    clock.now += 6
+    assert reaper.sweep(5.0, settings) == [], "another claim, seen expired for the first time"
+
+
+def test_database_trouble_in_a_turn_loses_no_outcome(
+    queue: Queue, start_worker: StartWorker, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[int] = []
+    finishes = Spy(queue.store.finish_jobs)
+    finishes.failures = [StoreUnavailable("no disk")] * 4
+    monkeypatch.setattr(queue.store, "finish_jobs", finishes)
+    queue.register("work", lambda payload: runs.append(payload["n"]))
+    jobs = queue.enqueue_many("work", [{"n": n} for n in range(20)])
+    start_worker()
+    for job in jobs:
+        assert queue.wait(job.id, timeout=PATIENCE).attempts == 1
+    assert sorted(runs) == list(range(20))
+    assert len(recorder.all(StoreTrouble)) >= 4
+    recorder.wait(StoreRecovered)
+
+
+def test_worker_survives_trouble_while_it_is_idle(
+    queue: Queue, start_worker: StartWorker, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = Spy(queue.store.list_active_types)
+    monkeypatch.setattr(queue.store, "list_active_types", looks)
+    queue.register("work", lambda payload: "done")
+    worker = start_worker()
+    looks.failures = [StoreUnavailable("no disk")] * 3
+    job = queue.enqueue("work")
+    recorder.wait(StoreTrouble, count=3)
+    assert queue.wait(job.id, timeout=PATIENCE).result == "done"
+    assert worker.is_running
+
+
+@pytest.mark.parametrize("kind", ["thread", "async"])
+def test_outcome_survives_when_settings_cannot_be_read_at_its_end(
+    queue: Queue, start_worker: StartWorker, gate: Gate, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    settings = Spy(queue.store.get_settings)
+    monkeypatch.setattr(queue.store, "get_settings", settings)
+
+    @queue.job(name="thread")
+    def in_thread() -> str:
+        gate.enter()
+        return "done"
+
+    @queue.job(name="async")
+    async def on_loop() -> str:
+        await gate.enter_async()
+        return "done"
+
+    start_worker()
+    job = queue.enqueue(kind)
+    gate.wait_entered()
+    settings.always = StoreUnavailable("no disk")
+    queue.register("another", lambda payload: None)  # so that settings read before are out of date
+    gate.open()
+    settings.wait_called(1)
+    settings.always = None
+    done = queue.wait(job.id, timeout=10)
+    assert (done.status, done.result, done.attempts) == ("completed", "done", 1), done.error
+
+
+def test_progress_reported_in_times_of_trouble_is_stored_after_them(
+    queue: Queue, start_worker: StartWorker, gate: Gate, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes = Spy(queue.store.write_progress)
+    writes.failures = [StoreUnavailable("no disk")] * 2
+    monkeypatch.setattr(queue.store, "write_progress", writes)
+
+    @queue.job
+    def work(ctx: Context) -> None:
+        ctx.progress(0.5)
+        gate.enter()
+
+    start_worker()
+    job = work.enqueue()
+    recorder.wait(StoreTrouble, count=2)
+    wait_until(lambda: get(queue, job.id).progress is not None)
+    gate.open()
+
+
+class DoubtfulCommit:
+    """Makes one commit of the worker fail after it was made, or instead of it."""
+
+    def __init__(self, queue: Queue, monkeypatch: pytest.MonkeyPatch, *, really: bool) -> None:
+        self._database = queue.store.database  # type: ignore[attr-defined]
+        self._commit = self._database.commit
+        self._really = really
+        self.armed = threading.Event()
+        monkeypatch.setattr(self._database, "commit", self)
+
+    def __call__(self, connection: sqlite3.Connection) -> None:
+        if threading.current_thread().name != "holdfast-dispatcher" or not self.armed.is_set():
+            self._commit(connection)
+            return
+        self.armed.clear()
+        if self._really:
+            self._commit(connection)
+        else:
+            connection.rollback()
+        raise CommitUncertain("the commit failed: disk I/O error")
+
+
+@pytest.mark.parametrize("really", [True, False])
+def test_claims_of_a_commit_in_doubt_are_given_back_and_run_once(
+    queue: Queue, start_worker: StartWorker, recorder: Recorder, monkeypatch: pytest.MonkeyPatch, really: bool
+) -> None:
+    runs: list[int] = []
+    doubtful = DoubtfulCommit(queue, monkeypatch, really=really)
+    queue.register("work", lambda payload: runs.append(payload["n"]))
+    start_worker()
+    queue.pause()
+    jobs = queue.enqueue_many("work", [{"n": n} for n in range(5)])
+    doubtful.armed.set()
+    queue.resume()
+    for job in jobs:
+        done = queue.wait(job.id, timeout=PATIENCE)
+        assert (done.status, done.attempts) == ("completed", 1)
+    assert sorted(runs) == [0, 1, 2, 3, 4]
+    assert "disk I/O error" in recorder.wait(StoreTrouble).error
+
+
+@pytest.mark.parametrize("really", [True, False])
+def test_outcomes_of_a_commit_in_doubt_are_kept_and_told_once(
+    queue: Queue,
+    start_worker: StartWorker,
+    recorder: Recorder,
+    gate: Gate,
+    monkeypatch: pytest.MonkeyPatch,
+    really: bool,
+) -> None:
+    doubtful = DoubtfulCommit(queue, monkeypatch, really=really)
+
+    @queue.job
+    def work() -> str:
+        gate.enter()
+        doubtful.armed.set()
+        return "done"
+
+    start_worker()
+    job = work.enqueue()
+    gate.wait_entered()
+    gate.open()
+    done = queue.wait(job.id, timeout=PATIENCE)
+    assert (done.result, done.attempts) == ("done", 1)
+    recorder.wait(StoreRecovered)
+    wait_until(lambda: recorder.all(JobCompleted) or recorder.all(OutcomeRefused))
+    assert [event.job_id for event in recorder.all(JobCompleted)] == [job.id]
+    assert recorder.all(OutcomeRefused) == []
+
+
+def test_locked_database_delays_a_worker_but_breaks_nothing(
+    queue: Queue, start_worker: StartWorker, gate: Gate, recorder: Recorder
+) -> None:
+    queue.register("work", lambda payload: gate.enter())
+    start_worker()
+    job = queue.enqueue("work")
+    gate.wait_entered()
+    holder = sqlite3.connect(path_of(queue), isolation_level=None)
+    try:
+        holder.execute("BEGIN IMMEDIATE")
+        gate.open()
+        recorder.wait(StoreTrouble)
+        holder.execute("ROLLBACK")
+    finally:
+        holder.close()
+    assert queue.wait(job.id, timeout=PATIENCE).attempts == 1
+
+
+def test_guard_refuses_an_outcome_whose_lease_was_reaped(queue: Queue) -> None:
+    job = queue.enqueue("work")
+    claim = claim_elsewhere(queue)
+    maintenance.reap(queue.store, queue.store.list_expired(), queue.settings(), expired_only=True)
+    late = Finish(
+        seq=claim.seq,
+        version=claim.version,
+        worker_id="dead",
+        attempt=1,
+        decision=completion('"late"'),
+        started_at=claim.created_at,
+    )
+    assert queue.store.finish_jobs([late]) == {}
+    assert get(queue, job.id).status == "pending"

@@ -1,0 +1,544 @@
+"""ctx.transaction(): what a handler writes and the job's completion are one commit, or nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import Context, Job, Queue
+from holdfast.errors import HoldfastError, LeaseLost, NestedWrite, TransactionExpired
+from holdfast.events import HandlerErrorIgnored, JobCompleted, OutcomeRefused
+from tests.support import Recorder, wait_until
+from tests.worker import handlers
+from tests.worker.support import PATIENCE, Gate, Spy, get, sql, supersede
+
+StartWorker = Callable[..., Any]
+
+INSERT = "INSERT INTO app (value) VALUES (?)"
+
+
+@pytest.fixture(autouse=True)
+def table(queue: Queue) -> Iterator[None]:
+    """The application's own table, beside the queue's."""
+    queue.stats()
+    sql(queue, "CREATE TABLE app (value TEXT)")
+    yield
+
+
+def rows(queue: Queue) -> list[str]:
+    return [row[0] for row in sql(queue, "SELECT value FROM app ORDER BY rowid")]
+
+
+def run_one(queue: Queue, type: str, payload: object = None, **options: Any) -> Job:
+    return queue.wait(queue.enqueue(type, payload, **options).id, timeout=PATIENCE)
+
+
+def register(queue: Queue, kind: str) -> None:
+    """The same handler for each executor, under the name `insert`."""
+    if kind == "process":
+        queue.job(executor="process", name="insert")(handlers.insert)
+    elif kind == "thread":
+        queue.job(name="insert")(handlers.insert)
+    else:
+        queue.job(name="insert", executor="process" if kind == "async process" else None)(handlers.insert_async)
+
+
+@pytest.mark.parametrize("kind", ["thread", "async", "process", "async process"])
+def test_rows_and_completion_are_one_commit(
+    queue: Queue, start_worker: StartWorker, recorder: Recorder, kind: str
+) -> None:
+    register(queue, kind)
+    start_worker()
+    job = run_one(queue, "insert", {"value": "x"})
+    assert (job.status, job.result, job.attempts) == ("completed", {"stored": "x"}, 1), job.error
+    assert rows(queue) == ["x"]
+    recorder.wait(JobCompleted, job_id=job.id)
+
+
+def test_job_is_completed_for_all_to_see_before_the_handler_returns(
+    queue: Queue, start_worker: StartWorker, gate: Gate
+) -> None:
+    @queue.job
+    def insert(ctx: Context) -> str:
+        with ctx.transaction() as connection:
+            connection.execute(INSERT, ("x",))
+            ctx.result = "from inside"
+        gate.enter()
+        return "what is returned later does not count"
+
+    start_worker()
+    job = insert.enqueue()
+    gate.wait_entered()
+    assert get(queue, job.id).status == "completed"
+    gate.open()
+    assert queue.wait(job.id, timeout=PATIENCE).result == "from inside"
+
+
+@pytest.mark.parametrize("kind", ["thread", "async", "process"])
+def test_exception_in_the_block_rolls_both_back(queue: Queue, start_worker: StartWorker, kind: str) -> None:
+    @queue.job(name="thread", max_attempts=1)
+    def in_thread(ctx: Context) -> None:
+        with ctx.transaction() as connection:
+            connection.execute(INSERT, ("x",))
+            ctx.enqueue("child")
+            raise RuntimeError("inside")
+
+    @queue.job(name="async", max_attempts=1)
+    async def on_loop(ctx: Context) -> None:
+        async with ctx.transaction() as connection:
+            connection.execute(INSERT, ("x",))
+            raise RuntimeError("inside")
+
+    queue.job(name="process", executor="process", max_attempts=1)(handlers.insert_and_raise_inside)
+    start_worker()
+    job = run_one(queue, kind, {"value": "x"} if kind == "process" else None)
+    assert (job.status, job.error) == ("failed", "RuntimeError: inside")
+    assert rows(queue) == []
+    assert queue.jobs(type="child") == []
+
+
+@pytest.mark.parametrize("kind", ["thread", "async", "process"])
+def test_exception_after_the_block_changes_nothing(
+    queue: Queue, start_worker: StartWorker, recorder: Recorder, kind: str
+) -> None:
+    @queue.job(name="async")
+    async def on_loop(value: str, ctx: Context) -> None:
+        await handlers.insert_async(value, ctx)
+        raise RuntimeError("after")
+
+    queue.job(name="thread")(handlers.insert_and_raise_after)
+    queue.job(name="process", executor="process")(handlers.insert_and_raise_after)
+    start_worker()
+    job = run_one(queue, kind, {"value": "x"})
+    assert (job.status, job.error, job.errors) == ("completed", None, ())
+    assert recorder.wait(HandlerErrorIgnored, job_id=job.id).error == "RuntimeError: after"
+    recorder.wait(JobCompleted, job_id=job.id)
+    assert rows(queue) == ["x"]
+    assert get(queue, job.id) == job
+
+
+def test_process_that_dies_after_the_block_changes_nothing(
+    queue: Queue, start_worker: StartWorker, recorder: Recorder
+) -> None:
+    queue.job(executor="process")(handlers.insert_and_die)
+    start_worker()
+    job = run_one(queue, "insert_and_die", {"value": "x"})
+    recorder.wait(JobCompleted, timeout=10, job_id=job.id)
+    assert recorder.wait(HandlerErrorIgnored, timeout=5, job_id=job.id).error.startswith("ProcessDied")
+    assert get(queue, job.id).status == "completed"
+    assert rows(queue) == ["x"]
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_handler_may_go_on_for_long_after_the_block(
+    queue: Queue, start_worker: StartWorker, recorder: Recorder, tmp_path: Path, kind: str
+) -> None:
+    """Its job is completed, so there is no lease any more; that is no reason to stop the handler."""
+    queue.set_config("heartbeat_interval", 0.1)
+    queue.job(executor=kind)(handlers.insert_and_go_on)
+    start_worker()
+    done = tmp_path / "done"
+    job = queue.enqueue("insert_and_go_on", {"value": "x", "beats": 1, "done": str(done)})
+    recorder.wait(JobCompleted, job_id=job.id)
+    assert done.exists(), "the handler was stopped before its end"
+
+
+def test_second_block_is_an_error(queue: Queue) -> None:
+    raised: list[str] = []
+
+    @queue.job
+    def insert(ctx: Context) -> None:
+        with ctx.transaction() as connection:
+            connection.execute(INSERT, ("x",))
+        try:
+            with ctx.transaction() as connection:
+                connection.execute(INSERT, ("y",))
+        except HoldfastError as error:
+            raised.append(str(error))
+
+    insert.enqueue()
+    queue.drain()
+    assert raised == ["ctx.transaction() can be used once: leaving it completes the job"]
+    assert rows(queue) == ["x"]
+
+
+def test_plain_enqueue_inside_is_refused_at_once_and_names_ctx_enqueue(queue: Queue) -> None:
+    raised: list[str] = []
+
+    @queue.job
+    def insert(ctx: Context) -> None:
+        with ctx.transaction():
+            for write in (
+                lambda: queue.enqueue("child"),
+                lambda: queue.enqueue_many("child", [{}]),
+                lambda: queue.set_config("concurrency", 3),
+            ):
+                try:
+                    write()
+                except NestedWrite as error:
+                    raised.append(str(error))
+
+    insert.enqueue()
+    queue.drain()
+    assert len(raised) == 3
+    assert all("ctx.enqueue" in text for text in raised)
+    assert queue.jobs(type="child") == []
+
+
+def test_plain_enqueue_inside_is_refused_at_once_even_while_another_thread_enqueues(
+    queue: Queue, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch, gate: Gate
+) -> None:
+    """The other thread waits for the lock that the handler holds: sharing its commit would be a deadlock."""
+    spy = Spy(queue.store.insert_jobs)
+    raised = threading.Event()
+
+    @queue.job(max_attempts=1)
+    def insert(ctx: Context) -> str:
+        with ctx.transaction():
+            gate.enter()
+            try:
+                queue.enqueue("child")
+            except NestedWrite:
+                raised.set()
+                ctx.result = "refused"
+        return ""
+
+    start_worker()
+    queue.set_config("lease_seconds", 60)
+    job = insert.enqueue()
+    gate.wait_entered()
+    monkeypatch.setattr(queue.store, "insert_jobs", spy)
+    other = threading.Thread(target=queue.enqueue, args=("other",))
+    other.start()
+    wait_until(lambda: len(spy.calls) == 1)
+    gate.open()
+    done = queue.wait(job.id, timeout=PATIENCE)
+    other.join(PATIENCE)
+    assert raised.is_set(), f"it waited for the other thread: {done.error}"
+    assert (done.status, done.result) == ("completed", "refused")
+    assert len(queue.jobs(type="other")) == 1, "the other thread's job is no victim"
+
+
+def test_async_enqueue_inside_is_refused_at_once(queue: Queue, start_worker: StartWorker) -> None:
+    @queue.job(max_attempts=1)
+    async def insert(ctx: Context) -> None:
+        async with ctx.transaction():
+            try:
+                await queue.enqueue_async("child")
+            except NestedWrite as error:
+                ctx.result = str(error)
+
+    start_worker()
+    job = run_one(queue, "insert")
+    assert job.status == "completed", job.error
+    assert "ctx.enqueue" in job.result
+
+
+def test_enqueue_through_the_blocks_connection_commits_with_it(queue: Queue) -> None:
+    @queue.job(max_attempts=1)
+    def insert(fail: bool, ctx: Context) -> None:
+        with ctx.transaction() as connection:
+            queue.enqueue("child", {"fail": fail}, connection=connection)
+            if fail:
+                raise RuntimeError
+
+    insert.enqueue(fail=True)
+    insert.enqueue(fail=False)
+    queue.drain(limit=2)
+    assert [child.payload for child in queue.jobs(type="child")] == [{"fail": False}]
+
+
+def test_children_inside_commit_with_the_block(queue: Queue, start_worker: StartWorker, gate: Gate) -> None:
+    @queue.job
+    def insert(ctx: Context) -> None:
+        with ctx.transaction() as connection:
+            connection.execute(INSERT, ("x",))
+            ctx.enqueue("child", {"n": 1})
+        gate.enter()
+
+    start_worker()
+    job = insert.enqueue()
+    gate.wait_entered()
+    (child,) = queue.jobs(type="child")
+    assert child.parent_id == job.id
+
+
+@pytest.fixture
+def short_transactions(queue: Queue) -> None:
+    queue.set_config("transaction_seconds", 0.2)
+
+
+@pytest.mark.parametrize("kind", ["thread", "async"])
+def test_block_that_takes_too_long_is_rolled_back_and_shut(
+    queue: Queue, start_worker: StartWorker, short_transactions: None, kind: str
+) -> None:
+    raised: list[type[BaseException]] = []
+
+    def overstay(connection: Any) -> None:
+        cursor = connection.cursor()
+        connection.execute(INSERT, ("early",))
+        wait_until(lambda: connection.expired_after is not None)
+        for statement in (
+            lambda: connection.execute(INSERT, ("late",)),
+            lambda: connection.executemany(INSERT, [("late",)]),
+            lambda: cursor.execute(INSERT, ("late",)),
+            lambda: connection.execute("SELECT 1"),
+            lambda: connection.cursor(),
+        ):
+            try:
+                statement()
+            except TransactionExpired as error:
+                raised.append(type(error))
+
+    @queue.job(name="thread", max_attempts=1)
+    def in_thread(ctx: Context) -> None:
+        with ctx.transaction() as connection:
+            overstay(connection)
+
+    @queue.job(name="async", max_attempts=1)
+    async def on_loop(ctx: Context) -> None:
+        async with ctx.transaction() as connection:
+            overstay(connection)
+
+    start_worker()
+    job = run_one(queue, kind)
+    assert len(raised) == 5
+    assert job.status == "failed"
+    assert job.error is not None
+    assert job.error.startswith("TransactionExpired: the transaction took longer than 0.2 s")
+    assert rows(queue) == []
+
+
+def test_others_can_write_again_when_a_block_has_expired(
+    queue: Queue, start_worker: StartWorker, short_transactions: None, gate: Gate
+) -> None:
+    @queue.job(max_attempts=1)
+    def insert(ctx: Context) -> None:
+        with suppress(TransactionExpired), ctx.transaction() as connection:
+            connection.execute(INSERT, ("early",))
+            gate.enter()
+
+    start_worker()
+    insert.enqueue()
+    gate.wait_entered()
+    queue.enqueue("other")  # waits for the lock, which the block has to give up
+    gate.open()
+    wait_until(lambda: queue.stats()["processing"] == 0)
+    assert rows(queue) == []
+
+
+def test_statement_that_runs_too_long_is_cut_short(
+    queue: Queue, start_worker: StartWorker, short_transactions: None
+) -> None:
+    @queue.job(max_attempts=1)
+    def insert(ctx: Context) -> None:
+        with ctx.transaction() as connection:
+            connection.execute(
+                "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
+            )
+
+    start_worker()
+    job = run_one(queue, "insert")
+    assert job.error is not None
+    assert job.error.startswith("TransactionExpired")
+
+
+def test_time_of_a_block_is_at_most_a_third_of_the_lease(queue: Queue) -> None:
+    queue.set_config("transaction_seconds", 100)
+    assert queue.settings().transaction_seconds == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("when", ["before", "async"])
+def test_superseded_attempt_finds_its_lease_lost_and_writes_nothing(
+    queue: Queue, start_worker: StartWorker, recorder: Recorder, gate: Gate, when: str
+) -> None:
+    raised = threading.Event()
+
+    @queue.job(name="before")
+    def in_thread(ctx: Context) -> None:
+        gate.enter()
+        try:
+            with ctx.transaction() as connection:
+                connection.execute(INSERT, ("x",))
+                ctx.enqueue("child")
+        except LeaseLost:
+            raised.set()
+            raise
+
+    @queue.job(name="async")
+    async def on_loop(ctx: Context) -> None:
+        await gate.enter_async()
+        try:
+            async with ctx.transaction() as connection:
+                connection.execute(INSERT, ("x",))
+        except LeaseLost:
+            raised.set()
+            raise
+
+    queue.register("marker", lambda payload: None)
+    start_worker()
+    job = queue.enqueue(when)
+    gate.wait_entered()
+    supersede(queue, job.id)
+    before = get(queue, job.id)
+    gate.open()
+    assert raised.wait(PATIENCE)
+    run_one(queue, "marker")
+    assert rows(queue) == []
+    assert queue.jobs(type="child") == []
+    assert get(queue, job.id) == before
+    assert recorder.all(JobCompleted)[0].type == "marker"
+    assert recorder.all(OutcomeRefused) == []
+
+
+def test_job_that_is_taken_away_inside_the_block_is_rolled_back(queue: Queue) -> None:
+    """Nobody else can write meanwhile; but the handler itself has the queue's tables at hand."""
+
+    @queue.job(max_attempts=1)
+    def insert(ctx: Context) -> None:
+        with ctx.transaction() as connection:
+            connection.execute(INSERT, ("x",))
+            connection.execute("UPDATE holdfast_jobs SET version = version + 1")
+
+    job = insert.enqueue()
+    queue.drain()
+    assert rows(queue) == []
+    assert get(queue, job.id).status == "processing"
+
+
+REFUSED: list[tuple[str, Callable[[Any], object]]] = [
+    ("commit()", lambda c: c.commit()),
+    ("rollback()", lambda c: c.rollback()),
+    ("close()", lambda c: c.close()),
+    ("executescript()", lambda c: c.executescript("SELECT 1")),
+    ("cursor.executescript()", lambda c: c.cursor().executescript("SELECT 1")),
+    ("COMMIT", lambda c: c.execute("COMMIT")),
+    ("commit in small letters", lambda c: c.execute("  commit ; ")),
+    ("END", lambda c: c.execute("END TRANSACTION")),
+    ("ROLLBACK", lambda c: c.execute("ROLLBACK")),
+    ("BEGIN", lambda c: c.execute("BEGIN")),
+    ("cursor COMMIT", lambda c: c.cursor().execute("COMMIT")),
+    ("with connection", lambda c: c.__enter__().__exit__(None, None, None)),
+    ("with connection, raising", lambda c: c.__exit__(ValueError, ValueError(), None)),
+    ("isolation_level", lambda c: setattr(c, "isolation_level", None)),
+]
+
+
+@pytest.mark.parametrize("end", [action for _, action in REFUSED], ids=[name for name, _ in REFUSED])
+def test_handler_cannot_end_the_transaction_by_itself(
+    queue: Queue, end: Callable[[Any], object]
+) -> None:
+    """Whatever it tries: nothing is committed before the job is completed, nor lost when it is."""
+
+    @queue.job(max_attempts=1)
+    def insert(fail: bool, ctx: Context) -> None:
+        with ctx.transaction() as connection:
+            connection.execute(INSERT, ("fail" if fail else "x",))
+            with suppress(Exception):
+                end(connection)
+            assert connection.in_transaction, "the transaction has ended early"
+            if fail:
+                raise RuntimeError
+
+    failed, done = insert.enqueue(fail=True), insert.enqueue(fail=False)
+    queue.drain(limit=2)
+    assert (get(queue, failed.id).status, get(queue, failed.id).error) == ("failed", "RuntimeError")
+    assert get(queue, done.id).status == "completed"
+    assert rows(queue) == ["x"]
+
+
+def test_commit_by_hand_is_refused_with_words(queue: Queue, start_worker: StartWorker) -> None:
+    queue.job(executor="process")(handlers.commit_by_hand)
+    start_worker()
+    assert run_one(queue, "commit_by_hand").result == "leaving the block commits the transaction"
+
+
+def test_savepoints_of_the_handler_are_its_own_business(queue: Queue) -> None:
+    @queue.job
+    def insert(ctx: Context) -> None:
+        with ctx.transaction() as connection:
+            connection.execute(INSERT, ("kept",))
+            connection.execute("SAVEPOINT mine")
+            connection.execute(INSERT, ("undone",))
+            connection.execute("ROLLBACK TO mine")
+            connection.execute("RELEASE mine")
+
+    insert.enqueue()
+    queue.drain()
+    assert rows(queue) == ["kept"]
+
+
+def test_connection_is_of_no_use_after_the_block(queue: Queue) -> None:
+    kept: list[Any] = []
+
+    @queue.job
+    def insert(ctx: Context) -> None:
+        with ctx.transaction() as connection:
+            kept.append(connection)
+        with pytest.raises(HoldfastError, match="the transaction is over"):
+            connection.execute(INSERT, ("late",))
+
+    job = insert.enqueue()
+    queue.drain()
+    assert get(queue, job.id).status == "completed"
+    with pytest.raises(HoldfastError, match="the transaction is over"):
+        kept[0].execute(INSERT, ("later",))
+    assert rows(queue) == []
+
+
+def test_result_of_the_block_that_is_no_json_completes_with_a_marker(queue: Queue) -> None:
+    @queue.job
+    def insert(ctx: Context) -> None:
+        with ctx.transaction() as connection:
+            connection.execute(INSERT, ("x",))
+            ctx.result = object()
+
+    job = insert.enqueue()
+    queue.drain()
+    assert get(queue, job.id).result["holdfast"] == "the result could not be stored"
+    assert rows(queue) == ["x"]
+
+
+def test_plain_enqueue_works_again_after_the_block(queue: Queue) -> None:
+    @queue.job
+    def insert(ctx: Context) -> None:
+        with suppress(RuntimeError), ctx.transaction():
+            raise RuntimeError
+        queue.enqueue("child")
+
+    insert.enqueue()
+    queue.drain(limit=1)
+    assert len(queue.jobs(type="child")) == 1
+
+
+def test_async_handler_cancelled_while_it_waits_for_the_lock_leaves_no_lock_behind(
+    queue: Queue, start_worker: StartWorker, gate: Gate
+) -> None:
+    @queue.job(timeout=0.2, max_attempts=1)
+    async def insert(ctx: Context) -> None:
+        gate.count()
+        async with ctx.transaction() as connection:
+            connection.execute(INSERT, ("x",))
+
+    start_worker()
+    import sqlite3
+
+    holder = sqlite3.connect(queue.url.removeprefix("sqlite:///"), isolation_level=None)
+    try:
+        job = insert.enqueue()
+        wait_until(lambda: queue.stats()["processing"] == 1 or gate.entered)
+        holder.execute("BEGIN IMMEDIATE")
+        gate.wait_entered()
+        threading.Event().wait(0.3)  # past the timeout
+        holder.execute("ROLLBACK")
+    finally:
+        holder.close()
+    queue.wait(job.id, timeout=PATIENCE)
+    queue.enqueue("other")
+    assert asyncio.run(queue.enqueue_async("other")).status == "pending"
