@@ -22,7 +22,7 @@ from holdfast.core.explain import Reason, explain
 from holdfast.core.job import Job, Status, check_type, parse_status
 from holdfast.core.settings import Settings
 from holdfast.enqueue import Admission, Enqueuer
-from holdfast.errors import ConfigError, JobNotFound, StoreBusy
+from holdfast.errors import ConfigError, JobNotFound, StoreBusy, StoreError
 from holdfast.events import (
     Events,
     JobCancelled,
@@ -334,11 +334,16 @@ class Queue:
     # Settings.
 
     def settings(self) -> Settings:
-        """The settings as they stand, read at most half a second ago."""
+        """The settings as they stand, read half a second ago or, in trouble, when that was last possible."""
         now = time.monotonic()
         cached = self._settings
-        if cached is None or now - cached[0] > _SETTINGS_AGE or cached[1] != self.registry.generation:
+        if cached is None:
             return self.refresh_settings()
+        if now - cached[0] > _SETTINGS_AGE or cached[1] != self.registry.generation:
+            try:
+                return self.refresh_settings()
+            except StoreError:
+                pass  # what is known will do: a handler's work must not fail for it
         return cached[2]
 
     def refresh_settings(self) -> Settings:

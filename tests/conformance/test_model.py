@@ -107,12 +107,13 @@ class StoreMachine(RuleBasedStateMachine):
         self.claims: list[tuple[Claim, ModelClaim]] = []
         self.numbers = itertools.count(1)
 
-    @initialize()
-    def begin(self) -> None:
+    @initialize(stock=st.lists(options(), min_size=3, max_size=6))
+    def begin(self, stock: list[dict[str, Any]]) -> None:
         for table in TABLES:
             self.connection.execute(f"DELETE FROM holdfast_{table}")
         self.clock.move_to(START)
         self.model.now = self.clock()
+        self.insert_all([self.new_job(given) for given in stock])
 
     # Enqueue.
 
@@ -275,7 +276,11 @@ class StoreMachine(RuleBasedStateMachine):
             assert self.model.jobs[id].new.type == type
             self.model.promote(id)
 
-    @rule(age=st.sampled_from([0, 10, 30]), statuses=st.sets(st.sampled_from(sorted(FINISHED))), limit=few)
+    @rule(
+        age=st.sampled_from([0, 0, 10]),
+        statuses=st.just(set(FINISHED)) | st.sets(st.sampled_from(sorted(FINISHED))),
+        limit=few,
+    )
     def prune(self, age: int, statuses: set[Status], limit: int) -> None:
         before = self.clock() - age * SECOND
         prunable = self.model.prunable(before, statuses)

@@ -1,4 +1,4 @@
-"""The oracle of the crash tests: checks the invariants of FAULTS.md from the handlers' log and the database.
+"""The oracle of the crash tests: checks the invariants from the handlers' log and the database.
 
 It knows nothing of Holdfast but its tables: what it reads is what was committed, and what it compares that
 with was written by the handlers and the killers themselves.

@@ -21,7 +21,7 @@ LEASE = 5.0
 def test_heartbeats_get_through_tight_loop_writers_and_no_caller_finds_the_database_locked(
     queue: Queue, programs: Programs, database: Database
 ) -> None:
-    long = queue.enqueue("hold", {"seconds": SECONDS + LEASE}).id
+    long = queue.enqueue("hold", {"seconds": SECONDS + 2}).id
     worker = programs.worker()
     rival = programs.worker()
     wait_until(lambda: programs.log.starts(long), message="the long job runs")

@@ -19,10 +19,7 @@ from tests.process.programs import Programs
 from tests.support import wait_until
 
 POINTS = 40
-FAULTS = [
-    *((call, error, POINTS) for call, error in (("pwrite64", "ENOSPC"), ("pwrite64", "EIO"))),
-    *((call, "EIO", 10) for call in ("fdatasync", "fsync")),
-]
+FAULTS = [("pwrite64", "ENOSPC", POINTS), ("pwrite64", "EIO", POINTS), ("fdatasync,fsync", "EIO", 10)]
 JOBS = 3
 
 
@@ -76,7 +73,7 @@ def test_enqueue_never_acknowledges_a_failed_commit(
 
     scenario = Scenario(programs, tmp_path, before, "enqueue")
     scenario.fail([f"inject={call}:error={error}:when={n}+" for n in range(1, points + 1)], check)
-    assert call == "fsync" or {0, 1} <= seen
+    assert {0, 1} <= seen
 
 
 def test_a_database_is_made_whole_or_not_at_all(programs: Programs, tmp_path: Path) -> None:
@@ -106,7 +103,7 @@ def test_a_job_is_not_half_completed_by_an_error(
 
     scenario = Scenario(programs, tmp_path, before, "drain")
     points = [f"inject=pwrite64:error=ENOSPC:when={n}+" for n in range(1, 2 * POINTS, 2)]
-    scenario.fail([*points, *(f"inject=fdatasync:error=EIO:when={n}+" for n in range(1, 10))], check)
+    scenario.fail([*points, *(f"inject=fdatasync,fsync:error=EIO:when={n}+" for n in range(1, 10))], check)
 
 
 @pytest.mark.parametrize("fault", ["pwrite64:error=ENOSPC", "fdatasync:error=EIO", "pread64:error=EIO"])

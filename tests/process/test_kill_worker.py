@@ -38,9 +38,9 @@ def test_jobs_of_a_killed_worker_start_again_in_time(
 def test_poison_that_kills_every_worker_ends_failed_and_says_so(
     queue: Queue, programs: Programs, database: Database
 ) -> None:
-    poison = queue.enqueue("poison", max_attempts=2).id
     workers = [programs.worker(types=["poison"]) for _ in range(2)]
     healthy = programs.worker(types=["work"])
+    poison = queue.enqueue("poison", max_attempts=2).id
     wait_until(lambda: database.jobs()[poison].status == "failed", message="the poison is given up")
     assert [worker.wait() for worker in workers] == [-9, -9]
     assert len(programs.log.starts(poison)) == 2

@@ -83,10 +83,9 @@ def test_jobs_held_and_outcomes_not_yet_written_are_renewed_too(
     monkeypatch.setattr(queue.store, "heartbeat", beats)
     start_worker(concurrency=1)
     gate.wait_entered()
-    wait_until(lambda: queue.stats()["processing"] > 1)
-    held = queue.stats()["processing"]
+    wait_until(lambda: queue.stats()["completed"] == 300 and queue.stats()["processing"] > 1)
     beats.wait_called(2)
-    assert len(beats.calls[-1][1]) == held
+    wait_until(lambda: len(beats.calls[-1][1]) == queue.stats()["processing"])
 
 
 @pytest.mark.parametrize("error", [StoreUnavailable("no disk"), StoreBusy(0.5)])

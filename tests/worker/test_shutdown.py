@@ -315,6 +315,7 @@ if __name__ == "__main__":
 @pytest.fixture
 def program(queue: Queue, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A process that runs `queue.run_worker()`."""
+    queue.set_config("heartbeat_interval", 0.1)  # so that its state is seen soon
     script = write_script(tmp_path, SCRIPT)
     with subprocess.Popen(
         [sys.executable, "-W", "error", str(script), str(tmp_path)],

@@ -17,7 +17,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from holdfast import events as e
-from holdfast.context import Attempt
+from holdfast.context import LOST, Attempt
 from holdfast.core.settings import Settings
 from holdfast.errors import StoreError
 from holdfast.store.protocol import Claimed, TypeRecord, WorkerRecord
@@ -29,7 +29,7 @@ from holdfast.worker.executors.processes import ProcessExecutor
 from holdfast.worker.executors.threads import ThreadExecutor
 from holdfast.worker.heartbeat import Heartbeat
 from holdfast.worker.maintenance import Maintenance
-from holdfast.worker.run import Ending
+from holdfast.worker.run import Ending, LetGo
 from holdfast.worker.settle import Ended
 from holdfast.worker.slots import Slots
 from holdfast.worker.statistics import Statistics
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 PROGRESS_PAUSE = 0.25
 SETTINGS_PAUSE = 0.25
-MAX_BACK_OFF = 30.0
+MAX_BACK_OFF = 5.0
 MAX_CLAIM = 10_000
 
 
@@ -134,7 +134,7 @@ class Dispatcher:
     def _report(self, attempt: Attempt, ending: Ending) -> Attempt | None:
         """A handler has ended, in its own thread. Returns the attempt this thread may run next."""
         end = Ended(attempt, ending)
-        if not attempt.written_off:
+        if not attempt.written_off and not isinstance(ending, LetGo):
             self._inbox.append(end)
         following = self._slots.free(attempt, end.seconds)
         self._watch.wake()
@@ -168,9 +168,13 @@ class Dispatcher:
 
     def _leased(self) -> list[Attempt]:
         """All attempts whose jobs the database says are ours."""
-        running = [a for a in self._slots.running() if not a.written_off and not a.committed]
+        running = [a for a in self._slots.running() if not a.written_off]
         ended = [end.attempt for end in (*list(self._unwritten), *list(self._inbox))]
-        return [*running, *self._slots.held(), *(a for a in ended if not a.committed)]
+        return [
+            attempt
+            for attempt in (*running, *self._slots.held(), *ended)
+            if not attempt.committed and attempt.stop_reason != LOST
+        ]
 
     def _state(self) -> str:
         return "stopping" if self._stop_at is not None else "paused" if self.paused else "running"

@@ -13,7 +13,7 @@ from holdfast import events as e
 from holdfast.context import CANCELLED, LOST, STOPPING, TIMED_OUT, Attempt
 from holdfast.core.lifecycle import Released, Stopped
 from holdfast.worker.executors import Executor
-from holdfast.worker.run import Committed, ending_of_stop
+from holdfast.worker.run import Committed, LetGo, ending_of_stop
 from holdfast.worker.settle import Ended
 from holdfast.worker.slots import LONGEST_HELD, Slots
 
@@ -136,7 +136,9 @@ class Enforcer:
     def _write_off(self, attempt: Attempt) -> None:
         """End the attempt without its handler, which keeps the slot until it returns."""
         attempt.written_off = True
-        self._inbox.append(Ended(attempt, Committed() if attempt.committed else ending_of_stop(attempt)))
+        ending = Committed() if attempt.committed else ending_of_stop(attempt)
+        if not isinstance(ending, LetGo):
+            self._inbox.append(Ended(attempt, ending))
         if attempt.stop_reason != STOPPING:
             self._events.emit(
                 e.HandlerStuck(

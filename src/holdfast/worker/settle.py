@@ -74,8 +74,6 @@ class Settler:
         now = self._store.now()
         for end in ended:
             claim = end.attempt.claim
-            if isinstance(end.ending, LetGo):
-                continue
             if isinstance(end.ending, Committed):
                 self._completed(end, now)
                 if end.ending.error is not None:

@@ -91,11 +91,7 @@ class Database:
 
     def connect(self, factory: type[sqlite3.Connection] = sqlite3.Connection) -> sqlite3.Connection:
         """A new connection with our settings. Closing it is the caller's business, inside `using`."""
-        if self._gate.child_refused:
-            raise StoreUnavailable(
-                "this process was forked while the queue was in use, and can't use it",
-                hint="fork before the queue is used, or start processes anew instead (spawn)",
-            )
+        self._refuse_forked_child()
         try:
             connection = sqlite3.connect(
                 self.path,
@@ -121,6 +117,13 @@ class Database:
             raise
         return connection
 
+    def _refuse_forked_child(self) -> None:
+        if self._gate.refused:
+            raise StoreUnavailable(
+                "this process was forked while the queue was in use, and can't use it",
+                hint="fork before the queue is used, or start processes anew instead (spawn)",
+            )
+
     @contextmanager
     def using(self) -> Iterator[None]:
         """Around every use of a connection: a fork waits for its end."""
@@ -132,6 +135,7 @@ class Database:
 
     def connection(self) -> sqlite3.Connection:
         """This thread's connection, to be used inside `using`."""
+        self._refuse_forked_child()
         if self._closed:
             raise StoreUnavailable("the queue is closed")
         holder = self._local.holder
@@ -292,7 +296,7 @@ def raise_translated(error: sqlite3.Error, path: str) -> NoReturn:
 
 
 _HINTS = {
-    sqlite3.SQLITE_CORRUPT: "restore it from a backup",
+    sqlite3.SQLITE_CORRUPT: "check the disk, then the file with PRAGMA integrity_check",
     sqlite3.SQLITE_READONLY: "the file and its folder must be writable",
     sqlite3.SQLITE_CANTOPEN: "does its folder exist, and may you write there?",
     sqlite3.SQLITE_FULL: "free some space; work goes on by itself",

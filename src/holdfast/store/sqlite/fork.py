@@ -27,7 +27,9 @@ class ForkGate:
         self._can_close = can_close
         self._close = close
         self._abandon = abandon
-        self.child_refused = False
+        self._child_refused = False
+        self.refused = False
+        """Whether this process is a child that may not use the database."""
         self._open()
         with _registration:
             if not _gates:
@@ -68,16 +70,17 @@ class ForkGate:
         if unused and not mine and self._can_close():
             self._close()
         else:
-            self.child_refused = True
+            self._child_refused = True
             self._abandon()
 
     def after_in_parent(self) -> None:
-        self.child_refused = False
+        self._child_refused = False
         with self._condition:
             self._forking = False
             self._condition.notify_all()
 
     def after_in_child(self) -> None:
+        self.refused = self._child_refused
         self._open()  # the old locks belong to threads that are not here
 
 

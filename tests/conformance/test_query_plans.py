@@ -1,0 +1,160 @@
+"""SQLite's query plans: what waits for its time and what is over costs the hot path nothing.
+
+Checked twice: on an empty database, and on a lopsided one after ANALYZE, because an application may run that
+on its own file and SQLite then plans by the numbers it finds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.core.job import Status
+from holdfast.core.lifecycle import Completed, Errored, LeaseEnded, Released
+from holdfast.store.protocol import Claim
+from holdfast.store.sqlite import SqliteStore, open_store
+from holdfast.store.sqlite.claim import CANDIDATES
+from holdfast.store.sqlite.insert import HOLDER
+from holdfast.store.sqlite.keep import CANCELLING
+from holdfast.store.sqlite.operate import PRUNABLE
+from holdfast.store.sqlite.store import EXPIRED, PROMOTABLE
+from holdfast.testing import MovableClock
+from tests.conformance.steps import claim, ending, finish, insert, new_job
+
+PLANS = {
+    "claim": (CANDIDATES, "holdfast_jobs_pending"),
+    "promote": (PROMOTABLE, "holdfast_jobs_scheduled"),
+    "reap": (EXPIRED, "holdfast_jobs_leased"),
+    "key": (HOLDER, "holdfast_jobs_key"),
+    "prune": (PRUNABLE, "holdfast_jobs_finished"),
+    "cancel": (CANCELLING, "holdfast_jobs_cancelling"),
+}
+"""The statement of each duty, and the index that is made for it."""
+
+
+@pytest.fixture(params=["empty", "analyzed"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, clock: MovableClock) -> Iterator[SqliteStore]:
+    with closing(open_store(f"sqlite:///{tmp_path / 'queue.db'}?synchronous=off", clock)) as store:
+        if request.param == "analyzed":
+            fill(store)
+            store.database.connection().execute("ANALYZE")
+        yield store
+
+
+def fill(store: SqliteStore) -> None:
+    """Many finished, scheduled and waiting jobs of one type, a few that run, with and without keys."""
+    insert(store, *(f"done-{n}" for n in range(600)))
+    store.finish_jobs([ending(claimed, Completed()) for claimed in claim(store, limit=600)])
+    insert(store, *(f"failed-{n}" for n in range(100)), max_attempts=1)
+    store.finish_jobs([ending(claimed, Errored("boom")) for claimed in claim(store)])
+    store.insert_jobs([new_job(f"later-{n}", delay=3600 + n, key=f"key-{n}") for n in range(600)])
+    insert(store, *(f"running-{n}" for n in range(5)))
+    claim(store)
+    insert(store, *(f"pending-{n}" for n in range(600)))
+
+
+def plan(store: SqliteStore, sql: str, parameters: Any = None) -> list[str]:
+    """What SQLite says it will do, line by line."""
+    connection = store.database.connection()
+    if parameters is None:
+        # As many as it wants; which values they have does not change a plan here.
+        numbered = [int(number) for number in re.findall(r"\?(\d+)", sql)]
+        parameters = ("[]",) * (max(numbered, default=0) or sql.count("?"))
+    return [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {sql}", parameters)]
+
+
+def wasteful(lines: list[str]) -> list[str]:
+    """The steps that grow with the table: reading all of it, or sorting."""
+    return [line for line in lines if line.startswith("SCAN holdfast_jobs") or "TEMP B-TREE" in line]
+
+
+@pytest.mark.parametrize("duty", PLANS)
+def test_duty_uses_the_index_made_for_it(store: SqliteStore, duty: str) -> None:
+    sql, index = PLANS[duty]
+    lines = plan(store, sql)
+    assert wasteful(lines) == []
+    assert [line for line in lines if "holdfast_jobs" in line and f" {index} " in f"{line} "], lines
+
+
+# Every statement that the hot path really runs, whatever it is called in the source.
+
+
+def turn(store: SqliteStore, clock: MovableClock) -> None:
+    claims = claim(store, "email", "crawl", limit=5)
+    store.list_active_types()
+    finish_some(store, claims)
+    clock.advance(60)
+    store.promote_jobs(100)
+    store.next_due_at()
+    late = [(expired.seq, expired.version) for expired in store.list_expired()]
+    store.heartbeat("worker", late[:1], state="running", lease_seconds=30)
+    store.write_progress("worker", [(seq, version, 0.5, None) for seq, version in late])
+    store.list_cancelled("worker")
+    store.prune_jobs(finished_before=store.now(), statuses=tuple(Status), limit=2)
+
+
+def finish_some(store: SqliteStore, claims: list[Claim]) -> None:
+    """Ends of every kind, one of them refused so that the batch is written one by one as well."""
+    outcomes = [Completed(), Errored("boom"), Released(), LeaseEnded("gone")]
+    ends = [ending(claimed, outcome) for claimed, outcome in zip(claims, outcomes, strict=False)]
+    store.finish_jobs(ends)
+    store.finish_jobs([*ends[:1], *(ending(claimed, Completed()) for claimed in claims[4:])])
+
+
+def enqueue(store: SqliteStore, clock: MovableClock) -> None:
+    store.insert_jobs([new_job("one", key="k", key_for=5, max_depth=100_000)])
+    store.insert_jobs([new_job("two", key="k"), new_job("one")])
+    store.insert_jobs([new_job(f"plain-{n}", type="crawl") for n in range(5)])
+
+
+def operate(store: SqliteStore, clock: MovableClock) -> None:
+    insert(store, "job", type="crawl", key="mine", key_for=5)
+    store.get_job("job")
+    store.cancel_job("job")
+    store.retry_job("job", None)
+    [claimed] = claim(store, "crawl")
+    store.cancel_job("job")
+    children = (new_job("child", type="crawl", parent_id="job"), new_job("job"))
+    finish(store, claimed, Completed(), children=children)
+    store.delete_job("job")
+    store.count_jobs()
+    store.line_before("child", 100)
+
+
+@pytest.mark.parametrize("work", [turn, enqueue, operate])
+def test_no_statement_reads_or_sorts_the_whole_table(
+    store: SqliteStore, clock: MovableClock, work: Callable[[SqliteStore, MovableClock], None]
+) -> None:
+    insert(store, *(f"job-{n}" for n in range(10)))
+    statements: set[str] = set()
+    connection = store.database.connection()
+    connection.set_trace_callback(statements.add)
+    work(store, clock)
+    connection.set_trace_callback(None)
+    explained = {sql: wasteful(plan(store, sql, ())) for sql in statements if explainable(sql)}
+    assert len(explained) >= 4
+    assert {sql: lines for sql, lines in explained.items() if lines} == {}
+
+
+def explainable(sql: str) -> bool:
+    """Whether it is a statement on jobs that may grow with them.
+
+    Those inside triggers are traced as comments; the first entry of an index is a scan in name only.
+    """
+    words = ("SELECT", "UPDATE", "DELETE", "INSERT", "WITH")
+    return (
+        "holdfast_jobs" in sql
+        and sql.strip().upper().startswith(words)
+        and not sql.endswith("ORDER BY due_at LIMIT 1")
+    )
+
+
+def test_wasteful_plans_are_recognised(store: SqliteStore) -> None:
+    assert wasteful(plan(store, "SELECT count(*) FROM holdfast_jobs WHERE error IS NOT NULL"))
+    assert wasteful(plan(store, "SELECT 1 FROM holdfast_jobs WHERE seq > 5 ORDER BY priority"))
+    assert not wasteful(plan(store, "SELECT 1 FROM holdfast_jobs WHERE seq = 5"))

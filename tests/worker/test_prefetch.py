@@ -1,0 +1,221 @@
+"""How much is claimed ahead: nothing for slow handlers, some for fast ones; and the slots behind it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from holdfast import Queue
+from holdfast.context import Attempt, AttemptHost
+from holdfast.registry import Handler
+from holdfast.store.protocol import Claim
+from holdfast.worker.slots import HORIZON, MAX_HELD, Pace, Slots
+from tests.support import wait_until
+from tests.worker.support import PATIENCE, Gate
+
+StartWorker = Callable[..., Any]
+
+
+def test_slow_handlers_hold_nothing_ahead(queue: Queue, start_worker: StartWorker) -> None:
+    seen: list[int] = []
+
+    def work(payload: object) -> None:
+        seen.append(queue.stats()["processing"])
+        threading.Event().wait(2 * HORIZON)
+
+    queue.register("work", work)
+    jobs = queue.enqueue_many("work", [{}] * 10)
+    start_worker(concurrency=2)
+    for job in jobs:
+        queue.wait(job.id, timeout=PATIENCE)
+    assert max(seen) <= 2
+
+
+def test_fast_handlers_hold_some_ahead(queue: Queue, start_worker: StartWorker, gate: Gate) -> None:
+    def work(payload: dict[str, Any]) -> None:
+        if payload.get("block"):
+            gate.enter()
+
+    queue.register("work", work)
+    jobs = queue.enqueue_many("work", [*([{}] * 300), {"block": True}, *([{}] * 50)])
+    start_worker(concurrency=1)
+    gate.wait_entered()
+    wait_until(lambda: queue.stats()["processing"] > 1)
+    gate.open()
+    for job in jobs:
+        assert queue.wait(job.id, timeout=PATIENCE).attempts == 1
+
+
+def test_limited_types_hold_nothing_ahead(queue: Queue, start_worker: StartWorker, gate: Gate) -> None:
+    def work(payload: dict[str, Any]) -> None:
+        if payload.get("block"):
+            gate.enter()
+
+    queue.register("work", work, max_running=1)
+    queue.enqueue_many("work", [*([{}] * 100), {"block": True}, *([{}] * 50)])
+    start_worker(concurrency=4)
+    gate.wait_entered()
+    wait_until(lambda: queue.stats()["completed"] == 100)
+    assert queue.stats()["processing"] == 1
+
+
+def test_pace_of_one_type_does_not_let_others_be_claimed_ahead(
+    queue: Queue, start_worker: StartWorker, gate: Gate, other_queue: Queue
+) -> None:
+    """All slots are held by a slow type: nothing that is claimed now could start soon, whatever its type."""
+    queue.register("fast", lambda payload: None)
+    queue.register("slow", lambda payload: gate.enter())
+    other_queue.register("fast", lambda payload: None)
+    start_worker(concurrency=1)
+    first = queue.enqueue_many("fast", [{}] * 500)
+    queue.enqueue("slow")
+    gate.wait_entered()
+    queue.wait(first[-1].id, timeout=PATIENCE)
+    later = queue.enqueue_many("fast", [{}] * 30)
+    start_worker(other_queue)
+    for job in later:
+        assert queue.wait(job.id, timeout=10).status == "completed", "held behind the slow one"
+
+
+# Unit tests of the slots.
+
+
+def make_attempt(type: str, seq: int = 1, priority: int = 0) -> Attempt:
+    claim = Claim(seq, f"job{seq}", type, "{}", priority, 1, 3, 1, None, 0, 0, "worker")
+    handler = Handler(type, lambda payload: None, whole=True)
+    return Attempt(claim, handler, cast(AttemptHost, None))
+
+
+def make_slots(concurrency: int, **caps: int) -> Slots:
+    """Slots where each type in `caps` has a cap of its own, and the others share all slots."""
+    return Slots(concurrency, lambda type: (type, caps[type]) if type in caps else ("", concurrency))
+
+
+def test_attempts_start_while_there_are_slots_and_wait_otherwise() -> None:
+    slots = make_slots(2)
+    attempts = [make_attempt("a", seq) for seq in range(1, 5)]
+    assert slots.hold(attempts) == attempts[:2]
+    assert slots.running() == attempts[:2]
+    assert slots.held() == attempts[2:]
+    assert slots.free(attempts[0], 0.001) is attempts[2]
+    assert slots.free(attempts[1], 0.001) is attempts[3]
+    assert slots.free(attempts[2], 0.001) is None
+    assert slots.running() == [attempts[3]]
+
+
+def test_cap_of_a_type_holds_its_attempts_but_not_others() -> None:
+    slots = make_slots(3, a=1)
+    first, second, other = make_attempt("a", 1), make_attempt("a", 2), make_attempt("b", 3)
+    assert slots.hold([first, second, other]) == [first, other]
+    assert slots.free(other, 0.001) is None
+    assert slots.free(first, 0.001) is second
+
+
+def test_next_attempt_is_the_one_with_the_highest_priority_then_the_oldest() -> None:
+    slots = make_slots(1)
+    running = make_attempt("a", 9)
+    slots.hold([running])
+    low, high, older = make_attempt("a", 2), make_attempt("b", 4, priority=5), make_attempt("c", 1)
+    slots.hold([low, high, older])
+    assert slots.free(running, 0.1) is high
+    assert slots.free(high, 0.1) is older
+    assert slots.free(older, 0.1) is low
+
+
+def test_held_attempts_can_be_taken_back_but_running_ones_not() -> None:
+    slots = make_slots(1)
+    running, held = make_attempt("a", 1), make_attempt("a", 2)
+    slots.hold([running, held])
+    assert slots.take_back(lambda attempt: attempt is running) == []
+    assert slots.take_back(lambda attempt: attempt is held) == [held]
+    assert slots.held() == []
+    assert slots.free(running, 0.1) is None
+
+
+def test_raised_concurrency_lets_held_attempts_start() -> None:
+    slots = make_slots(1)
+    attempts = [make_attempt("a", seq) for seq in range(1, 4)]
+    slots.hold(attempts)
+    slots.concurrency = 3
+    slots._cap = lambda type: ("", 3)
+    assert slots.refill() == attempts[1:]
+
+
+def test_room_is_what_can_start_now_as_long_as_nothing_is_known() -> None:
+    slots = make_slots(4, a=2)
+    assert slots.room("a", prefetch=True) == 2
+    assert slots.room("b", prefetch=True) == 4
+    slots.hold([make_attempt("a", 1)])
+    assert slots.room("a", prefetch=True) == 1
+    assert slots.total_room() == 3
+
+
+def test_full_slots_have_no_room() -> None:
+    slots = make_slots(1)
+    slots.hold([make_attempt("a")])
+    assert slots.room("a", prefetch=True) == 0
+    assert slots.total_room() == 0
+
+
+def test_attempt_freed_twice_counts_once() -> None:
+    slots = make_slots(2)
+    attempt = make_attempt("a")
+    slots.hold([attempt])
+    slots.free(attempt, 0.1)
+    slots.free(attempt, 0.1)
+    assert slots.room("a", prefetch=False) == 2
+
+
+def test_pace_of_a_slow_type_is_nothing_ahead() -> None:
+    pace = Pace()
+    pace.note(HORIZON * 1.01)
+    pace.measure(1.0)
+    assert pace.ahead(100) == 0
+
+
+def test_pace_of_a_fast_type_is_what_starts_within_the_horizon() -> None:
+    pace = Pace()
+    for _ in range(1000):
+        pace.note(0.001)
+    pace.measure(1.0)
+    assert pace.ahead(10) == pytest.approx(1000 * HORIZON, abs=1)
+    assert pace.ahead(1) == pytest.approx(1000 * HORIZON, abs=1)
+
+
+def test_pace_never_holds_more_than_the_most() -> None:
+    pace = Pace()
+    for _ in range(1000):
+        pace.note(0.0)
+    pace.measure(0.0001)
+    assert pace.ahead(10_000) == MAX_HELD
+
+
+def test_one_slow_job_counts_at_once_and_a_fast_one_by_and_by() -> None:
+    pace = Pace()
+    for _ in range(100):
+        pace.note(0.001)
+    pace.measure(0.1)
+    assert pace.ahead(1) > 0
+    pace.note(1.0)
+    pace.measure(0.1)
+    assert pace.ahead(1) == 0
+    pace.note(0.001)
+    pace.measure(0.1)
+    assert pace.ahead(1) == 0
+
+
+def test_pace_is_forgotten_when_nothing_finishes() -> None:
+    pace = Pace()
+    for _ in range(1000):
+        pace.note(0.001)
+    pace.measure(1.0)
+    for _ in range(20):
+        pace.measure(1.0)
+    assert pace.ahead(10) == 0
+
+
+def test_unknown_pace_is_nothing_ahead() -> None:
+    assert Pace().ahead(10) == 0

@@ -1,0 +1,134 @@
+"""holdfast.testing and the pytest fixtures, as an application's tests use them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from holdfast import Queue
+from holdfast.testing import MovableClock, assert_enqueued, drain, enqueued
+
+
+def test_movable_clock_stands_still_until_it_is_moved() -> None:
+    start = datetime(2030, 1, 1, tzinfo=UTC)
+    clock = MovableClock(start)
+    assert clock.now == clock.now == start
+    clock.advance(1.5)
+    clock.advance(minutes=1, hours=2)
+    assert clock.now == start + timedelta(hours=2, minutes=1, seconds=1.5)
+    clock.move_to(start)
+    assert clock.now == start
+
+
+def test_movable_clock_begins_with_the_present() -> None:
+    assert abs(MovableClock().now - datetime.now(UTC)) < timedelta(minutes=1)
+
+
+def test_clock_decides_when_jobs_are_due(url: str) -> None:
+    clock = MovableClock()
+    with Queue(url, clock=clock) as queue:
+        queue.register("remind", lambda payload: None)
+        job = queue.enqueue("remind", delay=86_400)
+        assert job.created_at == clock.now
+        assert drain(queue) == 0
+        clock.advance(hours=24)
+        assert drain(queue) == 1
+        done = queue.get(job.id)
+        assert done is not None
+        assert done.finished_at == clock.now
+
+
+def test_enqueued_lists_the_jobs_oldest_first(queue: Queue) -> None:
+    for n in range(3):
+        queue.enqueue("a", {"n": n})
+    queue.enqueue("b")
+    assert [job.payload["n"] for job in enqueued(queue, "a")] == [0, 1, 2]
+    assert len(enqueued(queue)) == 4
+    assert enqueued(queue, status="failed") == []
+
+
+def test_assert_enqueued_returns_what_fits(queue: Queue) -> None:
+    queue.enqueue("mail", {"to": "a", "subject": "Hi"}, priority=5)
+    queue.enqueue("mail", {"to": "b", "subject": "Hi"})
+    assert len(assert_enqueued(queue, "mail")) == 2
+    (job,) = assert_enqueued(queue, "mail", {"to": "a"}, priority=5)
+    assert job.payload["to"] == "a"
+    assert len(assert_enqueued(queue, "mail", {"subject": "Hi"}, count=2)) == 2
+    assert assert_enqueued(queue, "mail", {"to": "nobody"}, count=0) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fields"),
+    [
+        (("other",), {}),
+        (("mail", {"to": "b"}), {}),
+        (("mail", {"missing": None}), {}),
+        (("mail",), {"priority": 1}),
+        (("mail",), {"count": 2}),
+    ],
+)
+def test_assert_enqueued_says_what_it_looked_for_and_what_there_is(
+    queue: Queue, arguments: tuple[object, ...], fields: dict[str, object]
+) -> None:
+    queue.enqueue("mail", {"to": "a"})
+    with pytest.raises(AssertionError) as caught:
+        assert_enqueued(queue, *arguments, **fields)  # type: ignore[arg-type]
+    text = str(caught.value)
+    assert repr(arguments[0]) in text
+    assert ("none" if arguments[0] == "other" else "{'to': 'a'}") in text
+
+
+APPLICATION_TESTS = """
+from holdfast import Queue
+from holdfast.testing import assert_enqueued
+
+def sign_up(queue: Queue, address: str) -> None:
+    queue.enqueue("send_email", {"to": address})
+    queue.enqueue("send_email", {"to": address, "reminder": True}, delay=86_400)
+
+def test_mail_is_sent_and_a_reminder_a_day_later(holdfast_queue, holdfast_clock):
+    sent = []
+    holdfast_queue.register("send_email", sent.append)
+    sign_up(holdfast_queue, "a@b.c")
+    assert_enqueued(holdfast_queue, "send_email", {"to": "a@b.c"}, count=2)
+    assert holdfast_queue.drain() == 1
+    holdfast_clock.advance(hours=24)
+    assert holdfast_queue.drain() == 1
+    assert len(sent) == 2
+
+def test_every_test_has_a_queue_of_its_own(holdfast_queue):
+    assert holdfast_queue.jobs() == []
+"""
+
+
+def test_fixtures_work_in_an_application_without_any_setup(tmp_path: Path) -> None:
+    (tmp_path / "test_application.py").write_text(APPLICATION_TESTS, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:randomly", "-p", "no:cacheprovider"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 passed" in done.stdout
+
+
+def test_plugin_costs_a_test_run_that_does_not_use_it_nothing(tmp_path: Path) -> None:
+    (tmp_path / "test_nothing.py").write_text(
+        "import sys\ndef test_nothing():\n    assert 'holdfast.queue' not in sys.modules\n", encoding="utf-8"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
