@@ -26,7 +26,7 @@ BACK_OFF = 10.0
 MAX_ATTEMPTS = 3
 """What a claim fixes for a job that left max_attempts open."""
 
-OUTCOMES = {
+OUTCOMES: dict[str, Outcome] = {
     "completed": Completed('{"sent": true}'),
     "failed": Errored("OSError: no route"),
     "failed for good": Errored("OSError: no such user", permanent=True),

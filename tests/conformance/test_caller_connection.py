@@ -282,6 +282,21 @@ def test_enqueue_that_finds_the_database_locked_leaves_no_transaction_open(
     assert ids(store) == list(names)
 
 
+@pytest.mark.parametrize("level", [None, ""], ids=str)
+def test_enqueue_that_finds_the_disk_full_says_so_and_keeps_nothing(
+    store: Store, connect: Connect, level: Any
+) -> None:
+    connection = connect(level)
+    [(pages,)] = connection.execute("PRAGMA page_count").fetchall()
+    connection.execute(f"PRAGMA max_page_count = {pages}").fetchall()
+    large = '{"text": "' + "x" * 100_000 + '"}'
+    with pytest.raises(sqlite3.OperationalError, match="full"):
+        store.insert_jobs_with(connection, [new_job("a"), new_job("b", payload=large)])
+    connection.commit()
+    assert not connection.in_transaction
+    assert ids(store) == []
+
+
 def test_connection_to_another_database_is_refused(store: Store, connect: Connect, tmp_path: Path) -> None:
     connection = connect(path=tmp_path / "another.db")
     with pytest.raises(ConfigError, match=r"another\.db"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from holdfast.core.job import Status
@@ -24,7 +26,7 @@ from tests.conformance.steps import (
 )
 
 
-def child(id: str, parent: str = "parent", **options: object) -> NewJob:
+def child(id: str, parent: str = "parent", **options: Any) -> NewJob:
     return new_job(id, parent_id=parent, **options)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from holdfast.core.job import Status
@@ -32,7 +34,7 @@ ENDS = {
 each_end = pytest.mark.parametrize("end", ENDS)
 
 
-def offer(store: Store, id: str = "again", **options: object) -> Verdict:
+def offer(store: Store, id: str = "again", **options: Any) -> Verdict:
     """Enqueue with the key `k`."""
     [verdict] = store.insert_jobs([new_job(id, **{"key": "k", **options})])
     return verdict
@@ -43,7 +45,7 @@ def is_held_by(store: Store, id: str) -> bool:
     return (verdict.id, verdict.inserted, verdict.error) == (id, False, None)
 
 
-def end_with(store: Store, id: str, end: str, **options: object) -> None:
+def end_with(store: Store, id: str, end: str, **options: Any) -> None:
     finished(store, id, ENDS[end], key="k", **options)
     assert status(store, id) == end
 

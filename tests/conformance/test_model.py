@@ -458,7 +458,7 @@ def drive(engine: Engine, tmp_path: Path, clock: MovableClock) -> Iterator[Calla
 @pytest.mark.timeout(600)
 def test_store_and_model_agree(drive: Callable[[], StoreMachine]) -> None:
     run_state_machine_as_test(
-        drive,
+        drive,  # type: ignore[arg-type]
         settings=settings(
             max_examples=EXAMPLES,
             stateful_step_count=STEPS,

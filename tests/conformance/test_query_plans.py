@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from holdfast.core.job import Status
-from holdfast.core.lifecycle import Completed, Errored, LeaseEnded, Released
+from holdfast.core.lifecycle import Completed, Errored, LeaseEnded, Outcome, Released
 from holdfast.store.protocol import Claim
 from holdfast.store.sqlite import SqliteStore, open_store
 from holdfast.store.sqlite.claim import CANDIDATES
@@ -100,7 +100,7 @@ def turn(store: SqliteStore, clock: MovableClock) -> None:
 
 def finish_some(store: SqliteStore, claims: list[Claim]) -> None:
     """Ends of every kind, one of them refused so that the batch is written one by one as well."""
-    outcomes = [Completed(), Errored("boom"), Released(), LeaseEnded("gone")]
+    outcomes: list[Outcome] = [Completed(), Errored("boom"), Released(), LeaseEnded("gone")]
     ends = [ending(claimed, outcome) for claimed, outcome in zip(claims, outcomes, strict=False)]
     store.finish_jobs(ends)
     store.finish_jobs([*ends[:1], *(ending(claimed, Completed()) for claimed in claims[4:])])

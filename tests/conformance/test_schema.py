@@ -20,6 +20,7 @@ from holdfast.store.migrate import Migration
 from holdfast.store.open import open_store
 from holdfast.store.protocol import Store
 from holdfast.store.sqlite import open as opening
+from holdfast.store.sqlite.database import Database
 from holdfast.store.sqlite.schema import MIGRATIONS, VERSION_TABLE
 from tests.conformance.steps import claim_one, finish, insert, status
 
@@ -324,7 +325,7 @@ def test_migration_interrupted_anywhere_leaves_nothing(
     statements = list(MIGRATIONS[0].statements)
     statements[part] = Interrupting(statements[part])
     monkeypatch.setattr(opening, "MIGRATIONS", (Migration(1, "interrupted", tuple(statements)),))
-    monkeypatch.setattr(opening.Database, "connect", interruptible(opening.Database.connect))
+    monkeypatch.setattr(Database, "connect", interruptible(Database.connect))
     with pytest.raises(Interrupted), opened(path):
         pass
     monkeypatch.undo()

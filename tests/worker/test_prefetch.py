@@ -14,24 +14,30 @@ from holdfast.registry import Handler
 from holdfast.store.protocol import Claim
 from holdfast.worker.slots import HORIZON, MAX_HELD, Pace, Slots
 from tests.support import wait_until
-from tests.worker.support import PATIENCE, Gate
+from tests.worker.support import PATIENCE, Gate, Spy
 
 StartWorker = Callable[..., Any]
 
 
-def test_slow_handlers_hold_nothing_ahead(queue: Queue, start_worker: StartWorker) -> None:
-    seen: list[int] = []
-
-    def work(payload: object) -> None:
-        seen.append(queue.stats()["processing"])
+def test_slow_handlers_hold_nothing_ahead(
+    queue: Queue, start_worker: StartWorker, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work(payload: dict[str, Any]) -> None:
+        if payload.get("block"):
+            gate.enter()
         threading.Event().wait(2 * HORIZON)
 
     queue.register("work", work)
-    jobs = queue.enqueue_many("work", [{}] * 10)
+    queue.enqueue_many("work", [*([{}] * 4), *([{"block": True}] * 10)])
+    looks = Spy(queue.store.list_active_types)
+    monkeypatch.setattr(queue.store, "list_active_types", looks)
     start_worker(concurrency=2)
-    for job in jobs:
-        queue.wait(job.id, timeout=PATIENCE)
-    assert max(seen) <= 2
+    gate.wait_entered(2)
+    wait_until(lambda: queue.stats()["completed"] == 4)
+    for _ in range(2):
+        queue.enqueue("other")
+        looks.wait_called(1)
+    assert queue.stats()["processing"] == 2
 
 
 def test_fast_handlers_hold_some_ahead(queue: Queue, start_worker: StartWorker, gate: Gate) -> None:

@@ -41,7 +41,7 @@ UPDATE holdfast_jobs SET
     max_attempts = coalesce(max_attempts, ?1), timeout = coalesce(timeout, ?2),
     worker_id = ?3, lease_expires_at = ?4, started_at = ?5, updated_at = ?5,
     progress = NULL, progress_message = NULL
-WHERE seq IN (SELECT value FROM json_each(?6)) AND status = 'pending'
+WHERE seq IN (SELECT value FROM json_each(?6)) AND +status = 'pending'
 """
 
 

@@ -1,4 +1,8 @@
-"""Ending attempts: finish, release and reap are one guarded statement with different decisions."""
+"""Ending attempts: finish, release and reap are one guarded statement with different decisions.
+
+The + before a guard's column keeps SQLite from starting with that column's index: the rows are found by
+their primary key, one look each, however many jobs are running.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ UPDATE holdfast_jobs SET
     key_held = key_held AND key_for IS NOT NULL, key_until = ?1 + CAST(key_for * 1000000 AS INTEGER)
 FROM (SELECT json_extract(value, '$[0]') AS seq, json_extract(value, '$[1]') AS version,
     json_extract(value, '$[2]') AS result FROM json_each(?2)) AS f
-WHERE holdfast_jobs.seq = f.seq AND status = 'processing'
+WHERE holdfast_jobs.seq = f.seq AND +status = 'processing'
     AND holdfast_jobs.version = f.version AND worker_id = ?3
 """
 
@@ -45,7 +49,7 @@ FROM (SELECT
     json_extract(value, '$[6]') AS error, json_extract(value, '$[7]') AS attempts_back,
     json_extract(value, '$[8]') AS expired_only
     FROM json_each(?2)) AS f
-WHERE holdfast_jobs.seq = f.seq AND holdfast_jobs.status = 'processing'
+WHERE holdfast_jobs.seq = f.seq AND +holdfast_jobs.status = 'processing'
     AND holdfast_jobs.version = f.version AND holdfast_jobs.worker_id = f.worker_id
     AND (NOT f.expired_only OR lease_expires_at <= ?1)
 """

@@ -16,7 +16,7 @@ UPDATE holdfast_jobs SET lease_expires_at = ?1
 FROM (SELECT json_extract(value, '$[0]') AS seq, json_extract(value, '$[1]') AS version
     FROM json_each(?2)) AS h
 WHERE holdfast_jobs.seq = h.seq AND holdfast_jobs.version = h.version
-    AND status = 'processing' AND worker_id = ?3
+    AND +status = 'processing' AND worker_id = ?3
 """
 
 _STILL_HELD = """
@@ -24,7 +24,7 @@ SELECT json_group_array(json_array(j.seq, j.version))
 FROM (SELECT json_extract(value, '$[0]') AS seq, json_extract(value, '$[1]') AS version
     FROM json_each(?1)) AS h
 JOIN holdfast_jobs AS j ON j.seq = h.seq AND j.version = h.version
-WHERE j.status = 'processing' AND j.worker_id = ?2
+WHERE +j.status = 'processing' AND j.worker_id = ?2
 """
 
 CANCELLING = """
@@ -37,7 +37,7 @@ UPDATE holdfast_jobs SET progress = p.fraction, progress_message = p.message, up
 FROM (SELECT json_extract(value, '$[0]') AS seq, json_extract(value, '$[1]') AS version,
     json_extract(value, '$[2]') AS fraction, json_extract(value, '$[3]') AS message FROM json_each(?2)) AS p
 WHERE holdfast_jobs.seq = p.seq AND holdfast_jobs.version = p.version
-    AND status = 'processing' AND worker_id = ?3
+    AND +status = 'processing' AND worker_id = ?3
 """
 
 

@@ -108,17 +108,17 @@ def _prepare(database: Database) -> None:
 
 
 def _version(database: Database) -> int:
-    tables = [
-        row[0]
-        for row in database.read(
-            "SELECT name FROM sqlite_master"
+    """The schema's version, 0 if there is none; refuses tables of our names that are not ours."""
+    names = dict(
+        database.read(
+            "SELECT name, type FROM sqlite_master"
             " WHERE type IN ('table', 'view') AND name LIKE 'holdfast\\_%' ESCAPE '\\'"
         )
-    ]
-    if not tables:
+    )
+    if not names:
         return 0
-    if VERSION_TABLE not in tables:
-        migrate.refuse_foreign(tables)
+    if names.get(VERSION_TABLE) != "table" or "holdfast_jobs" not in names:
+        migrate.refuse_foreign(list(names))
     rows = _version_rows(database)
     if len(rows) != 1 or not isinstance(rows[0][0], int):
         raise ForeignDatabase(f"{database.path}: the table {VERSION_TABLE} is not one that Holdfast made")
@@ -128,7 +128,7 @@ def _version(database: Database) -> int:
 def _version_rows(database: Database) -> list[tuple[object]]:
     try:
         return database.read(f"SELECT version FROM {VERSION_TABLE}")
-    except sqlite3.OperationalError:
+    except sqlite3.OperationalError:  # it has no such column
         return []
 
 

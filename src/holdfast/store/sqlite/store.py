@@ -122,7 +122,7 @@ class SqliteStore:
             if rows:
                 connection.execute(
                     "UPDATE holdfast_jobs SET status = 'pending', updated_at = ?"
-                    " WHERE seq IN (SELECT value FROM json_each(?)) AND status = 'scheduled'",
+                    " WHERE seq IN (SELECT value FROM json_each(?)) AND +status = 'scheduled'",
                     (self.now(), json.dumps([row[0] for row in rows])),
                 )
             return [(id, type) for _, id, type in rows]
