@@ -198,7 +198,7 @@ def not_sqlite(path: Path) -> None:
     ("make", "error", "problem"),
     [
         (foreign_table, ForeignDatabase, "'holdfast_jobs' that Holdfast did not make"),
-        (foreign_version_table, ForeignDatabase, "not one that Holdfast made"),
+        (foreign_version_table, ForeignDatabase, "that Holdfast did not make"),
         (newer_schema, SchemaOutOfDate, "schema version 999; .*upgrade"),
         (not_sqlite, ForeignDatabase, "is not a SQLite database"),
     ],

@@ -276,6 +276,9 @@ class Store(Protocol):
         An attempt that no longer holds its job is left out, not raised: another worker owns that job now.
         """
 
+    def list_ended(self, attempts: Sequence[tuple[int, int]]) -> dict[tuple[int, int], Status]:
+        """Which of the (seq, version) have ended, and in which state their jobs are since."""
+
     def write_progress(self, worker_id: str, reports: Iterable[tuple[int, int, float, str | None]]) -> None:
         """Note (seq, version, fraction, message) of attempts that still hold their jobs."""
 

@@ -77,9 +77,11 @@ class Drainer:
         """Run the next job; False if there is none that can start now."""
         settings = self._queue.settings()
         with self._store.transaction():
-            self._store.promote_jobs(PROMOTE_BATCH)
+            promoted = self._store.promote_jobs(PROMOTE_BATCH)
             demands = self._claiming.demands(self._store.list_active_types(), settings)
             claimed = self._store.claim_jobs(self._id, demands, limit=1, lease_seconds=settings.lease_seconds)
+        for id, type in promoted:
+            self._queue.events.emit(e.JobPromoted(job_id=id, type=type))
         if not claimed.claims:
             return False
         attempt = self._claiming.attempt(claimed.claims[0])

@@ -41,6 +41,18 @@ class Settler:
         self._events = events
         self._statistics = statistics
 
+    def written_already(self, ended: Sequence[Ended]) -> dict[tuple[int, int], Status]:
+        """After a commit in doubt: the outcomes that did get through, and the states they led to."""
+        offered = {
+            (end.attempt.claim.seq, end.attempt.claim.version): end.decision.status
+            for end in ended
+            if end.decision is not None
+        }
+        found = self._store.list_ended(list(offered))
+        return {
+            claim: status for claim, status in found.items() if status in (offered[claim], Status.CANCELLED)
+        }
+
     def write(self, ended: Sequence[Ended], settings: Settings) -> dict[tuple[int, int], Status]:
         """Offer the outcomes to the guard; return the state each accepted one led to."""
         return self._store.finish_jobs([f for f in (self._finish(end, settings) for end in ended) if f])

@@ -22,8 +22,11 @@ Report = tuple[int, int, float, str | None]
 
 
 class Turn:
-    """Writes outcomes, does what maintenance is due, claims. `take` may be called again after a StoreError,
-    with the same outcomes: those that got through after all are refused by the guard."""
+    """Writes outcomes, does what maintenance is due, claims.
+
+    After a StoreError `take` is called again with the same outcomes. Those that got through after all are
+    refused by the guard, and announced as what they are.
+    """
 
     def __init__(
         self,
@@ -60,10 +63,12 @@ class Turn:
         self._slots.measure()
         try:
             with self._store.transaction():
+                accepted: dict[tuple[int, int], Status] = {}
                 if self.uncertain:
                     self._release_unknown(leased)
+                    accepted = self._settler.written_already(ended)
                 # Finish before claiming: an outcome is durable before anything new is taken.
-                accepted = self._settler.write(ended, settings)
+                accepted |= self._settler.write(ended, settings)
                 if progress:
                     self._store.write_progress(self._worker_id, progress)
                 if any(_waits(end) for end in ended):

@@ -111,9 +111,11 @@ class Worker:
 
         Returns whether all running jobs could finish.
         """
-        restore = self._handle_signals()
+        signals: list[int] = []
+        restore = self._handle_signals(signals)
         try:
             self.start()
+            self._stop_for(signals)  # one may have come before there was anything to stop
             assert self._thread is not None
             assert self._dispatcher is not None
             while self._thread.is_alive():
@@ -140,17 +142,18 @@ class Worker:
             if self._dispatcher is not None and self.is_running:
                 self._dispatcher.set_paused(paused)
 
-    def _handle_signals(self) -> Callable[[], None]:
+    def _stop_for(self, signals: list[int]) -> None:
+        if signals and self._dispatcher is not None:
+            self._dispatcher.stop(None if len(signals) == 1 else 0.0)
+
+    def _handle_signals(self, signals: list[int]) -> Callable[[], None]:
         """Install our handlers where that is possible; returns what puts the old ones back."""
         if threading.current_thread() is not threading.main_thread():
             return lambda: None
-        seen = 0
 
-        def on_signal(*_: object) -> None:
-            nonlocal seen
-            seen += 1
-            if self._dispatcher is not None:
-                self._dispatcher.stop(None if seen == 1 else 0.0)
+        def on_signal(number: int, _: object) -> None:
+            signals.append(number)
+            self._stop_for(signals)
 
         before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
 

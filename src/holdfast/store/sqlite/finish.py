@@ -63,6 +63,14 @@ SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(va
 FROM json_each(?2)
 """
 
+ENDED = """
+SELECT j.seq, j.version, j.status
+FROM (SELECT json_extract(value, '$[0]') AS seq, json_extract(value, '$[1]') AS version
+    FROM json_each(?1)) AS e
+JOIN holdfast_jobs AS j ON j.seq = e.seq AND j.version = e.version
+WHERE +j.status <> 'processing'
+"""
+
 _CANCELLED = """
 SELECT json_group_array(seq) FROM holdfast_jobs
 WHERE seq IN (SELECT value FROM json_each(?)) AND status = 'cancelled'

@@ -74,7 +74,8 @@ def prune_jobs(
 ) -> int:
     text = connection.execute(PRUNABLE, (finished_before, json.dumps(statuses), now, limit)).fetchone()[0]
     return connection.execute(
-        "DELETE FROM holdfast_jobs WHERE seq IN (SELECT value FROM json_each(?)) AND +finished_at IS NOT NULL",
+        "DELETE FROM holdfast_jobs"
+        " WHERE seq IN (SELECT value FROM json_each(?)) AND +finished_at IS NOT NULL",
         (text,),
     ).rowcount
 

@@ -111,6 +111,10 @@ class SqliteStore:
         with self.database.transaction() as connection:
             return finish.finish_jobs(connection, finishes, self.now())
 
+    def list_ended(self, attempts: Sequence[tuple[int, int]]) -> dict[tuple[int, int], Status]:
+        rows = self.database.read(finish.ENDED, (json.dumps(attempts),))
+        return {(seq, version): Status(status) for seq, version, status in rows}
+
     def write_progress(self, worker_id: str, reports: Iterable[tuple[int, int, float, str | None]]) -> None:
         with self.database.transaction() as connection:
             keep.write_progress(connection, worker_id, list(reports), self.now())
