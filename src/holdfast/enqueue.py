@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from msgspec import Struct
@@ -165,18 +165,12 @@ class Enqueuer:
         if verdict.inserted:
             if self._events.wanted(JobEnqueued):
                 self._events.emit(JobEnqueued(job_id=new.id, type=new.type, status=verdict.status))
-            return self._job(new, verdict)
+            return job_from(new, verdict)
         # Inside a caller's transaction the holder of the key may not be visible to us yet.
-        return self._store.get_job(verdict.id) or self._job(new, verdict)
-
-    def _job(self, new: NewJob, verdict: Verdict) -> Job:
-        limit = new.max_attempts
-        return job_from(
-            new, verdict, self._settings().get("max_attempts", new.type) if limit is None else limit
-        )
+        return self._store.get_job(verdict.id) or job_from(new, verdict)
 
 
-def job_from(new: NewJob, verdict: Verdict, max_attempts: int) -> Job:
+def job_from(new: NewJob, verdict: Verdict) -> Job:
     """The job as it was just inserted."""
     created_at = to_datetime(verdict.created_at)
     return Job(
@@ -185,7 +179,7 @@ def job_from(new: NewJob, verdict: Verdict, max_attempts: int) -> Job:
         payload=decode(new.payload),
         status=verdict.status,
         priority=new.priority,
-        max_attempts=max_attempts,
+        max_attempts=new.max_attempts,
         key=new.key,
         key_for=new.key_for,
         run_at=None if verdict.run_at is None else to_datetime(verdict.run_at),
@@ -203,9 +197,12 @@ def _when(options: Options) -> tuple[int | None, float | None]:
         raise ConfigError("run_at and delay exclude each other")
     if not isinstance(options.run_at, datetime):
         raise ConfigError(f"run_at must be a datetime, not {shown(options.run_at)}")
-    if options.run_at.tzinfo is None:
+    if options.run_at.utcoffset() is None:
         raise ConfigError("run_at is a naive datetime; give it a time zone, as in datetime.now(UTC)")
-    return from_datetime(options.run_at), None
+    try:
+        return from_datetime(options.run_at.astimezone(UTC)), None
+    except OverflowError:
+        raise ConfigError(f"run_at is {options.run_at}, which is outside the calendar in UTC") from None
 
 
 def _key(options: Options) -> tuple[str | None, float | None]:

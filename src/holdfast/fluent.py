@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from holdfast.core.payload import PayloadSpec, decode, encode_payload
 from holdfast.errors import ConfigError
 from holdfast.queue import Queue
 
@@ -30,9 +31,7 @@ class TaskType:
     def add(self, payload: object = None, **options: Any) -> TaskType:
         """Enqueue a job. Options: id, priority, max_attempts, timeout, delay, run_at, key, key_for."""
         queue = self._owner.queue
-        if self._payload_type is not None and queue.registry.find(self._type) is None:
-            from holdfast.core.payload import PayloadSpec, decode, encode_payload
-
+        if self._payload_type is not None:
             limit = queue.settings().get("max_payload_bytes", self._type)
             PayloadSpec.of_whole(self._payload_type).bind(decode(encode_payload(payload, limit)))
         queue.enqueue(self._type, payload, **options)

@@ -186,11 +186,11 @@ class Queue:
         With `connection` it is inserted in that connection's transaction, and the caller's own commit is the
         moment. Options: id, priority, max_attempts, timeout, delay, run_at, key, key_for.
         """
-        return self._opened(connection).enqueue(type, payload, options, connection)
+        return self._with_limit(self._opened(connection).enqueue(type, payload, options, connection))
 
     async def enqueue_async(self, type: str, payload: object = None, **options: Any) -> Job:
         """The same for asyncio: concurrent calls share commits, and the event loop goes on meanwhile."""
-        return await self._opened().enqueue_async(type, payload, options)
+        return self._with_limit(await self._opened().enqueue_async(type, payload, options))
 
     def enqueue_many(
         self,
@@ -205,9 +205,10 @@ class Queue:
 
         Otherwise there is a commit every 10,000, and an error leaves the batches before it stored.
         """
-        return self._opened(connection).enqueue_many(
+        jobs = self._opened(connection).enqueue_many(
             type, payloads, options, atomic=atomic, connection=connection
         )
+        return [self._with_limit(job) for job in jobs]
 
     # Reading.
 
@@ -314,7 +315,7 @@ class Queue:
     def cleanup(self, older_than: timedelta | float | datetime) -> int:
         """Delete completed and cancelled jobs that finished before then; return how many."""
         if isinstance(older_than, datetime):
-            if older_than.tzinfo is None:
+            if older_than.utcoffset() is None:
                 raise ConfigError("older_than is a naive datetime; give it a time zone")
             before = from_datetime(older_than)
         else:

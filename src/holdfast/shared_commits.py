@@ -23,6 +23,7 @@ class _Ticket:
         self.job = job
         self.verdict: Verdict | None = None
         self.failure: Exception | None = None
+        self.leads = False
 
     @property
     def is_settled(self) -> bool:
@@ -85,17 +86,23 @@ class SharedCommits:
 
     def insert(self, job: NewJob) -> Verdict:
         ticket = _ThreadTicket(job)
-        if not self._join(ticket):
-            ticket.wait()
-        if not ticket.is_settled:
-            self._commit_batch()
+        self._join(ticket)
+        try:
+            if not ticket.leads:
+                ticket.wait()
+            if not ticket.is_settled:
+                self._commit_batch()
+        except BaseException:  # such as Ctrl-C: the others must not wait for us
+            self._leave(ticket)
+            raise
         return ticket.outcome()
 
     async def insert_async(self, job: NewJob) -> Verdict:
         import asyncio
 
         ticket = _AsyncTicket(job, asyncio.get_running_loop(), self._commit_in_thread)
-        if self._join(ticket):
+        self._join(ticket)
+        if ticket.leads:
             self._commit_in_thread()
         await ticket.settled
         return ticket.outcome()
@@ -104,14 +111,22 @@ class SharedCommits:
         if self._committer is not None and self._pid == os.getpid():
             self._committer.shutdown()
 
-    def _join(self, ticket: _ThreadTicket | _AsyncTicket) -> bool:
-        """Get in line; True for the one that commits next."""
+    def _join(self, ticket: _ThreadTicket | _AsyncTicket) -> None:
+        """Get in line; who finds nobody at it commits."""
         if self._pid != os.getpid():
             self._reset()  # a forked child has none of the threads that were waiting or committing
         with self._lock:
             self._waiting.append(ticket)
-            leads, self._leading = not self._leading, True
-            return leads
+            ticket.leads, self._leading = not self._leading, True
+
+    def _leave(self, ticket: _ThreadTicket) -> None:
+        """Get out of line, and let the next one lead if it was our turn."""
+        with self._lock:
+            if ticket not in self._waiting:
+                return
+            self._waiting.remove(ticket)
+        if ticket.leads:
+            self._hand_over()
 
     def _commit_in_thread(self) -> None:
         with self._lock:
@@ -141,5 +156,7 @@ class SharedCommits:
         with self._lock:
             successor = self._waiting[0] if self._waiting else None
             self._leading = successor is not None
+            if successor is not None:
+                successor.leads = True
         if successor is not None:
             successor.lead()

@@ -145,7 +145,7 @@ def _array(value: list[Any] | tuple[Any, ...], depth: int) -> list[Any]:
 
 def _other(value: Any, depth: int) -> Any:
     if isinstance(value, datetime):
-        if value.tzinfo is None:
+        if value.utcoffset() is None:
             raise _Problem("is a naive datetime; give it a time zone")
         return value.isoformat()
     if isinstance(value, bool | int | float | str):

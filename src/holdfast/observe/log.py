@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -49,7 +48,13 @@ class JsonFormatter(logging.Formatter):
             line |= {"event": "log", "logger": record.name, "message": record.getMessage()}
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return _UNPRINTABLE.sub(_escaped, json.dumps(line, ensure_ascii=False, default=str))
+        text = json.dumps(line, ensure_ascii=False, default=str)
+        # Characters that a terminal or a line reader would act on, escaped as JSON does it.
+        return (
+            text
+            if text.isprintable()
+            else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
+        )
 
 
 class TextFormatter(logging.Formatter):
@@ -74,14 +79,6 @@ def word(event: Event) -> str:
 def _time(record: logging.LogRecord) -> str:
     moment = datetime.fromtimestamp(record.created, UTC)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-# What json.dumps leaves as it is, though a terminal or a line reader would act on it.
-_UNPRINTABLE = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-
-
-def _escaped(match: re.Match[str]) -> str:
-    return f"\\u{ord(match[0]):04x}"
 
 
 def _job(event: Any) -> str:

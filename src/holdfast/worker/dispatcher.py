@@ -104,6 +104,7 @@ class Dispatcher:
         self._rate_at: float | None = None
         self._back_off = self._pause = 0.0
         self._look = True
+        self._settings_stale = True
         self._exhausted = False
         # Set by other threads.
         self.paused = False
@@ -239,13 +240,19 @@ class Dispatcher:
         """Follow what others changed, at most as often as it can matter."""
         changed = self._watch.changed()
         if not (changed or now >= self._next_poll or self._look):
+            self._follow_settings(now)
             return
         self._next_poll = now + float(self._settings.get("poll_interval"))
         self._look = True
         self._maintenance.look()
         if self._slots.running():
             self._enforcer.cancel(self._store.list_cancelled(self._id))
-        if now >= self._settings_at + SETTINGS_PAUSE:
+        self._settings_stale = True
+        self._follow_settings(now)
+
+    def _follow_settings(self, now: float) -> None:
+        if self._settings_stale and now >= self._settings_at + SETTINGS_PAUSE:
+            self._settings_stale = False
             self._settings_at = now
             self._follow(self._queue.refresh_settings())
 
@@ -379,6 +386,8 @@ class Dispatcher:
     def _seconds_to_sleep(self, now: float) -> float:
         """Until the next moment that something is to be done without anybody waking us."""
         moments = [self._next_poll]
+        if self._settings_stale:
+            moments.append(self._settings_at + SETTINGS_PAUSE)
         if self._progress:
             moments.append(self._progress_at)
         if self._rate_at is not None:
