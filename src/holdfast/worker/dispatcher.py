@@ -254,6 +254,7 @@ class Dispatcher:
         if self._settings_stale and now >= self._settings_at + SETTINGS_PAUSE:
             self._settings_stale = False
             self._settings_at = now
+            self._look = True
             self._follow(self._queue.refresh_settings())
 
     def _follow(self, settings: Settings) -> None:
