@@ -10,7 +10,7 @@ each share the median of the rounds' shares.
     enqueue   one by one; from 16 threads, which share commits; and many in one call
     drain     no-op jobs in one worker process with threads. Expected: 0.3 of the floor
     pickup    from the call of enqueue to the start of the handler in another process that slept. Expected:
-              1 ms and two bare commits, at the median
+              1 ms and two bare commits, at the median; the bare commits are made after the same pauses
     idle      the processor time of a worker with nothing to do. Expected: 1 % of a core
     growth    the drain among a million scheduled, a million paused and a million finished jobs, as a share
               of the drain on an empty queue. Expected: 0.8
@@ -18,7 +18,7 @@ each share the median of the rounds' shares.
 After each benchmark stands how much of the machine others used meanwhile. Where that is more than a few
 hundredths of a core, the figures say less, and those of pickup and idle next to nothing. The files lie in
 a temporary folder below the current one, so that this disk is measured (--folder chooses another); all of
-it takes about four minutes and 2 GB. With --quick the sizes are small and there is one round: enough to
+it takes about three minutes and 2 GB. With --quick the sizes are small and there is one round: enough to
 see that the benchmarks work, not to judge by. Exit status 1 if an expectation was not met.
 """
 

@@ -350,9 +350,12 @@ class Queue:
     def refresh_settings(self) -> Settings:
         """The settings as they stand now."""
         generation = self.registry.generation
-        settings = Settings(
-            self.store.get_settings(), declared=self.registry.declared, defaults=self.defaults
-        )
+        stored = self.store.get_settings()
+        cached = self._settings
+        if cached is not None and cached[1] == generation and cached[2].stored == stored:
+            settings = cached[2]  # with all that it has looked up already
+        else:
+            settings = Settings(stored, declared=self.registry.declared, defaults=self.defaults)
         self._settings = (time.monotonic(), generation, settings)
         return settings
 

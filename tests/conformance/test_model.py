@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -203,6 +204,35 @@ class StoreMachine(RuleBasedStateMachine):
     def finish_running(self, number: int, outcome: Outcome) -> None:
         running = [claim for claim, model in self.claims if self.model.owns(model)]
         self.offer([ending(running[number % len(running)], outcome)])
+
+    @precondition(lambda self: self.zombies())
+    @rule(number=st.integers(0, 1000), outcome=outcomes)
+    def finish_late(self, number: int, outcome: Outcome) -> None:
+        """An attempt that lost its job ends while another attempt runs it."""
+        late = self.zombies()
+        self.offer([ending(late[number % len(late)], outcome)])
+
+    def zombies(self) -> list[Claim]:
+        return [
+            claim
+            for claim, model in self.claims
+            if model.job.status is Status.PROCESSING and not self.model.owns(model)
+        ]
+
+    @precondition(lambda self: any(self.model.owns(claim) for _, claim in self.claims))
+    @rule(number=st.integers(0, 1000), outcome=outcomes)
+    def finish_by_another(self, number: int, outcome: Outcome) -> None:
+        """A worker ends an attempt that is not its own."""
+        running = [claim for claim, model in self.claims if self.model.owns(model)]
+        forged = msgspec.structs.replace(running[number % len(running)], worker_id="nobody")
+        assert self.store.finish_jobs([ending(forged, outcome)]) == {}
+
+    @rule(worker=workers)
+    def suspend(self, worker: str) -> None:
+        """Every lease runs out, all is reaped, and a worker, perhaps the same, takes what there is."""
+        self.advance(30)
+        self.reap()
+        self.claim_by(worker, [demand("crawl", 4), demand("email", 4)], 4, 20.0)
 
     def new_child(self, parent: Claim, given: dict[str, Any]) -> NewJob:
         # A full type does not keep a child out.

@@ -23,7 +23,7 @@ LONG = os.environ.get("HOLDFAST_LONG") == "1"
 KILLS, JOBS = (5_000, 200_000) if LONG else (200, 5_000)
 SEED = int(os.environ.get("HOLDFAST_SEED", "1"))
 WORKERS, PRODUCERS = 4, 2
-SECONDS_A_KILL = 0.12
+SECONDS_A_KILL = 0.1
 LEASE, SWEEP = 3.0, 0.3
 TYPES = {"work": 80, "work_async": 20, "work_in_process": 1, "limited": 5, "rated": 2}
 DEFAULTS: dict[str, object] = {"lease_seconds": LEASE, "heartbeat_interval": SWEEP, "max_attempts": 50}
@@ -55,7 +55,7 @@ class Storm:
 
     def _start_producer(self) -> Program:
         self._started += 1
-        return self._programs.start("producer", seed=self._started, types=TYPES, seconds=0.06, pause=0.01)
+        return self._programs.start("producer", seed=self._started, types=TYPES, seconds=0.06, pause=0.006)
 
 
 @pytest.mark.timeout(4 * 3600 if LONG else 120)

@@ -96,6 +96,23 @@ def test_an_attempt_that_was_superseded_in_a_pause_changes_nothing(
     scene.finish()
 
 
+def test_a_machine_that_was_suspended_takes_no_job_from_the_living(
+    queue: Queue, programs: Programs, database: Database, tmp_path: Path
+) -> None:
+    """The other worker wakes first and finds the leases long expired; it looks again before it takes them."""
+    scene = Scene(queue, programs, database, tmp_path, "late")
+    scene.pause()
+    scene.other.signal(signal.SIGSTOP)
+    time.sleep(1.5 * LEASE)
+    scene.other.signal(signal.SIGCONT)
+    time.sleep(0.3)
+    scene.resume()
+    scene.let_late_attempts_write()
+    scene.finish()
+    assert scene.taken_over() == set()
+    assert programs.log.events("job.reaped") == []
+
+
 def test_a_handlers_process_that_goes_on_without_its_paused_worker_changes_nothing(
     queue: Queue, programs: Programs, database: Database, tmp_path: Path
 ) -> None:

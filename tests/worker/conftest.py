@@ -27,11 +27,13 @@ def gate(start_worker: Callable[..., Any]) -> Iterator[Gate]:
 
 
 @pytest.fixture
-def other_queue(queue: Queue, start_worker: Callable[..., Any]) -> Iterator[Queue]:
-    """A second Queue on the same database, as another process would have it."""
-    other = Queue(queue.url, defaults=queue.defaults)
-    yield other
-    # Its workers are stopped by start_worker, after this; the queue closes with its last connection.
+def other_queue(queue: Queue) -> Iterator[Queue]:
+    """A second Queue on the same database, as another process would have it.
+
+    Ask for it before start_worker, which stops its workers.
+    """
+    with Queue(queue.url, defaults=queue.defaults) as other:
+        yield other
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Shared by the worker tests: gates that handlers wait at, SQL beside the queue, scripts in fresh processes."""
+"""Shared by the worker tests: gates for handlers, SQL beside the queue, scripts in fresh processes."""
 
 from __future__ import annotations
 
@@ -39,13 +39,15 @@ class Gate:
 
     def enter(self) -> None:
         self.count()
-        with self._changed:
-            assert self._changed.wait_for(lambda: self._open, 2 * PATIENCE), "nobody opened the gate"
+        self._wait_open()
 
     async def enter_async(self) -> None:
         self.count()
-        while not self._open:
-            await asyncio.sleep(0.005)
+        await asyncio.to_thread(self._wait_open)
+
+    def _wait_open(self) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._open, 2 * PATIENCE), "nobody opened the gate"
 
     def wait_entered(self, count: int = 1) -> None:
         with self._changed:

@@ -215,7 +215,7 @@ def test_cancelled_job_whose_handler_fails_is_not_retried(
 
 
 def test_cancel_by_another_queue_object_reaches_the_worker(
-    queue: Queue, start_worker: StartWorker, gate: Gate, other_queue: Queue
+    queue: Queue, other_queue: Queue, start_worker: StartWorker, gate: Gate
 ) -> None:
     @queue.job
     async def hang() -> None:

@@ -51,7 +51,7 @@ def test_drain_runs_every_kind_of_handler_here(queue: Queue) -> None:
 
 def test_drain_runs_children_too(queue: Queue) -> None:
     @queue.job
-    def parent(depth: int, ctx: Context) -> None:
+    def parent(ctx: Context, depth: int) -> None:
         if depth:
             ctx.enqueue("parent", {"depth": depth - 1})
 

@@ -46,8 +46,8 @@ def claim_elsewhere(queue: Queue, type: str = "work", *, seconds_ago: float = 60
 
 def test_long_job_is_renewed_and_not_taken_by_another_worker(
     queue: Queue,
-    start_worker: StartWorker,
     other_queue: Queue,
+    start_worker: StartWorker,
     recorder: Recorder,
     gate: Gate,
     short_heartbeat: None,
@@ -71,7 +71,11 @@ def test_long_job_is_renewed_and_not_taken_by_another_worker(
 
 
 def test_jobs_held_and_outcomes_not_yet_written_are_renewed_too(
-    queue: Queue, start_worker: StartWorker, gate: Gate, short_heartbeat: None, monkeypatch: pytest.MonkeyPatch
+    queue: Queue,
+    start_worker: StartWorker,
+    gate: Gate,
+    short_heartbeat: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def work(payload: dict[str, Any]) -> None:
         if payload.get("block"):

@@ -88,7 +88,7 @@ def test_lanes_share_the_slots_of_the_type_they_take_them_from(
 
 
 def test_max_running_is_never_exceeded_over_two_workers(
-    queue: Queue, start_worker: StartWorker, other_queue: Queue
+    queue: Queue, other_queue: Queue, start_worker: StartWorker
 ) -> None:
     meter = Meter()
     queue.register("work", meter)
@@ -109,7 +109,7 @@ def test_max_running_is_never_exceeded_over_two_workers(
 
 
 def test_max_running_lets_the_next_job_in_when_another_worker_ends_one(
-    queue: Queue, start_worker: StartWorker, other_queue: Queue, gate: Gate
+    queue: Queue, other_queue: Queue, start_worker: StartWorker, gate: Gate
 ) -> None:
     queue.set_config("max_running", 1, type="work")
     queue.register("work", lambda payload: gate.enter())
@@ -155,7 +155,7 @@ def assert_rate(times: Sequence[float], rate: float) -> None:
 
 @pytest.mark.parametrize(("rate", "count"), [(20.0, 50), (0.5, 2), (2.5, 6)])
 def test_rate_limit_holds_over_two_workers(
-    queue: Queue, start_worker: StartWorker, other_queue: Queue, rate: float, count: int
+    queue: Queue, other_queue: Queue, start_worker: StartWorker, rate: float, count: int
 ) -> None:
     for each in (queue, other_queue):
         each.register("work", lambda payload: None)

@@ -31,7 +31,7 @@ def slow_poll(queue: Queue) -> None:
 
 
 def test_paused_queue_starts_nothing_and_resumes_at_once(
-    queue: Queue, start_worker: StartWorker, other_queue: Queue, looks: Spy
+    queue: Queue, other_queue: Queue, start_worker: StartWorker, looks: Spy
 ) -> None:
     queue.register("work", lambda payload: None)
     start_worker()
@@ -63,7 +63,7 @@ def test_running_jobs_finish_while_the_queue_is_paused(
 
 
 def test_pause_of_a_type_leaves_the_others_running(
-    queue: Queue, start_worker: StartWorker, other_queue: Queue
+    queue: Queue, other_queue: Queue, start_worker: StartWorker
 ) -> None:
     queue.register("a", lambda payload: None)
     queue.register("b", lambda payload: None)
@@ -123,7 +123,7 @@ def test_pause_outlives_the_queue_object(queue: Queue, other_queue: Queue) -> No
 
 
 def test_paused_worker_starts_nothing_while_another_goes_on(
-    queue: Queue, start_worker: StartWorker, other_queue: Queue, recorder: Recorder
+    queue: Queue, other_queue: Queue, start_worker: StartWorker, recorder: Recorder
 ) -> None:
     queue.register("work", lambda payload: "the paused one")
     other_queue.register("work", lambda payload: "the other one")
@@ -150,9 +150,7 @@ def test_resumed_worker_takes_what_has_waited(
     assert queue.wait(job.id, timeout=10).status == "completed"
 
 
-def test_running_jobs_of_a_paused_worker_finish(
-    queue: Queue, start_worker: StartWorker, gate: Gate
-) -> None:
+def test_running_jobs_of_a_paused_worker_finish(queue: Queue, start_worker: StartWorker, gate: Gate) -> None:
     queue.register("work", lambda payload: gate.enter())
     worker = start_worker()
     job = queue.enqueue("work")

@@ -10,10 +10,11 @@ import pytest
 
 from holdfast import Queue
 from holdfast.context import Attempt, AttemptHost
+from holdfast.events import JobReleased
 from holdfast.registry import Handler
 from holdfast.store.protocol import Claim
 from holdfast.worker.slots import HORIZON, MAX_HELD, Pace, Slots
-from tests.support import wait_until
+from tests.support import Recorder, wait_until
 from tests.worker.support import PATIENCE, Gate, Spy
 
 StartWorker = Callable[..., Any]
@@ -69,7 +70,7 @@ def test_limited_types_hold_nothing_ahead(queue: Queue, start_worker: StartWorke
 
 
 def test_pace_of_one_type_does_not_let_others_be_claimed_ahead(
-    queue: Queue, start_worker: StartWorker, gate: Gate, other_queue: Queue
+    queue: Queue, other_queue: Queue, start_worker: StartWorker, gate: Gate, recorder: Recorder
 ) -> None:
     """All slots are held by a slow type: nothing that is claimed now could start soon, whatever its type."""
     queue.register("fast", lambda payload: None)
@@ -80,10 +81,12 @@ def test_pace_of_one_type_does_not_let_others_be_claimed_ahead(
     queue.enqueue("slow")
     gate.wait_entered()
     queue.wait(first[-1].id, timeout=PATIENCE)
+    threading.Event().wait(2 * HORIZON)  # by now it is plain that the slot will not be free at once
     later = queue.enqueue_many("fast", [{}] * 30)
     start_worker(other_queue)
     for job in later:
         assert queue.wait(job.id, timeout=10).status == "completed", "held behind the slow one"
+    assert recorder.all(JobReleased) == [], "claimed ahead of a slot that was not to be free"
 
 
 # Unit tests of the slots.

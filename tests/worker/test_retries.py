@@ -66,9 +66,7 @@ def test_job_waits_for_its_retry_as_scheduled_until_the_time_it_names(
     assert waiting.run_at is None, "run_at is what the caller asked for"
 
 
-def test_short_back_off_is_not_stretched_to_the_next_poll(
-    queue: Queue, start_worker: StartWorker
-) -> None:
+def test_short_back_off_is_not_stretched_to_the_next_poll(queue: Queue, start_worker: StartWorker) -> None:
     queue.set_config("poll_interval", 3600)
     queue.set_config("lease_seconds", 3600)
     queue.set_config("heartbeat_interval", 1200)
@@ -162,7 +160,7 @@ def test_jobs_own_limit_beats_the_handlers(queue: Queue, start_worker: StartWork
 
 
 def test_payload_that_no_longer_fits_the_handler_fails_at_once(
-    queue: Queue, start_worker: StartWorker, other_queue: Queue
+    queue: Queue, other_queue: Queue, start_worker: StartWorker
 ) -> None:
     called = threading.Event()
 

@@ -18,6 +18,7 @@ from holdfast import Context, Queue
 from holdfast.errors import HoldfastError
 from holdfast.events import JobClaimed, JobReleased, WorkerStarted, WorkerStopped, WorkerStopping
 from holdfast.worker import worker as worker_module
+from holdfast.worker.dispatcher import Dispatcher
 from tests.support import Recorder, wait_until
 from tests.worker import handlers, handlers_slow_import
 from tests.worker.support import PATIENCE, Gate, get, is_alive, write_script
@@ -115,7 +116,7 @@ def test_deadline_cuts_what_still_runs_and_gives_the_job_back(
 
     @queue.job(name="async")
     async def on_loop(pids: str) -> None:
-        Path(pids).write_text("")
+        await asyncio.to_thread(Path(pids).write_text, "")
         await asyncio.Event().wait()
 
     queue.job(name="process", executor="process")(handlers.sleep_with_grandchild)
@@ -132,7 +133,7 @@ def test_deadline_cuts_what_still_runs_and_gives_the_job_back(
 
 
 def test_job_that_is_cut_short_runs_elsewhere_and_the_late_outcome_changes_nothing(
-    queue: Queue, start_worker: StartWorker, other_queue: Queue, gate: Gate
+    queue: Queue, other_queue: Queue, start_worker: StartWorker, gate: Gate
 ) -> None:
     @queue.job(name="work")
     def slow() -> str:
@@ -256,7 +257,7 @@ def test_signal_that_comes_while_the_worker_starts_is_not_lost(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = queue.worker()
-    real = worker_module.Dispatcher
+    real = Dispatcher
 
     def slow_dispatcher(*args: Any, **options: Any) -> Any:
         os.kill(os.getpid(), signal.SIGTERM)

@@ -203,7 +203,7 @@ def test_worker_works_again_when_its_stuck_handlers_have_returned(
 
 
 def test_jobs_held_behind_stuck_handlers_are_given_back(
-    queue: Queue, start_worker: StartWorker, recorder: Recorder, gate: Gate, other_queue: Queue
+    queue: Queue, other_queue: Queue, start_worker: StartWorker, recorder: Recorder, gate: Gate
 ) -> None:
     def work(payload: dict[str, Any]) -> None:
         if payload.get("stick"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,10 @@ INSERT = "INSERT INTO app (value) VALUES (?)"
 
 
 @pytest.fixture(autouse=True)
-def table(queue: Queue) -> Iterator[None]:
+def table(queue: Queue) -> None:
     """The application's own table, beside the queue's."""
     queue.stats()
     sql(queue, "CREATE TABLE app (value TEXT)")
-    yield
 
 
 def rows(queue: Queue) -> list[str]:
@@ -46,7 +45,9 @@ def register(queue: Queue, kind: str) -> None:
     elif kind == "thread":
         queue.job(name="insert")(handlers.insert)
     else:
-        queue.job(name="insert", executor="process" if kind == "async process" else None)(handlers.insert_async)
+        queue.job(name="insert", executor="process" if kind == "async process" else None)(
+            handlers.insert_async
+        )
 
 
 @pytest.mark.parametrize("kind", ["thread", "async", "process", "async process"])
@@ -242,7 +243,7 @@ def test_async_enqueue_inside_is_refused_at_once(queue: Queue, start_worker: Sta
 
 def test_enqueue_through_the_blocks_connection_commits_with_it(queue: Queue) -> None:
     @queue.job(max_attempts=1)
-    def insert(fail: bool, ctx: Context) -> None:
+    def insert(ctx: Context, fail: bool) -> None:
         with ctx.transaction() as connection:
             queue.enqueue("child", {"fail": fail}, connection=connection)
             if fail:
@@ -431,13 +432,11 @@ REFUSED: list[tuple[str, Callable[[Any], object]]] = [
 
 
 @pytest.mark.parametrize("end", [action for _, action in REFUSED], ids=[name for name, _ in REFUSED])
-def test_handler_cannot_end_the_transaction_by_itself(
-    queue: Queue, end: Callable[[Any], object]
-) -> None:
+def test_handler_cannot_end_the_transaction_by_itself(queue: Queue, end: Callable[[Any], object]) -> None:
     """Whatever it tries: nothing is committed before the job is completed, nor lost when it is."""
 
     @queue.job(max_attempts=1)
-    def insert(fail: bool, ctx: Context) -> None:
+    def insert(ctx: Context, fail: bool) -> None:
         with ctx.transaction() as connection:
             connection.execute(INSERT, ("fail" if fail else "x",))
             with suppress(Exception):

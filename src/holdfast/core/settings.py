@@ -38,7 +38,7 @@ class Settings:
         declared: Callable[[str], Mapping[str, Value]] = lambda _: {},
         defaults: Mapping[str, Value] | None = None,
     ) -> None:
-        self._stored = stored
+        self.stored = stored
         self._declared = declared
         self._defaults = defaults or {}
         self._cache: dict[tuple[str, str], Resolved] = {}
@@ -53,7 +53,7 @@ class Settings:
         return found
 
     def _find(self, name: str, type: str) -> Resolved:
-        stored = self._stored
+        stored = self.stored
         if type:
             base = base_type(type)
             if (name, type) in stored:

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING
 
 from holdfast import events as e
 from holdfast.context import LOST, Attempt
-from holdfast.core.settings import Settings
 from holdfast.errors import StoreError
-from holdfast.store.protocol import Claimed, TypeRecord, WorkerRecord
+from holdfast.store.protocol import Claimed, Demand, TypeRecord, WorkerRecord
 from holdfast.worker.claiming import Claiming
 from holdfast.worker.enforce import GRACE, Enforcer
 from holdfast.worker.executors import Executor
@@ -209,17 +208,21 @@ class Dispatcher:
             self._store.close_thread()
 
     def _step(self) -> None:
-        """One round: what others asked for, what the clock says, then a turn if there is reason for one."""
+        """One round: what ends from outside, then a turn if there is reason for one, then what can wait."""
         now = time.monotonic()
+        self._enforce(now)
         if now < self._back_off:
-            self._enforce(now)
             return
         try:
-            self._refresh(now)
-            self._enforce(now)
-            if self._turn_needed(now):
-                self._take_turn()
+            changed = self._watch.changed() or now >= self._next_poll
+            self._look = self._look or changed
+            demands = self._ready_demands(now)
+            if demands or self._turn_needed(now):
+                self._take_turn(demands)
                 self._recovered()
+            if changed:
+                self._catch_up(now)
+            self._follow_settings(now)
         except StoreError as error:
             self._trouble(error)
 
@@ -236,59 +239,58 @@ class Dispatcher:
             if self._recycle:
                 self.stop()
 
-    def _refresh(self, now: float) -> None:
-        """Follow what others changed, at most as often as it can matter."""
-        changed = self._watch.changed()
-        if not (changed or now >= self._next_poll or self._look):
-            self._follow_settings(now)
-            return
+    def _catch_up(self, now: float) -> None:
+        """Read what others may have changed beside the jobs that are ready."""
         self._next_poll = now + float(self._settings.get("poll_interval"))
-        self._look = True
+        self._settings_stale = True
         self._maintenance.look()
         if self._slots.running():
             self._enforcer.cancel(self._store.list_cancelled(self._id))
-        self._settings_stale = True
-        self._follow_settings(now)
 
     def _follow_settings(self, now: float) -> None:
-        if self._settings_stale and now >= self._settings_at + SETTINGS_PAUSE:
-            self._settings_stale = False
-            self._settings_at = now
+        if not self._settings_stale or now < self._settings_at + SETTINGS_PAUSE:
+            return
+        self._settings_stale = False
+        self._settings_at = now
+        settings = self._queue.refresh_settings()
+        if settings is not self._settings:
+            self._settings = settings
+            self._slots.concurrency = self._own_concurrency or int(settings.get("concurrency"))
+            self._start(self._slots.refill())
             self._look = True
-            self._follow(self._queue.refresh_settings())
-
-    def _follow(self, settings: Settings) -> None:
-        self._settings = settings
-        self._slots.concurrency = self._own_concurrency or int(settings.get("concurrency"))
         if self._registered != self._queue.registry.generation:
             self._register()
-        self._start(self._slots.refill())
 
     def _turn_needed(self, now: float) -> bool:
         if self._unwritten or self._inbox or self._turn.uncertain:
             return True
         if self._progress and now >= self._progress_at:
             return True
-        if self._maintenance.promotion_due() or self._maintenance.sweep_due():
-            return True
+        return self._maintenance.promotion_due() or self._maintenance.sweep_due()
+
+    def _ready_demands(self, now: float) -> list[Demand]:
+        """A look without a write: what this worker could take now."""
         if self._rate_at is not None and now >= self._rate_at:
             self._rate_at = None
             self._look = True
-        look, self._look = self._look, False
-        return look and self._may_claim() and self._anything_ready()
-
-    def _anything_ready(self) -> bool:
-        """A look without a write: is there a job that this worker could take now?"""
+        if not self._look:
+            return []
+        self._look = False
+        if not self._may_claim():
+            return []
         demands = self._claiming.demands(self._store.list_active_types(), self._settings)
-        if not demands:
-            return False
-        paused = self._store.list_paused()
-        return "" not in paused and any(demand.type not in paused for demand in demands)
+        if demands:
+            paused = self._store.list_paused()
+            demands = [] if "" in paused else [d for d in demands if d.type not in paused]
+        return demands
 
     def _may_claim(self) -> bool:
         return self._stop_at is None and not self.paused
 
-    def _take_turn(self) -> None:
+    def _take_turn(self, demands: list[Demand]) -> None:
+        """`demands` is what a look has found, and spares the turn the same one again."""
+        # With outcomes in hand there are slots that the look did not count.
+        fresh = demands if not self._inbox and not self._unwritten else None
         while self._inbox:
             self._unwritten.append(self._inbox.popleft())
         with self._progress_lock:
@@ -300,6 +302,7 @@ class Dispatcher:
                 progress.values(),
                 self._settings,
                 claim_limit=(self._batch_size or MAX_CLAIM) if self._may_claim() else 0,
+                demands=fresh or None,
                 leased=self._leased(),
             )
         except StoreError:

@@ -133,14 +133,27 @@ class Slots:
             present = self._running_by_cap.get(name, 0) + sum(
                 len(line) for other, line in self._held.items() if line and self._cap(other)[0] == name
             )
-            return max(0, slots + (self._pace(type).ahead(slots) if prefetch else 0) - present)
+            ahead = self._pace(type).ahead(slots) if prefetch and self._is_moving(name, cap) else 0
+            return max(0, slots + ahead - present)
 
     def total_room(self) -> int:
         """How many more jobs to claim in all."""
         with self._lock:
-            ahead = sum(pace.ahead(self.concurrency) for pace in self._paces.values())
+            ahead = 0
+            if self._is_moving(None, self.concurrency):
+                ahead = sum(pace.ahead(self.concurrency) for pace in self._paces.values())
             present = len(self._running) + self._held_count
             return max(0, self.concurrency + min(MAX_HELD, ahead) - present)
+
+    def _is_moving(self, cap: str | None, size: int) -> bool:
+        """Whether a slot, of one cap or of all, is free or will be soon: not all are held by slow jobs."""
+        long_ago = time.monotonic() - HORIZON
+        slow = sum(
+            1
+            for attempt in self._running.values()
+            if (cap is None or attempt.cap == cap) and 0.0 < attempt.started < long_ago
+        )
+        return slow < size
 
     def _pace(self, type: str) -> Pace:
         pace = self._paces.get(type)

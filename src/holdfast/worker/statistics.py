@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 
 from holdfast.core.clock import SECOND
 from holdfast.store.protocol import BUCKETS, Minute
 
 _MINUTE = 60 * SECOND
+_PAUSE = 1.0
 
 
 class Statistics:
@@ -17,6 +19,7 @@ class Statistics:
         self._worker_id = worker_id
         self._minutes: dict[tuple[int, str], Minute] = {}
         self._changed: set[tuple[int, str]] = set()
+        self._written_at = 0.0
 
     def count(self, type: str, outcome: str, now: int) -> None:
         """Add one to completed, failed, retried or reaped."""
@@ -32,12 +35,17 @@ class Statistics:
         minute.runs[bisect_left(BUCKETS, run)] += 1
 
     def changed(self) -> list[Minute]:
-        """The rows to write."""
+        """The rows that are not stored as they are."""
         return [self._minutes[key] for key in self._changed]
+
+    def due(self) -> list[Minute]:
+        """The same, but at most once a second: a row is written for many turns."""
+        return self.changed() if time.monotonic() >= self._written_at + _PAUSE else []
 
     def written(self, now: int) -> None:
         """The rows of `changed` are stored; those of past minutes are forgotten."""
         self._changed.clear()
+        self._written_at = time.monotonic()
         present = now // _MINUTE
         self._minutes = {key: minute for key, minute in self._minutes.items() if key[0] >= present}
 

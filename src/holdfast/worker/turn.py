@@ -10,7 +10,7 @@ from holdfast.core.job import Status
 from holdfast.core.lifecycle import RELEASE
 from holdfast.core.settings import Settings
 from holdfast.errors import CommitUncertain
-from holdfast.store.protocol import Claimed, Finish, Store
+from holdfast.store.protocol import Claimed, Demand, Finish, Store
 from holdfast.worker.claiming import Claiming
 from holdfast.worker.maintenance import Maintenance
 from holdfast.worker.settle import Ended, Settler
@@ -57,6 +57,7 @@ class Turn:
         settings: Settings,
         *,
         claim_limit: int,
+        demands: Sequence[Demand] | None,
         leased: Sequence[Attempt],
     ) -> Claimed:
         """Commit it all; return the claims, which are to be started before `announce` tells of it."""
@@ -74,10 +75,10 @@ class Turn:
                 if any(_waits(end) for end in ended):
                     self._maintenance.look()
                 self._maintenance.run(settings)
-                minutes = self._statistics.changed()
+                minutes = self._statistics.due()
                 if minutes:
                     self._store.write_statistics(minutes)
-                claimed = self._claim(claim_limit, settings)
+                claimed = self._claim(claim_limit, demands, settings)
         except CommitUncertain:
             self.uncertain = True
             raise
@@ -105,11 +106,12 @@ class Turn:
             self._store.write_statistics(self._statistics.changed())
             self._store.remove_workers([self._worker_id])
 
-    def _claim(self, limit: int, settings: Settings) -> Claimed:
+    def _claim(self, limit: int, demands: Sequence[Demand] | None, settings: Settings) -> Claimed:
         limit = min(limit, self._slots.total_room())
         if limit <= 0:
             return Claimed([])
-        demands = self._claiming.demands(self._store.list_active_types(), settings)
+        if demands is None:
+            demands = self._claiming.demands(self._store.list_active_types(), settings)
         return self._store.claim_jobs(
             self._worker_id, demands, limit=limit, lease_seconds=settings.lease_seconds
         )

@@ -19,7 +19,8 @@ from holdfast.store.sqlite.database import Database
 
 _IN_MODIFY = 0x00000002
 _POLL = 0.005
-_SETTLING = tuple(0.0001 * 2**step for step in range(12))  # 0.1 ms to 0.2 s, 0.4 s in all
+# A few looks at once, as an fsync takes a fraction of a millisecond, then 0.1 ms to 0.2 s: 0.4 s in all.
+_SETTLING = (*[0.00005] * 4, *(0.0001 * 2**step for step in range(12)))
 
 
 class SqliteWatch:
@@ -46,7 +47,11 @@ class SqliteWatch:
         while True:
             left = deadline - time.monotonic()
             pause = _POLL if self._inotify is None else self._looks.pop() if self._looks else left
-            if self._wait_for_wake(max(0.0, min(left, pause))) or left <= 0 or self._peek() != self._version:
+            pause = max(0.0, min(left, pause))
+            if pause < 0.001:  # poll() counts whole milliseconds, rounded up
+                time.sleep(pause)
+                pause = 0.0
+            if self._wait_for_wake(pause) or left <= 0 or self._peek() != self._version:
                 return
 
     def changed(self) -> bool:
