@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from tests.process.oracle import Database
 from tests.process.program import TRACED
 from tests.process.programs import Program, Programs
+from tests.support import wait_until
 
 CALLS = ("pwrite64", "fdatasync", "fsync", "ftruncate", "unlink")
 AT_ONCE = 3
@@ -109,6 +110,7 @@ class Scenario:
         if self._before is not None:
             shutil.copy(self._before, path)
         program = self._programs.start(self._role, traced=True, url=f"sqlite:///{path}", **self._options)
+        wait_until(lambda: "loaded" in program.output() or not program.is_running, message="it is loaded")
         with faults(program, *expressions, trace=trace):
             status = program.wait()
         return Run(point, program, Database(path), status)

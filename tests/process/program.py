@@ -238,6 +238,7 @@ ROLES: dict[str, Callable[..., None]] = {
 
 def wait_for_tracer() -> None:
     """Wait until strace is there: it makes getppid() answer with TRACED."""
+    say("loaded")
     while os.getppid() != TRACED:
         time.sleep(0.001)
 

@@ -1,8 +1,8 @@
 """A crash at every write: each scenario is killed at each of its system calls that change a file of SQLite's.
 
 Every point is tried where the database is made and where jobs are enqueued; of the other scenarios every
-second one, and all with HOLDFAST_LONG=1. After each crash the database opens, is sound, has every job that was
-acknowledged, and nothing is half done.
+second one, and all with HOLDFAST_LONG=1. After each crash the database opens, is sound, has every job that
+was acknowledged, and nothing is half done.
 """
 
 from __future__ import annotations

@@ -134,7 +134,9 @@ class Dispatcher:
     def _report(self, attempt: Attempt, ending: Ending) -> Attempt | None:
         """A handler has ended, in its own thread. Returns the attempt this thread may run next."""
         end = Ended(attempt, ending)
-        if not attempt.written_off and not isinstance(ending, LetGo):
+        if isinstance(ending, LetGo):
+            self._enforcer.let_go.add((attempt.claim.seq, attempt.claim.version))
+        elif not attempt.written_off:
             self._inbox.append(end)
         following = self._slots.free(attempt, end.seconds)
         self._watch.wake()
@@ -303,7 +305,7 @@ class Dispatcher:
                 self._settings,
                 claim_limit=(self._batch_size or MAX_CLAIM) if self._may_claim() else 0,
                 demands=fresh or None,
-                leased=self._leased(),
+                known={*self._enforcer.let_go, *((a.claim.seq, a.claim.version) for a in self._leased())},
             )
         except StoreError:
             with self._progress_lock:

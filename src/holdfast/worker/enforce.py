@@ -40,6 +40,8 @@ class Enforcer:
         self._lost: deque[Attempt] = deque()
         self._cancelled: deque[tuple[int, int]] = deque()
         self.winding_down = False
+        self.let_go: set[tuple[int, int]] = set()
+        """The (seq, version) of started attempts that were let go: for the reaper to count, not to give back."""
         self.cut_short = 0
         """Attempts that the shutdown deadline ended."""
 
@@ -113,6 +115,7 @@ class Enforcer:
         if attempt.committed or self._slots.take_back(lambda held: held is attempt):
             return
         if any(running is attempt for running in self._in_hand()):
+            self.let_go.add((attempt.claim.seq, attempt.claim.version))
             self._interrupt(attempt, LOST, now)
 
     def _stop_cancelled(self, claims: Collection[tuple[int, int]], now: float) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from holdfast import events as e
-from holdfast.context import Attempt
 from holdfast.core.job import Status
 from holdfast.core.lifecycle import RELEASE
 from holdfast.core.settings import Settings
@@ -58,7 +57,7 @@ class Turn:
         *,
         claim_limit: int,
         demands: Sequence[Demand] | None,
-        leased: Sequence[Attempt],
+        known: Collection[tuple[int, int]],
     ) -> Claimed:
         """Commit it all; return the claims, which are to be started before `announce` tells of it."""
         self._slots.measure()
@@ -66,7 +65,7 @@ class Turn:
             with self._store.transaction():
                 accepted: dict[tuple[int, int], Status] = {}
                 if self.uncertain:
-                    self._release_unknown(leased)
+                    self._release_unknown(known)
                     accepted = self._settler.written_already(ended)
                 # Finish before claiming: an outcome is durable before anything new is taken.
                 accepted |= self._settler.write(ended, settings)
@@ -116,9 +115,8 @@ class Turn:
             self._worker_id, demands, limit=limit, lease_seconds=settings.lease_seconds
         )
 
-    def _release_unknown(self, leased: Sequence[Attempt]) -> None:
+    def _release_unknown(self, known: Collection[tuple[int, int]]) -> None:
         """After a commit in doubt: give back what the database says is ours and we know nothing of."""
-        known = {(attempt.claim.seq, attempt.claim.version) for attempt in leased}
         unknown = [h for h in self._store.list_held(self._worker_id) if (h.seq, h.version) not in known]
         self._store.finish_jobs(
             [
