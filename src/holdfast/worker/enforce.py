@@ -41,7 +41,7 @@ class Enforcer:
         self._cancelled: deque[tuple[int, int]] = deque()
         self.winding_down = False
         self.let_go: set[tuple[int, int]] = set()
-        """The (seq, version) of started attempts that were let go: for the reaper to count, not to give back."""
+        """Started attempts that were let go, as (seq, version): for the reaper to count, not to give back."""
         self.cut_short = 0
         """Attempts that the shutdown deadline ended."""
 
