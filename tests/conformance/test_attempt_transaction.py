@@ -139,6 +139,22 @@ def test_expired_lease_that_nobody_took_may_still_complete(
     assert status(store, "a") is Status.COMPLETED
 
 
+def test_completion_that_the_guard_refuses_takes_back_what_was_written(store: Store, connection: Any) -> None:
+    """Nobody else can take the job meanwhile, so the handler does it itself, by force."""
+    claimed = run(store, "a")
+    before = everything(store)
+    with pytest.raises(LeaseLost):
+        write_and_lose(store, claimed)
+    assert written(connection) == []
+    assert everything(store) == before
+
+
+def write_and_lose(store: Store, claimed: Claim) -> None:
+    with transaction(store, claimed) as own:
+        own.execute(INSERT)
+        own.execute("UPDATE holdfast_jobs SET version = version + 1")
+
+
 def test_completion_wins_over_a_requested_cancellation(store: Store) -> None:
     claimed = run(store, "a")
     store.cancel_job("a")

@@ -154,6 +154,55 @@ def explainable(sql: str) -> bool:
     )
 
 
+# What it costs, counted in steps of SQLite's own machine.
+
+
+def steps(store: SqliteStore, work: Callable[[], object]) -> int:
+    """How many instructions SQLite executes for it."""
+    count = 0
+
+    def counting() -> int:
+        nonlocal count
+        count += 1
+        return 0
+
+    connection = store.database.connection()
+    connection.set_progress_handler(counting, 1)
+    work()
+    connection.set_progress_handler(None, 1)
+    return count
+
+
+HOT: dict[str, Callable[[SqliteStore], object]] = {
+    "claim": lambda store: claim(store, limit=5),
+    "claim of nothing": lambda store: claim(store, "crawl"),
+    "promote": lambda store: store.promote_jobs(10),
+    "next due": lambda store: store.next_due_at(),
+    "reap": lambda store: store.list_expired(),
+    "active types": lambda store: store.list_active_types(),
+    "enqueue": lambda store: store.insert_jobs([new_job("new", key="new", max_depth=100_000)]),
+    "found key": lambda store: store.insert_jobs([new_job("found", key="held")]),
+    "counts": lambda store: store.count_jobs(),
+}
+
+
+@pytest.mark.parametrize("duty", HOT)
+def test_cost_does_not_grow_with_what_waits_or_is_over(
+    tmp_path: Path, clock: MovableClock, duty: str
+) -> None:
+    costs = []
+    for filled in (False, True):
+        url = f"sqlite:///{tmp_path / f'{filled}.db'}?synchronous=off"
+        with closing(open_store(url, clock)) as store:
+            if filled:
+                fill(store)
+            insert(store, *(f"job-{n}" for n in range(10)), priority=1)
+            insert(store, "held", key="held", delay=60)
+            costs.append(steps(store, lambda store=store: HOT[duty](store)))  # type: ignore[misc]
+    small, large = costs
+    assert large <= 1.5 * small + 50, f"{small} steps, and {large} with 1900 more jobs"
+
+
 def test_wasteful_plans_are_recognised(store: SqliteStore) -> None:
     assert wasteful(plan(store, "SELECT count(*) FROM holdfast_jobs WHERE error IS NOT NULL"))
     assert wasteful(plan(store, "SELECT 1 FROM holdfast_jobs WHERE seq > 5 ORDER BY priority"))

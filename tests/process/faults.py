@@ -78,13 +78,10 @@ class Scenario:
         names = (line.split()[1].partition("(")[0] for line in trace.read_text().splitlines())
         return Counter(name for name in names if name in CALLS)
 
-    def kill_at_every_call(self, check: Callable[[Run], None], *, step: int = 1) -> int:
-        """Kill the process at each of its calls, one run for each; return how many points there were.
-
-        With `step`, at every so many of each call, counted from the last, which is never left out.
-        """
+    def kill_at_every_call(self, check: Callable[[Run], None]) -> int:
+        """Kill the process at each of its calls, one run for each; return how many points there were."""
         counts = self.count_calls()
-        points = [(call, n) for call, count in counts.items() for n in range(count, 0, -step)]
+        points = [(call, n) for call, count in counts.items() for n in range(1, count + 1)]
         self._try([f"inject={call}:signal=KILL:when={n}" for call, n in points], KILLED, check)
         # One more than there are: the scenario passes.
         passing = [f"inject={call}:signal=KILL:when={count + 1}" for call, count in counts.items()]

@@ -1,13 +1,11 @@
 """A crash at every write: each scenario is killed at each of its system calls that change a file of SQLite's.
 
-Every point is tried where the database is made and where jobs are enqueued; of the other scenarios every
-second one, and all with HOLDFAST_LONG=1. After each crash the database opens, is sound, has every job that
-was acknowledged, and nothing is half done.
+Every point of every scenario is tried. After each crash the database opens, is sound, has every job that was
+acknowledged, and nothing is half done.
 """
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from pathlib import Path
 
@@ -20,7 +18,6 @@ from tests.process.oracle import Database, Row
 from tests.process.programs import Programs
 
 BULK = 40
-STEP = 1 if os.environ.get("HOLDFAST_LONG") == "1" else 2
 
 
 @pytest.fixture
@@ -78,7 +75,7 @@ def test_killed_while_it_enqueues_many(
     def check(run: Run) -> None:
         assert len(check_sound(run)) in (0, BULK), run.point
 
-    Scenario(programs, tmp_path, before, "enqueue_many", count=BULK).kill_at_every_call(check, step=STEP)
+    Scenario(programs, tmp_path, before, "enqueue_many", count=BULK).kill_at_every_call(check)
 
 
 def test_killed_while_it_claims_and_finishes(
@@ -97,7 +94,7 @@ def test_killed_while_it_claims_and_finishes(
         assert all(jobs[id].status in ("pending", "processing", "completed") for id in waiting)
         assert all(job.attempts == job.version == (job.status != "pending") for job in jobs.values())
 
-    Scenario(programs, tmp_path, before, "drain").kill_at_every_call(check, step=STEP)
+    Scenario(programs, tmp_path, before, "drain").kill_at_every_call(check)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +116,7 @@ def test_killed_while_it_changes_a_job(
         assert after.attempts == (1 if after.status == "failed" else 0)
         assert (after.status == new) >= (job in run.program.accepted())
 
-    Scenario(programs, tmp_path, before, role, id=job).kill_at_every_call(check, step=STEP)
+    Scenario(programs, tmp_path, before, role, id=job).kill_at_every_call(check)
 
 
 def _fail(payload: object) -> None:
@@ -140,4 +137,4 @@ def test_killed_while_it_cleans_up(programs: Programs, tmp_path: Path, before: P
             {"kept": 1},
         ), run.point
 
-    Scenario(programs, tmp_path, before, "cleanup").kill_at_every_call(check, step=STEP)
+    Scenario(programs, tmp_path, before, "cleanup").kill_at_every_call(check)
