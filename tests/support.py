@@ -41,15 +41,15 @@ class Recorder:
     def wait(self, kind: type[E], count: int = 1, timeout: float = 30.0, **fields: object) -> E:
         """The count-th event of a kind with these fields, waiting for it."""
 
+        def fits(event: Event) -> bool:
+            return all(getattr(event, name) == value for name, value in fields.items())
+
         def fitting() -> list[E]:
-            return [
-                event
-                for event in self._events
-                if isinstance(event, kind) and all(getattr(event, name) == value for name, value in fields.items())
-            ]
+            return [event for event in self._events if isinstance(event, kind) and fits(event)]
 
         with self._arrived:
             if not self._arrived.wait_for(lambda: len(fitting()) >= count, timeout):
                 names = [str(event) for event in self._events][-20:]
-                raise AssertionError(f"{kind.__name__} {fields} x{count} did not come within {timeout:g} s: {names}")
+                wanted = f"{count} x {kind.__name__} {fields}"
+                raise AssertionError(f"{wanted} did not come within {timeout:g} s: {names}")
             return fitting()[count - 1]
