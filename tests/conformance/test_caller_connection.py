@@ -142,19 +142,20 @@ def failing_block(store: Store, connection: sqlite3.Connection) -> None:
         raise ZeroDivisionError
 
 
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="sqlite3 has autocommit= since Python 3.12")
-@one_or_many
-def test_connection_with_autocommit_off_is_always_in_a_transaction(
-    store: Store, connect: Connect, names: tuple[str, ...]
-) -> None:
-    connection = connect(autocommit=False)
-    enqueue(store, connection, *names)
-    assert ids(store) == []
-    connection.rollback()
-    assert ids(store) == []
-    enqueue(store, connection, *names)
-    connection.commit()
-    assert ids(store) == list(names)
+if sys.version_info >= (3, 12):  # sqlite3 has autocommit= since then
+
+    @one_or_many
+    def test_connection_with_autocommit_off_is_always_in_a_transaction(
+        store: Store, connect: Connect, names: tuple[str, ...]
+    ) -> None:
+        connection = connect(autocommit=False)
+        enqueue(store, connection, *names)
+        assert ids(store) == []
+        connection.rollback()
+        assert ids(store) == []
+        enqueue(store, connection, *names)
+        connection.commit()
+        assert ids(store) == list(names)
 
 
 def test_many_jobs_are_one_commit(store: Store, connect: Connect) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,6 @@ from holdfast.fluent import TaskQueue
 from tests.support import wait_until
 from tests.worker.support import PATIENCE, Gate, run_script
 
-INTERFACE = Path(__file__).parents[3] / "shared" / "INTERFACE.md"
-
-# As it stands in section 3 of the interface contract.
 EXAMPLE = """
 from holdfast import tq
 tq.init("sqlite:///app.db", poll_interval=1.0, batch_size=10, task_timeout=300)           # task_timeout is the lease
@@ -60,12 +56,6 @@ print("ok")
 def test_example_of_the_interface_runs_as_it_stands(tmp_path: Path) -> None:
     done = run_script(tmp_path, BEFORE + EXAMPLE + AFTER)
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
-
-
-@pytest.mark.skipif(not INTERFACE.exists(), reason="the contract is not at hand")
-def test_example_is_the_one_of_the_interface() -> None:
-    blocks = re.findall(r"```python\n(.*?)```", INTERFACE.read_text(encoding="utf-8"), re.DOTALL)
-    assert any(EXAMPLE.strip() == block.strip() for block in blocks)
 
 
 def test_program_that_just_ends_leaves_in_order(tmp_path: Path) -> None:
