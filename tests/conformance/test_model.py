@@ -283,7 +283,12 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.claims)
     @rule(worker=workers, numbers=picks, lease=leases)
     def renew(self, worker: str, numbers: list[int], lease: float) -> None:
-        held = [pair for pair in self.picked(numbers) if pair[0].worker_id == worker]
+        zombies = self.zombies()
+        held = [
+            (claim, model)
+            for claim, model in self.claims
+            if claim.worker_id == worker and (claim in zombies or (claim, model) in self.picked(numbers))
+        ]
         beat = self.store.heartbeat(
             worker, [(c.seq, c.version) for c, _ in held], state="running", lease_seconds=lease
         )

@@ -196,7 +196,7 @@ def test_cost_does_not_grow_with_what_waits_or_is_over(
         with closing(open_store(url, clock)) as store:
             if filled:
                 fill(store)
-            insert(store, *(f"job-{n}" for n in range(10)), priority=1)
+            insert(store, *(f"job-{n}" for n in range(10)))
             insert(store, "held", key="held", delay=60)
             costs.append(steps(store, lambda store=store: HOT[duty](store)))  # type: ignore[misc]
     small, large = costs

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Sequence
+from typing import Any
 
 from msgspec import Struct
 
@@ -22,17 +23,21 @@ SELECT json_group_array(json_array(type, pending, processing)) FROM holdfast_cou
 WHERE pending > 0 OR processing > 0
 """
 
+_ROW = """json_group_array(json_array(
+    seq, id, payload, priority, attempts, max_attempts, version, timeout, created_at, due_at))"""
+
+# The candidates of a type, best first: only their places where several types compete, else the whole rows.
 CANDIDATES = """
 SELECT json_group_array(json_array(-priority, seq)) FROM (
     SELECT priority, seq FROM holdfast_jobs WHERE status = 'pending' AND type = ?
     ORDER BY priority DESC, seq LIMIT ?)
 """
-
-_ROWS = """
-SELECT json_group_array(json_array(
-    seq, id, payload, priority, attempts, max_attempts, version, timeout, created_at, due_at))
-FROM holdfast_jobs WHERE seq IN (SELECT value FROM json_each(?))
+CANDIDATE_ROWS = f"""
+SELECT {_ROW} FROM (
+    SELECT * FROM holdfast_jobs WHERE status = 'pending' AND type = ?
+    ORDER BY priority DESC, seq LIMIT ?)
 """
+_CHOSEN_ROWS = f"SELECT {_ROW} FROM holdfast_jobs WHERE seq IN (SELECT value FROM json_each(?))"
 
 # What enqueue left open is fixed here, at the first claim.
 _CLAIM = """
@@ -46,8 +51,7 @@ WHERE seq IN (SELECT value FROM json_each(?6)) AND +status = 'pending'
 
 
 def active_types(connection: sqlite3.Connection) -> dict[str, Activity]:
-    rows = json.loads(connection.execute(ACTIVE_TYPES).fetchone()[0])
-    return {type: Activity(pending, running) for type, pending, running in rows}
+    return {type: Activity(pending, running) for type, pending, running in _json(connection, ACTIVE_TYPES)}
 
 
 def claim_jobs(
@@ -62,29 +66,50 @@ def claim_jobs(
     """Claim inside the open transaction."""
     demands = _unpaused(connection, demands)
     limits = _Limits(connection, demands, now)
+    chosen = _choose(connection, demands, limits, limit)
+    claims: list[Claim] = []
+    lease_expires_at = now + microseconds(lease_seconds)
+    for demand, rows in chosen:
+        claims += _take(connection, worker_id, demand, rows, lease_expires_at, now)
+    claims.sort(key=lambda claim: (-claim.priority, claim.seq))
+    limits.save()
+    return Claimed(claims, limits.wait())
+
+
+Row = list[Any]
+
+
+def _choose(
+    connection: sqlite3.Connection, demands: Sequence[Demand], limits: _Limits, limit: int
+) -> list[tuple[Demand, list[Row]]]:
+    """The rows to take of each demand."""
+    if len(demands) == 1:
+        demand = demands[0]
+        room = min(limit, limits.room(demand))
+        rows = _json(connection, CANDIDATE_ROWS, demand.type, room) if room > 0 else []
+        for _ in rows:
+            limits.take(demand)
+        return [(demand, rows)] if rows else []
     candidates: list[tuple[int, int, Demand]] = []
     for demand in demands:
-        room = min(demand.limit, limit, limits.room(demand))
+        room = min(limit, limits.room(demand))
         if room > 0:
-            text = connection.execute(CANDIDATES, (demand.type, room)).fetchone()[0]
-            candidates += [(priority, seq, demand) for priority, seq in json.loads(text)]
+            places = _json(connection, CANDIDATES, demand.type, room)
+            candidates += [(priority, seq, demand) for priority, seq in places]
     candidates.sort(key=lambda candidate: candidate[:2])
-    chosen: dict[str, list[int]] = {}
+    chosen: dict[str, tuple[Demand, list[int]]] = {}
     count = 0
     for _, seq, demand in candidates:
         if count == limit:
             break
         if limits.take(demand):
-            chosen.setdefault(demand.type, []).append(seq)
+            chosen.setdefault(demand.type, (demand, []))[1].append(seq)
             count += 1
-    claims: list[Claim] = []
-    lease_expires_at = now + microseconds(lease_seconds)
-    for demand in demands:
-        if demand.type in chosen:
-            claims += _take(connection, worker_id, demand, chosen[demand.type], lease_expires_at, now)
-    claims.sort(key=lambda claim: (-claim.priority, claim.seq))
-    limits.save()
-    return Claimed(claims, limits.wait())
+    return [(demand, _json(connection, _CHOSEN_ROWS, json.dumps(seqs))) for demand, seqs in chosen.values()]
+
+
+def _json(connection: sqlite3.Connection, sql: str, *parameters: object) -> Any:
+    return json.loads(connection.execute(sql, parameters).fetchone()[0])
 
 
 def _unpaused(connection: sqlite3.Connection, demands: Sequence[Demand]) -> list[Demand]:
@@ -100,17 +125,16 @@ def _take(
     connection: sqlite3.Connection,
     worker_id: str,
     demand: Demand,
-    chosen: Sequence[int],
+    rows: Sequence[Row],
     lease_expires_at: int,
     now: int,
 ) -> list[Claim]:
-    seqs = json.dumps(chosen)
-    rows = json.loads(connection.execute(_ROWS, (seqs,)).fetchone()[0])
+    seqs = json.dumps([row[0] for row in rows])
     taken = connection.execute(
         _CLAIM, (demand.max_attempts, demand.timeout, worker_id, lease_expires_at, now, seqs)
     ).rowcount
-    if taken != len(chosen):  # can't be: the write lock was held since the rows were read
-        raise AssertionError(f"claimed {taken} of {len(chosen)} jobs")
+    if taken != len(rows):  # can't be: the write lock was held since the rows were read
+        raise AssertionError(f"claimed {taken} of {len(rows)} jobs")
     return [
         Claim(
             seq,
