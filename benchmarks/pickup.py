@@ -13,7 +13,7 @@ from benchmarks.figures import Figure, at_most
 EXPECTED_MS = 1.0
 """And two bare commits: that of the enqueue and that of the claim."""
 
-_PAUSE = (0.06, 0.1)
+_PAUSE = (0.005, 0.03)
 """Seconds between two jobs. After a commit the worker looks around for 50 ms; then it sleeps."""
 
 _IN_A_ROW = 5

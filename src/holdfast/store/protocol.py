@@ -261,8 +261,8 @@ class Store(Protocol):
 
     # The turn.
 
-    def list_active_types(self) -> dict[str, Activity]:
-        """The types that have pending or running jobs."""
+    def list_active_types(self, *, unpaused: bool = False) -> dict[str, Activity]:
+        """The types that have pending or running jobs; with `unpaused`, only those that may start."""
 
     def claim_jobs(
         self, worker_id: str, demands: Sequence[Demand], *, limit: int, lease_seconds: float

@@ -178,6 +178,10 @@ class Dispatcher:
             if not attempt.committed and attempt.stop_reason != LOST
         ]
 
+    def _known(self) -> set[tuple[int, int]]:
+        """The (seq, version) of all attempts that this process has taken into hand."""
+        return {*self._enforcer.let_go, *((a.claim.seq, a.claim.version) for a in self._leased())}
+
     def _state(self) -> str:
         return "stopping" if self._stop_at is not None else "paused" if self.paused else "running"
 
@@ -280,11 +284,7 @@ class Dispatcher:
         self._look = False
         if not self._may_claim():
             return []
-        demands = self._claiming.demands(self._store.list_active_types(), self._settings)
-        if demands:
-            paused = self._store.list_paused()
-            demands = [] if "" in paused else [d for d in demands if d.type not in paused]
-        return demands
+        return self._claiming.demands(self._store.list_active_types(unpaused=True), self._settings)
 
     def _may_claim(self) -> bool:
         return self._stop_at is None and not self.paused
@@ -305,7 +305,7 @@ class Dispatcher:
                 self._settings,
                 claim_limit=(self._batch_size or MAX_CLAIM) if self._may_claim() else 0,
                 demands=fresh or None,
-                known={*self._enforcer.let_go, *((a.claim.seq, a.claim.version) for a in self._leased())},
+                known=self._known,
             )
         except StoreError:
             with self._progress_lock:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from holdfast import events as e
 from holdfast.core.job import Status
@@ -57,7 +57,7 @@ class Turn:
         *,
         claim_limit: int,
         demands: Sequence[Demand] | None,
-        known: Collection[tuple[int, int]],
+        known: Callable[[], Collection[tuple[int, int]]],
     ) -> Claimed:
         """Commit it all; return the claims, which are to be started before `announce` tells of it."""
         self._slots.measure()
@@ -65,7 +65,7 @@ class Turn:
             with self._store.transaction():
                 accepted: dict[tuple[int, int], Status] = {}
                 if self.uncertain:
-                    self._release_unknown(known)
+                    self._release_unknown(known())
                     accepted = self._settler.written_already(ended)
                 # Finish before claiming: an outcome is durable before anything new is taken.
                 accepted |= self._settler.write(ended, settings)

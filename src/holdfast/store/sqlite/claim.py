@@ -20,7 +20,10 @@ from holdfast.store.protocol import Activity, Claim, Claimed, Demand
 
 ACTIVE_TYPES = """
 SELECT json_group_array(json_array(type, pending, processing)) FROM holdfast_counts
-WHERE pending > 0 OR processing > 0
+WHERE (pending > 0 OR processing > 0)
+"""
+UNPAUSED_TYPES = f"""{ACTIVE_TYPES}
+AND NOT EXISTS (SELECT 1 FROM holdfast_pauses WHERE holdfast_pauses.type IN ('', holdfast_counts.type))
 """
 
 _ROW = """json_group_array(json_array(
@@ -50,8 +53,9 @@ WHERE seq IN (SELECT value FROM json_each(?6)) AND +status = 'pending'
 """
 
 
-def active_types(connection: sqlite3.Connection) -> dict[str, Activity]:
-    return {type: Activity(pending, running) for type, pending, running in _json(connection, ACTIVE_TYPES)}
+def activity_from(text: str) -> dict[str, Activity]:
+    """The answer of ACTIVE_TYPES or UNPAUSED_TYPES."""
+    return {type: Activity(pending, running) for type, pending, running in json.loads(text)}
 
 
 def claim_jobs(
@@ -163,7 +167,9 @@ class _Limits:
         self._short: set[str] = set()
         self._buckets = {d.rate_name: self._bucket(d, now) for d in demands if d.rate}
         self._rates = {d.rate_name: d.rate for d in demands if d.rate}
-        running = active_types(connection) if any(d.max_running for d in demands) else {}
+        running: dict[str, Activity] = {}
+        if any(d.max_running for d in demands):
+            running = activity_from(connection.execute(ACTIVE_TYPES).fetchone()[0])
         self._running = {
             d.running_name: _Running(
                 d.max_running, sum(a.running for type, a in running.items() if type in d.running_types)

@@ -187,7 +187,8 @@ class Database:
         """A write transaction on this thread's connection; entered again inside, it is the same one."""
         if attempt_transaction.get() == self.url:
             raise NestedWrite
-        with self.using():
+        self._gate.enter()
+        try:
             connection = self.connection()
             local = self._local
             if local.depth:
@@ -208,6 +209,8 @@ class Database:
             finally:
                 local.depth = 0
             self.checkpoint_if_large()
+        finally:
+            self._gate.leave()
 
     def begin(self, connection: sqlite3.Connection, patience: float = PATIENCE) -> None:
         """BEGIN IMMEDIATE, waiting for the lock. Once begun, nothing inside can find the database locked."""

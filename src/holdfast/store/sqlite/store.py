@@ -91,9 +91,9 @@ class SqliteStore:
 
     # The turn.
 
-    def list_active_types(self) -> dict[str, Activity]:
-        with self.database.using():
-            return self.database.patiently(lambda: claim.active_types(self.database.connection()))
+    def list_active_types(self, *, unpaused: bool = False) -> dict[str, Activity]:
+        text = self.database.read_one(claim.UNPAUSED_TYPES if unpaused else claim.ACTIVE_TYPES)[0]
+        return claim.activity_from(text)
 
     def claim_jobs(
         self, worker_id: str, demands: Sequence[Demand], *, limit: int, lease_seconds: float

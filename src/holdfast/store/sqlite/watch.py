@@ -20,7 +20,7 @@ from holdfast.store.sqlite.database import Database
 _IN_MODIFY = 0x00000002
 _POLL = 0.005
 # A few looks at once, as an fsync takes a fraction of a millisecond, then 0.1 ms to 0.2 s: 0.4 s in all.
-_SETTLING = (*[0.00005] * 4, *(0.0001 * 2**step for step in range(12)))
+_SETTLING = (*[0.00005] * 8, *(0.0001 * 2**step for step in range(12)))
 
 
 class SqliteWatch:
