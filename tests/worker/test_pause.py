@@ -18,9 +18,9 @@ StartWorker = Callable[..., Any]
 
 @pytest.fixture
 def looks(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> Spy:
-    """Counts how often the worker of `queue` has looked whether something is paused."""
-    spy = Spy(queue.store.list_paused)
-    monkeypatch.setattr(queue.store, "list_paused", spy)
+    """Counts how often the worker of `queue` has looked for something to start."""
+    spy = Spy(queue.store.list_active_types)
+    monkeypatch.setattr(queue.store, "list_active_types", spy)
     return spy
 
 
