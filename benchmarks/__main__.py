@@ -9,8 +9,9 @@ each share the median of the rounds' shares.
     floor     inserts, claims with finishes, and single commits, without Holdfast
     enqueue   one by one; from 16 threads, which share commits; and many in one call
     drain     no-op jobs in one worker process with threads. Expected: 0.3 of the floor
-    pickup    from the call of enqueue to the start of the handler in another process that slept. Expected:
-              1 ms and two bare commits, at the median; the bare commits are made after the same pauses
+    pickup    from the return of enqueue, when the job is durable, to the start of its handler in another,
+              idle process. Expected: 1 ms and two bare commits, at the median. The figures from the call of
+              enqueue, which hold its own commit too, stand beside it
     idle      the processor time of a worker with nothing to do. Expected: 1 % of a core
     growth    the drain among a million scheduled, a million paused and a million finished jobs, as a share
               of the drain on an empty queue. Expected: 0.8

@@ -41,10 +41,11 @@ class _ThreadTicket(_Ticket):
 
     def __init__(self, job: NewJob) -> None:
         super().__init__(job)
-        self._turn = threading.Semaphore(0)
-        self.wait = self._turn.acquire
-        self.settle = self._turn.release
-        self.lead = self._turn.release
+        turn = threading.Lock()
+        turn.acquire()
+        self.wait = turn.acquire
+        self.settle = turn.release
+        self.lead = turn.release
 
 
 class _AsyncTicket(_Ticket):

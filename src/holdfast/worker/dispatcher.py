@@ -214,11 +214,13 @@ class Dispatcher:
             self._store.close_thread()
 
     def _step(self) -> None:
-        """One round: what ends from outside, then a turn if there is reason for one, then what can wait."""
+        """One round: a turn if there is reason for one, then what can wait, and what ends from outside."""
         now = time.monotonic()
+        if now >= self._back_off:
+            self._work(now)
         self._enforce(now)
-        if now < self._back_off:
-            return
+
+    def _work(self, now: float) -> None:
         try:
             changed = self._watch.changed() or now >= self._next_poll
             self._look = self._look or changed
@@ -385,7 +387,7 @@ class Dispatcher:
             time.sleep(min(self._back_off - now, 0.05))
             return
         try:
-            self._watch.wait(0.0 if self._look else self._seconds_to_sleep(now))
+            self._watch.wait(0.0 if self._look or self._inbox else self._seconds_to_sleep(now))
         except StoreError as error:
             self._trouble(error)
 

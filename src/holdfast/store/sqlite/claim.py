@@ -26,19 +26,22 @@ UNPAUSED_TYPES = f"""{ACTIVE_TYPES}
 AND NOT EXISTS (SELECT 1 FROM holdfast_pauses WHERE holdfast_pauses.type IN ('', holdfast_counts.type))
 """
 
+# Asked once a statement, inside the claim's own transaction: after a pause is committed nothing starts.
+_UNPAUSED = "NOT EXISTS (SELECT 1 FROM holdfast_pauses WHERE type IN ('', ?1))"
+
 _ROW = """json_group_array(json_array(
     seq, id, payload, priority, attempts, max_attempts, version, timeout, created_at, due_at))"""
 
 # The candidates of a type, best first: only their places where several types compete, else the whole rows.
-CANDIDATES = """
+CANDIDATES = f"""
 SELECT json_group_array(json_array(-priority, seq)) FROM (
-    SELECT priority, seq FROM holdfast_jobs WHERE status = 'pending' AND type = ?
-    ORDER BY priority DESC, seq LIMIT ?)
+    SELECT priority, seq FROM holdfast_jobs WHERE status = 'pending' AND type = ?1 AND {_UNPAUSED}
+    ORDER BY priority DESC, seq LIMIT ?2)
 """
 CANDIDATE_ROWS = f"""
 SELECT {_ROW} FROM (
-    SELECT * FROM holdfast_jobs WHERE status = 'pending' AND type = ?
-    ORDER BY priority DESC, seq LIMIT ?)
+    SELECT * FROM holdfast_jobs WHERE status = 'pending' AND type = ?1 AND {_UNPAUSED}
+    ORDER BY priority DESC, seq LIMIT ?2)
 """
 _CHOSEN_ROWS = f"SELECT {_ROW} FROM holdfast_jobs WHERE seq IN (SELECT value FROM json_each(?))"
 
@@ -68,7 +71,6 @@ def claim_jobs(
     now: int,
 ) -> Claimed:
     """Claim inside the open transaction."""
-    demands = _unpaused(connection, demands)
     limits = _Limits(connection, demands, now)
     chosen = _choose(connection, demands, limits, limit)
     claims: list[Claim] = []
@@ -114,15 +116,6 @@ def _choose(
 
 def _json(connection: sqlite3.Connection, sql: str, *parameters: object) -> Any:
     return json.loads(connection.execute(sql, parameters).fetchone()[0])
-
-
-def _unpaused(connection: sqlite3.Connection, demands: Sequence[Demand]) -> list[Demand]:
-    paused = json.loads(
-        connection.execute("SELECT json_group_array(type) FROM holdfast_pauses").fetchone()[0]
-    )
-    if "" in paused:
-        return []
-    return [demand for demand in demands if demand.type not in paused]
 
 
 def _take(
