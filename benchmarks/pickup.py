@@ -1,4 +1,4 @@
-"""Pickup: how long a job that one process has enqueued waits for its handler to start in another, idle one."""
+"""Pickup: how long a job that one process enqueued waits for its handler to start in another, idle one."""
 
 from __future__ import annotations
 
