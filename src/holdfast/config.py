@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from holdfast.errors import ConfigError, shown
+from holdfast.errors import LONGEST_DURATION, ConfigError, shown
 
 MIB = 1024 * 1024
 Value = int | float | str | None
@@ -79,7 +79,7 @@ def _number(low: float, high: float = 1e12, *, above: bool = False) -> Callable[
 
 
 def _seconds(low: float, *, above: bool = False) -> Callable[[Any], Value]:
-    check = _number(low, above=above)
+    check = _number(low, LONGEST_DURATION, above=above)
     return lambda value: check(parse_duration(value))
 
 

@@ -13,7 +13,7 @@ from holdfast.core.lifecycle import completion
 from holdfast.core.payload import encode_payload, encode_result
 from holdfast.core.settings import Settings
 from holdfast.enqueue import Admission, make_options
-from holdfast.errors import HoldfastError, Interrupted, LeaseLost
+from holdfast.errors import HoldfastError, Interrupted, LeaseLost, shown
 from holdfast.registry import Handler
 from holdfast.store.protocol import Claim, NewJob, Store
 from holdfast.store.scope import attempt_transaction
@@ -138,6 +138,8 @@ class Context:
         """Report how far the work is, from 0 to 1. The latest report is stored a few times a second."""
         if not 0 <= fraction <= 1:
             raise ValueError(f"progress goes from 0 to 1, not {fraction!r}")
+        if message is not None and not isinstance(message, str):
+            raise TypeError(f"the message of a progress report is text, not {shown(message)}")
         encode_payload({"message": message}, 1024 * 1024)  # refuses what can't be stored
         if self._attempt.on_progress is not None:
             self._attempt.on_progress(self._attempt, float(fraction), message)
@@ -239,7 +241,9 @@ class Transaction:
         claim = self._attempt.claim
         settings = self._attempt.host.settings()
         result = encode_result(self._context.result, settings.get("max_result_bytes", claim.type))
-        self._transaction.commit(completion(result), self._attempt.children)
+        self._transaction.commit(completion(result), self._attempt.children, self._committed)
+
+    def _committed(self) -> None:
         self._attempt.committed = True
         if self._attempt.on_commit is not None:
             self._attempt.on_commit()

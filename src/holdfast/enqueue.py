@@ -16,7 +16,7 @@ from holdfast.core.ids import new_id
 from holdfast.core.job import Job, check_id, check_type
 from holdfast.core.payload import decode, encode_payload
 from holdfast.core.settings import Settings
-from holdfast.errors import ConfigError, NestedWrite, shown
+from holdfast.errors import LONGEST_DURATION, ConfigError, NestedWrite, shown
 from holdfast.events import Events, JobEnqueued
 from holdfast.registry import Registry
 from holdfast.shared_commits import SharedCommits
@@ -236,7 +236,7 @@ def _duration(name: str, value: object, *, above_zero: bool = False) -> float | 
         seconds = parse_duration(value)
     except ValueError:
         seconds = -1.0
-    if not 0 <= seconds < 1e10 or (above_zero and seconds == 0):
+    if not 0 <= seconds <= LONGEST_DURATION or (above_zero and seconds == 0):
         kind = "a number of seconds over 0" if above_zero else "a number of seconds from 0"
         raise ConfigError(f"{name} must be {kind}, or a timedelta, not {shown(value)}")
     return seconds

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
+LONGEST_DURATION = 1e10
+"""Seconds, some three centuries: an instant that far ahead can still be shown."""
+
 
 class HoldfastError(Exception):
     """Something went wrong in Holdfast."""
@@ -49,6 +54,10 @@ class StoreBusy(StoreError):
 
 class StoreUnavailable(StoreError):
     """The database can't be reached, read or written."""
+
+
+class QueueClosed(StoreUnavailable):
+    """The queue is closed."""
 
 
 class CommitUncertain(StoreUnavailable):
@@ -168,11 +177,14 @@ class Fail(Exception):
 class Retry(Exception):
     """Ends the attempt as failed and asks for the next one after `delay` seconds."""
 
-    def __init__(self, message: str = "the handler asked for a retry", *, delay: float | None = None) -> None:
+    def __init__(
+        self, message: str = "the handler asked for a retry", *, delay: float | timedelta | None = None
+    ) -> None:
         super().__init__(message)
-        if delay is not None and not 0 <= delay < float("inf"):
-            raise ValueError(f"delay must be zero or more seconds, not {delay!r}")
-        self.delay = delay
+        seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
+        if seconds is not None and not 0 <= seconds <= LONGEST_DURATION:
+            raise ValueError(f"delay must be from 0 to {LONGEST_DURATION:g} seconds, not {shown(delay)}")
+        self.delay = seconds
 
 
 # Why an attempt ended without its handler's say; recorded on the job as evidence.

@@ -143,6 +143,15 @@ class WorkerStopped(Event, frozen=True, kw_only=True):
     released: int
 
 
+class WorkerCrashed(Event, frozen=True, kw_only=True):
+    """The worker met an error that it can't go on from. Its jobs come back when their leases have ended."""
+
+    name = "worker.crashed"
+    level = logging.CRITICAL
+    worker_id: str
+    error: str
+
+
 class WorkerPaused(Event, frozen=True, kw_only=True):
     name = "worker.paused"
     worker_id: str

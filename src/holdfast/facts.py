@@ -31,6 +31,8 @@ def facts_about(job: Job, store: Store, settings: Settings, workers: Sequence[Wo
             min(w.concurrency, own_slots.value) if own_slots.source else w.concurrency for w in able
         ),
         running=running.get(job.type, 0),
+        slots=sum(worker.concurrency for worker in workers),
+        running_in_all=sum(running.values()),
         max_running=cap.value,
         running_under_cap=sum(
             count

@@ -19,6 +19,8 @@ from holdfast.queue import Queue
 if TYPE_CHECKING:
     from holdfast.worker import Worker
 
+_START_PAUSE = 0.05
+
 
 class TaskType:
     """One type of jobs. Every method returns it again."""
@@ -67,6 +69,7 @@ class TaskQueue:
         self._lock = threading.RLock()
         self._queue: Queue | None = None
         self._worker: Worker | None = None
+        self._starting: threading.Timer | None = None
         self._enable_worker = True
         self._batch_size: int | None = None
 
@@ -106,14 +109,25 @@ class TaskQueue:
     def start(self) -> None:
         """Start the background worker, if it does not run yet."""
         with self._lock:
+            self._cancel_start()
             if self._worker is None or not self._worker.is_running:
                 self._worker = self.queue.worker(batch_size=self._batch_size)
                 self._worker.start()
                 atexit.register(self.stop)
 
     def handler_added(self) -> None:
-        if self._enable_worker:
-            self.start()
+        """Start the background worker in a moment: the chain may go on to say with which limits."""
+        with self._lock:
+            if self._enable_worker and self._starting is None and self._worker is None:
+                self._starting = threading.Timer(_START_PAUSE, self.start)
+                self._starting.daemon = True
+                self._starting.start()
+                atexit.register(self.stop)
+
+    def _cancel_start(self) -> None:
+        if self._starting is not None:
+            self._starting.cancel()
+            self._starting = None
 
     def pause(self) -> None:
         """Let no job start, over all processes."""
@@ -129,6 +143,7 @@ class TaskQueue:
     def stop(self, timeout: float | None = None) -> None:
         """Let running jobs finish, stop the worker and close the queue."""
         with self._lock:
+            self._cancel_start()
             worker, queue = self._worker, self._queue
             self._worker = self._queue = None
         atexit.unregister(self.stop)

@@ -22,7 +22,7 @@ from holdfast.core.explain import Reason, explain
 from holdfast.core.job import Job, Status, check_type, parse_status
 from holdfast.core.settings import Settings
 from holdfast.enqueue import Admission, Enqueuer
-from holdfast.errors import ConfigError, JobNotFound, StoreBusy, StoreError
+from holdfast.errors import LONGEST_DURATION, ConfigError, JobNotFound, StoreBusy, StoreError, shown
 from holdfast.events import (
     Events,
     JobCancelled,
@@ -312,14 +312,9 @@ class Queue:
         if job is not None:
             self.events.emit(JobDeleted(job_id=job.id, type=job.type))
 
-    def cleanup(self, older_than: timedelta | float | datetime) -> int:
+    def cleanup(self, older_than: timedelta | float | str | datetime) -> int:
         """Delete completed and cancelled jobs that finished before then; return how many."""
-        if isinstance(older_than, datetime):
-            if older_than.utcoffset() is None:
-                raise ConfigError("older_than is a naive datetime; give it a time zone")
-            before = from_datetime(older_than)
-        else:
-            before = self.store.now() - microseconds(parse_duration(older_than))
+        before = self._instant_before(older_than)
         total = 0
         while True:
             count = self.store.prune_jobs(
@@ -331,6 +326,19 @@ class Queue:
             time.sleep(_BREATH)
         self.events.emit(JobsPruned(count=total))
         return total
+
+    def _instant_before(self, older_than: timedelta | float | str | datetime) -> int:
+        if isinstance(older_than, datetime):
+            if older_than.utcoffset() is None:
+                raise ConfigError("older_than is a naive datetime; give it a time zone")
+            return from_datetime(older_than)
+        try:
+            seconds = parse_duration(older_than)
+        except ValueError:
+            seconds = -1.0
+        if not 0 <= seconds <= LONGEST_DURATION:
+            raise ConfigError(f"older_than must be a duration or a datetime, not {shown(older_than)}")
+        return self.store.now() - microseconds(seconds)
 
     # Settings.
 

@@ -64,6 +64,7 @@ class Handler:
         parameters = _parameters(function)
         self.context_name = _context_parameter(parameters, whole)
         self.spec = _spec(function, parameters, self.context_name, whole, payload_type)
+        self.schema = _schema(self.spec, type)
         self.positional_names = tuple(
             p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD and p.name != self.context_name
         )
@@ -152,7 +153,9 @@ def _executor(function: Callable[..., Any], wanted: str | None) -> str:
         raise ConfigError(f"{function!r} is async: it runs on the event loop, or with executor='process'")
     if executor == "async" and not is_async:
         raise ConfigError(f"{function!r} is not async: it runs in a thread, or with executor='process'")
-    if executor == "process" and "<" in getattr(function, "__qualname__", "<"):
+    if executor == "process" and (
+        "<" in getattr(function, "__qualname__", "<") or inspect.ismethod(function)
+    ):
         raise ConfigError(
             f"{function!r} can't run with executor='process', whose processes import it by name",
             hint="define it at the top of a module",
@@ -211,6 +214,13 @@ def _spec(
         elif parameter.name != context_name:
             fields[parameter.name] = hints.get(parameter.name, Any), parameter.default is parameter.empty
     return PayloadSpec.of_keywords(fields, extra=extra)
+
+
+def _schema(spec: PayloadSpec, type: str) -> dict[str, Any]:
+    try:
+        return spec.schema()
+    except Exception as error:
+        raise ConfigError(f"the payload of type {type!r} has no JSON Schema: {error}") from None
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:

@@ -87,8 +87,8 @@ class SharedCommits:
 
     def insert(self, job: NewJob) -> Verdict:
         ticket = _ThreadTicket(job)
-        self._join(ticket)
         try:
+            self._join(ticket)
             if not ticket.leads:
                 ticket.wait()
             if not ticket.is_settled:

@@ -18,6 +18,8 @@ class Facts(Struct, frozen=True, kw_only=True):
     workers_for_type: int = 0
     slots_for_type: int = 0
     running: int = 0
+    slots: int = 0
+    running_in_all: int = 0
     max_running: int | None = None
     running_under_cap: int = 0
     rate_limit: float = 0.0
@@ -103,6 +105,8 @@ def _pending(facts: Facts) -> list[Reason]:
         )
     elif facts.slots_for_type and facts.running >= facts.slots_for_type:
         reasons.append(Reason("slots_full", f"all {facts.slots_for_type} slots for its type are taken"))
+    elif facts.slots and facts.running_in_all >= facts.slots:
+        reasons.append(Reason("slots_full", f"all {facts.slots} slots of the workers are taken"))
     if facts.rate_limit and facts.rate_wait > 0:
         until = to_iso(facts.now + round(facts.rate_wait * SECOND))
         reasons.append(Reason("rate_limit", f"the rate limit of {facts.rate_limit:g} starts a second", until))

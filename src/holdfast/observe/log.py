@@ -111,6 +111,7 @@ _WORDINGS: dict[type[Event], Callable[[Any], str]] = {
     e.WorkerStarted: lambda v: f"worker {v.worker_id} started, pid {v.pid}, {v.concurrency} slots",
     e.WorkerStopping: lambda v: f"worker {v.worker_id} stopping, {v.running} jobs running",
     e.WorkerStopped: lambda v: f"worker {v.worker_id} stopped, {v.released} jobs given back",
+    e.WorkerCrashed: lambda v: f"worker {v.worker_id} crashed: {_first_line(v.error)}",
     e.WorkerPaused: lambda v: f"worker {v.worker_id} paused",
     e.WorkerResumed: lambda v: f"worker {v.worker_id} resumed",
     e.WorkerExhausted: lambda v: f"worker {v.worker_id} is used up: {v.stuck} handlers would not stop",

@@ -7,7 +7,7 @@ the store's own clock (`now`); delays and leases travel as durations in seconds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Any, Protocol
@@ -225,8 +225,10 @@ class AttemptTransaction(Protocol):
     def begin(self) -> None:
         """Open it, holding the job. Raises LeaseLost if the attempt no longer owns it."""
 
-    def commit(self, decision: Decision, children: Sequence[NewJob]) -> None:
-        """Complete the job and commit what was written, both or neither."""
+    def commit(
+        self, decision: Decision, children: Sequence[NewJob], done: Callable[[], None] = lambda: None
+    ) -> None:
+        """Complete the job and commit what was written, both or neither; calls `done` as soon as it is so."""
 
     def rollback(self) -> None: ...
 

@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING
 
 from holdfast import events as e
 from holdfast.context import LOST, Attempt
-from holdfast.errors import StoreError
+from holdfast.core.job import base_type
+from holdfast.core.lifecycle import Errored
+from holdfast.errors import QueueClosed, StoreError
 from holdfast.store.protocol import Claimed, Demand, TypeRecord, WorkerRecord
 from holdfast.worker.claiming import Claiming
 from holdfast.worker.enforce import GRACE, Enforcer
@@ -28,7 +30,7 @@ from holdfast.worker.executors.processes import ProcessExecutor
 from holdfast.worker.executors.threads import ThreadExecutor
 from holdfast.worker.heartbeat import Heartbeat
 from holdfast.worker.maintenance import Maintenance
-from holdfast.worker.run import Ending, LetGo
+from holdfast.worker.run import Ending, LetGo, describe
 from holdfast.worker.settle import Ended
 from holdfast.worker.slots import Slots
 from holdfast.worker.statistics import Statistics
@@ -105,6 +107,7 @@ class Dispatcher:
         self._look = True
         self._settings_stale = True
         self._exhausted = False
+        self._closed = False
         # Set by other threads.
         self.paused = False
         self._stop_at: float | None = None
@@ -170,11 +173,13 @@ class Dispatcher:
 
     def _leased(self) -> list[Attempt]:
         """All attempts whose jobs the database says are ours."""
-        running = [a for a in self._slots.running() if not a.written_off]
-        ended = [end.attempt for end in (*list(self._unwritten), *list(self._inbox))]
+        # In the order that an attempt goes, so that one that moves on meanwhile is seen twice, not missed.
+        held = self._slots.held()
+        running = [attempt for attempt in self._slots.running() if not attempt.written_off]
+        ended = [end.attempt for end in (*list(self._inbox), *list(self._unwritten))]
         return [
             attempt
-            for attempt in (*running, *self._slots.held(), *ended)
+            for attempt in (*held, *running, *ended)
             if not attempt.committed and attempt.stop_reason != LOST
         ]
 
@@ -206,7 +211,6 @@ class Dispatcher:
                 self._step()
             self._leave()
         finally:
-            self.ready.set()
             self._heartbeat.stop()
             for executor in self._executors.values():
                 executor.close()
@@ -224,6 +228,10 @@ class Dispatcher:
         try:
             changed = self._watch.changed() or now >= self._next_poll
             self._look = self._look or changed
+            if self._registered != self._queue.registry.generation:
+                self._settings_stale = True
+                self._settings_at = 0.0
+                self._follow_settings(now)
             demands = self._ready_demands(now)
             if demands or self._turn_needed(now):
                 self._take_turn(demands)
@@ -236,7 +244,7 @@ class Dispatcher:
 
     def _enforce(self, now: float) -> None:
         self._enforcer.enforce(now)
-        self._enforcer.give_back_held(now)
+        self._enforcer.give_back_held(now, everything=self.paused)
         if self._stop_at is not None:
             self._enforcer.wind_down(now, self._stop_at)
             return
@@ -265,6 +273,7 @@ class Dispatcher:
             self._settings = settings
             self._slots.concurrency = self._own_concurrency or int(settings.get("concurrency"))
             self._start(self._slots.refill())
+            self._heartbeat.hurry()  # the lease may have become shorter
             self._look = True
         if self._registered != self._queue.registry.generation:
             self._register()
@@ -293,8 +302,10 @@ class Dispatcher:
 
     def _take_turn(self, demands: list[Demand]) -> None:
         """`demands` is what a look has found, and spares the turn the same one again."""
-        # With outcomes in hand there are slots that the look did not count.
-        fresh = demands if not self._inbox and not self._unwritten else None
+        # With outcomes in hand there are slots that the look did not count; caps over all processes are
+        # counted inside the transaction.
+        if self._inbox or self._unwritten or any(demand.max_running for demand in demands):
+            demands = []
         while self._inbox:
             self._unwritten.append(self._inbox.popleft())
         with self._progress_lock:
@@ -306,7 +317,7 @@ class Dispatcher:
                 progress.values(),
                 self._settings,
                 claim_limit=(self._batch_size or MAX_CLAIM) if self._may_claim() else 0,
-                demands=fresh or None,
+                demands=demands or None,
                 known=self._known,
             )
         except StoreError:
@@ -333,14 +344,21 @@ class Dispatcher:
 
     def _start(self, attempts: Sequence[Attempt]) -> None:
         for attempt in attempts:
-            self._executors[attempt.handler.executor].start(attempt)
+            try:
+                self._executors[attempt.handler.executor].start(attempt)
+            except RuntimeError as error:  # no more threads to be had
+                self._report(attempt, Errored(describe(error)))
 
     # Beginning, ending, trouble.
 
     def _register(self) -> None:
         generation = self._queue.registry.generation
-        handlers = [h for h in self._queue.registry.handlers() if self._claiming.served(h.type)]
-        served = {handler.type for handler in handlers}.union(self._types or ())
+        named = {type for type in self._types or () if self._claiming.served(type)}
+        bases = {base_type(type) for type in named}
+        handlers = [
+            h for h in self._queue.registry.handlers() if h.type in bases or self._claiming.served(h.type)
+        ]
+        served = named or {handler.type for handler in handlers}
         record = WorkerRecord(
             id=self._id,
             host=socket.gethostname(),
@@ -349,14 +367,14 @@ class Dispatcher:
             concurrency=self._slots.concurrency,
             types=tuple(sorted(served)),
         )
-        types = [TypeRecord(type=h.type, executor=h.executor, schema=h.spec.schema()) for h in handlers]
+        types = [TypeRecord(type=h.type, executor=h.executor, schema=h.schema) for h in handlers]
         self._store.register_worker(record, types)
         self._registered = generation
 
     def _is_done(self) -> bool:
+        if self._closed or self._stop_at is None:
+            return self._closed
         busy = self._inbox or self._unwritten or self._slots.held()
-        if self._stop_at is None:
-            return False
         # What can't be written long after the deadline is left to its lease.
         given_up = time.monotonic() > self._stop_at + GRACE + float(self._settings.lease_seconds)
         return given_up or (self._enforcer.winding_down and not busy and self._enforcer.is_idle())
@@ -369,6 +387,9 @@ class Dispatcher:
         self._events.emit(e.WorkerStopped(worker_id=self._id, released=self._enforcer.cut_short))
 
     def _trouble(self, error: StoreError) -> None:
+        if isinstance(error, QueueClosed):
+            self._closed = True
+            return
         holds = bool(self._leased())
         longest = self._settings.lease_seconds / 6 if holds else MAX_BACK_OFF
         self._pause = min(longest, max(0.05, 2 * self._pause))

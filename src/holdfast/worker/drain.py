@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import socket
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from holdfast import events as e
-from holdfast.context import LOST, Attempt
+from holdfast.context import CANCELLED, LOST, Attempt
 from holdfast.core.ids import new_id
 from holdfast.core.lifecycle import Released
+from holdfast.errors import NestedWrite
 from holdfast.store.protocol import WorkerRecord
 from holdfast.worker.claiming import Claiming
 from holdfast.worker.heartbeat import Heartbeat
@@ -67,8 +69,8 @@ class Drainer:
             settings=queue.settings,
             state=lambda: "draining",
             held=lambda: [attempt] if (attempt := self._attempt) is not None else [],
-            lost=lambda _: self._lose(),
-            cancelled=lambda _: None,
+            lost=lambda _: self._stop(LOST),
+            cancelled=lambda _: self._stop(CANCELLED),
             forgotten=lambda: None,
         )
         self._heartbeat.start()
@@ -112,10 +114,13 @@ class Drainer:
             self._store.write_statistics(self._statistics.changed())
             self._store.remove_workers([self._id])
 
-    def _lose(self) -> None:
+    def _stop(self, reason: str) -> None:
         attempt = self._attempt
         if attempt is not None and not attempt.committed:
-            attempt.stop_reason = LOST
+            attempt.stop_reason = reason
 
     def _progress(self, attempt: Attempt, fraction: float, message: str | None) -> None:
-        self._store.write_progress(self._id, [(attempt.claim.seq, attempt.claim.version, fraction, message)])
+        with suppress(NestedWrite):  # inside ctx.transaction() the job is all but complete
+            self._store.write_progress(
+                self._id, [(attempt.claim.seq, attempt.claim.version, fraction, message)]
+            )

@@ -65,15 +65,16 @@ class Enforcer:
             if attempt.interrupted_at is not None and now >= attempt.interrupted_at + GRACE:
                 self._write_off(attempt)
 
-    def give_back_held(self, now: float) -> None:
+    def give_back_held(self, now: float, *, everything: bool) -> None:
         """Release what was held ready and did not get its slot: another worker may have one."""
         since = self._slots.held_since()
-        if since is not None and now >= since + LONGEST_HELD:
-            late = self._slots.take_back(lambda held: now >= held.claimed + LONGEST_HELD)
+        if since is not None and (everything or now >= since + LONGEST_HELD):
+            late = self._slots.take_back(lambda held: everything or now >= held.claimed + LONGEST_HELD)
             self._inbox.extend(Ended(attempt, Released()) for attempt in late)
 
     def wind_down(self, now: float, deadline: float) -> None:
         """Give back what has not started, ask what runs, and at the deadline end what is left."""
+        self._inbox.extend(Ended(attempt, Released()) for attempt in self._slots.take_back(lambda _: True))
         if not self.winding_down:
             self.winding_down = True
             running = self._slots.running()
@@ -82,7 +83,6 @@ class Enforcer:
                 if attempt.stop_reason is None:
                     attempt.stop_reason = STOPPING
                     self._executors[attempt.handler.executor].ask(attempt)
-        self._inbox.extend(Ended(attempt, Released()) for attempt in self._slots.take_back(lambda _: True))
         if now >= deadline:
             for attempt in self._in_hand():
                 if attempt.interrupted_at is None:
@@ -103,10 +103,10 @@ class Enforcer:
         if since is not None:
             yield since + LONGEST_HELD
         for attempt in self._in_hand():
-            if attempt.deadline is not None and attempt.stop_reason != TIMED_OUT:
-                yield attempt.deadline
             if attempt.interrupted_at is not None:
                 yield attempt.interrupted_at + GRACE
+            elif attempt.deadline is not None:
+                yield attempt.deadline
 
     def _in_hand(self) -> Iterator[Attempt]:
         return (attempt for attempt in self._slots.running() if not attempt.written_off)
@@ -128,11 +128,11 @@ class Enforcer:
                 self._interrupt(attempt, CANCELLED, now)
 
     def _interrupt(self, attempt: Attempt, reason: str, now: float, *, last_call: bool = False) -> None:
-        if attempt.written_off or (attempt.interrupted_at is not None and attempt.stop_reason == reason):
-            return
+        if attempt.written_off or attempt.interrupted_at is not None:
+            return  # once is enough: its clean-up must not be interrupted again
         attempt.stop_reason = reason
         if self._executors[attempt.handler.executor].interrupt(attempt):
-            attempt.interrupted_at = attempt.interrupted_at or now
+            attempt.interrupted_at = now
         elif reason != CANCELLED or last_call:  # a cancelled thread goes on to its next ctx.check()
             self._write_off(attempt)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from holdfast import events as e
 from holdfast.context import Attempt
 from holdfast.core.settings import Settings
-from holdfast.errors import StoreError
+from holdfast.errors import QueueClosed, StoreError
 from holdfast.store.protocol import Store
 
 
@@ -43,23 +43,37 @@ class Heartbeat:
         self._lost = lost
         self._cancelled = cancelled
         self._forgotten = forgotten
-        self._stop = threading.Event()
+        self._stopping = False
+        self._hurry = threading.Event()
         self._thread = threading.Thread(target=self._run, name="holdfast-heartbeat", daemon=True)
         self._trouble = False
 
     def start(self) -> None:
         self._thread.start()
 
+    def hurry(self) -> None:
+        """Renew now: what the next time was reckoned from has changed."""
+        self._hurry.set()
+
     def stop(self) -> None:
-        self._stop.set()
+        self._stopping = True
+        self._hurry.set()
         if self._thread.ident is not None:
             self._thread.join()
 
     def _run(self) -> None:
         pause = self._settings().heartbeat_seconds
-        while not self._stop.wait(pause):
-            pause = self.beat()
-        self._store.close_thread()
+        try:
+            while True:
+                self._hurry.wait(pause)
+                self._hurry.clear()
+                if self._stopping:
+                    break
+                pause = self.beat()
+        except QueueClosed:
+            pass  # the dispatcher finds out too, and ends
+        finally:
+            self._store.close_thread()
 
     def beat(self) -> float:
         """Renew once; return the seconds until the next time."""
@@ -73,6 +87,8 @@ class Heartbeat:
                 state=self._state(),
                 lease_seconds=settings.lease_seconds,
             )
+        except QueueClosed:
+            raise
         except StoreError as error:
             return self._failed(error, attempts, settings)
         for attempt in attempts:

@@ -74,6 +74,8 @@ class Maintenance:
         for event in done:
             if isinstance(event, e.JobReaped):
                 self._statistics.count(event.type, "reaped", self._store.now())
+            elif isinstance(event, e.JobFailed):
+                self._statistics.count(event.type, "failed", self._store.now())
             self._events.emit(event)
 
     def _sweep(self, settings: Settings) -> None:
@@ -89,6 +91,16 @@ class Maintenance:
                     status=status,
                 )
             )
+            if status is Status.FAILED:
+                self._done.append(
+                    e.JobFailed(
+                        job_id=reaped.id,
+                        type=reaped.type,
+                        attempt=reaped.attempts,
+                        worker_id=reaped.worker_id,
+                        error="WorkerLost: its worker died, and no attempts are left",
+                    )
+                )
         self._store.remove_silent_workers(max(60.0, 3 * settings.lease_seconds))
 
     def _prune(self, settings: Settings) -> None:

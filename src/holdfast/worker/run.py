@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from msgspec import Struct
@@ -59,12 +61,22 @@ def run_here(attempt: Attempt, passing: tuple[type[BaseException], ...] = ()) ->
         return value
     try:
         if inspect.iscoroutine(value):
-            value = asyncio.run(value)
+            value = _run_coroutine(value)
         return ending_of_value(attempt, value)
     except passing:
         raise
     except BaseException as error:
         return ending_of_error(attempt, error)
+
+
+def _run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run it on a new loop, in a thread of its own where this thread's loop is running already."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(contextvars.copy_context().run, asyncio.run, coroutine).result()
 
 
 def ending_of_value(attempt: Attempt, value: Any) -> Ending:

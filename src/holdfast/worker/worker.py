@@ -12,7 +12,9 @@ from holdfast.config import parse_setting
 from holdfast.core.ids import new_id
 from holdfast.core.job import check_type
 from holdfast.errors import ConfigError, HoldfastError, shown
+from holdfast.events import WorkerCrashed
 from holdfast.worker.dispatcher import Dispatcher
+from holdfast.worker.run import describe
 
 if TYPE_CHECKING:
     from holdfast.queue import Queue
@@ -74,6 +76,7 @@ class Worker:
             if self.is_running:
                 raise HoldfastError("the worker is running already")
             self._failure = None
+            self.id = new_id()  # a fresh name for each start: an old one may still be held by jobs
             self._dispatcher = Dispatcher(self._queue, self.id, **self._options)
             self._dispatcher.paused = self._paused
             self._thread = threading.Thread(
@@ -130,6 +133,9 @@ class Worker:
             dispatcher.run()
         except BaseException as error:
             self._failure = error
+            self._queue.events.emit(WorkerCrashed(worker_id=self.id, error=describe(error)))
+        finally:
+            dispatcher.ready.set()
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

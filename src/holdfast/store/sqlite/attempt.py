@@ -119,10 +119,11 @@ class SqliteAttemptTransaction:
         self._timer.daemon = True
 
     def begin(self) -> None:
-        connection = self._database.connect(HandlerConnection)
+        with self._database.using():
+            connection = self._database.connect(HandlerConnection)
+            self._database.open_attempts.add(connection)
         assert isinstance(connection, HandlerConnection)
         self.connection = connection
-        self._database.open_attempts.add(connection)
         try:
             self._database.begin(connection)
             claim = self._claim
@@ -134,7 +135,9 @@ class SqliteAttemptTransaction:
             raise
         self._timer.start()
 
-    def commit(self, decision: Decision, children: Sequence[NewJob]) -> None:
+    def commit(
+        self, decision: Decision, children: Sequence[NewJob], done: Callable[[], None] = lambda: None
+    ) -> None:
         connection = self.connection
         with self._settling:  # from here on it can't expire
             self._timer.cancel()
@@ -143,6 +146,7 @@ class SqliteAttemptTransaction:
                 connection.set_authorizer(None)
                 self._finish(decision, children)
                 self._commit()
+                done()
             finally:
                 self._close()
         self._database.checkpoint_if_large()

@@ -71,8 +71,7 @@ def claim_jobs(
     now: int,
 ) -> Claimed:
     """Claim inside the open transaction."""
-    limits = _Limits(connection, demands, now)
-    chosen = _choose(connection, demands, limits, limit)
+    limits, chosen = _choose_within_size(connection, demands, limit, now)
     claims: list[Claim] = []
     lease_expires_at = now + microseconds(lease_seconds)
     for demand, rows in chosen:
@@ -83,6 +82,20 @@ def claim_jobs(
 
 
 Row = list[Any]
+
+
+def _choose_within_size(
+    connection: sqlite3.Connection, demands: Sequence[Demand], limit: int, now: int
+) -> tuple[_Limits, list[tuple[Demand, list[Row]]]]:
+    """Choose rows; fewer, if as many as asked for would be more than SQLite puts into one value."""
+    while True:
+        limits = _Limits(connection, demands, now)
+        try:
+            return limits, _choose(connection, demands, limits, limit)
+        except sqlite3.DataError:
+            if limit == 1:
+                raise
+            limit = max(1, limit // 2)
 
 
 def _choose(

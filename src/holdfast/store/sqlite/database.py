@@ -23,6 +23,7 @@ from holdfast.errors import (
     CommitUncertain,
     ForeignDatabase,
     NestedWrite,
+    QueueClosed,
     StoreBusy,
     StoreError,
     StoreUnavailable,
@@ -108,6 +109,8 @@ class Database:
                 f"synchronous = {self._synchronous}",
                 "wal_autocheckpoint = 0",
                 f"journal_size_limit = {WAL_LIMIT // 2}",
+                "fullfsync = ON",  # macOS: an fsync alone does not reach the disk there
+                "checkpoint_fullfsync = ON",
                 "cache_size = -16384",
                 "temp_store = MEMORY",
             ):
@@ -137,7 +140,7 @@ class Database:
         """This thread's connection, to be used inside `using`."""
         self._refuse_forked_child()
         if self._closed:
-            raise StoreUnavailable("the queue is closed")
+            raise QueueClosed("the queue is closed")
         holder = self._local.holder
         if holder is None or holder.closed:
             holder = _Holder(self.connect())
@@ -148,9 +151,9 @@ class Database:
         return holder.connection
 
     def close(self) -> None:
-        """Close every connection of this process."""
+        """Close every connection of this process; one that stays in use is left to its thread."""
         self._closed = True
-        self._close_connections()
+        self._gate.alone(self._close_connections)
 
     def _close_connections(self) -> None:
         with self._lock:

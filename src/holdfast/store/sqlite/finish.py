@@ -115,13 +115,17 @@ def _guarded(
 ) -> Sequence[Finish]:
     """Write what the guard accepts. All at once if it accepts all, as it nearly always does."""
     connection.execute("SAVEPOINT holdfast_finish")
-    if write(connection, finishes, now) == len(finishes):
-        accepted = finishes
-    else:
+    try:
+        all_accepted = write(connection, finishes, now) == len(finishes)
+    except (sqlite3.DataError, OverflowError):  # more than SQLite takes as one value
+        if len(finishes) == 1:
+            raise
+        all_accepted = False
+    if not all_accepted:
         connection.execute("ROLLBACK TO holdfast_finish")
-        accepted = [finish for finish in finishes if write(connection, [finish], now) == 1]
+        finishes = [finish for finish in finishes if write(connection, [finish], now) == 1]
     connection.execute("RELEASE holdfast_finish")
-    return accepted
+    return finishes
 
 
 def _complete(connection: sqlite3.Connection, finishes: Sequence[Finish], now: int) -> int:

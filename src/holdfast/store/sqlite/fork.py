@@ -40,7 +40,7 @@ class ForkGate:
         self._condition = threading.Condition(threading.Lock())
         self._local = threading.local()
         self._inside = 0
-        self._forking = False
+        self._shut_by = 0
 
     def enter(self) -> None:
         """Begin to use a connection; entered again by the same thread, it is the same use."""
@@ -49,7 +49,7 @@ class ForkGate:
         if depth:
             return
         with self._condition:
-            while self._forking:
+            while self._shut_by:
                 self._condition.wait()
             self._inside += 1
 
@@ -59,15 +59,29 @@ class ForkGate:
             return
         with self._condition:
             self._inside -= 1
-            if self._forking:
+            if self._shut_by:
                 self._condition.notify_all()
 
-    def before_fork(self) -> None:
+    def _shut(self) -> bool:
+        """Let nobody in any more, and wait until nobody is inside; False if that takes too long."""
         mine = 1 if getattr(self._local, "depth", 0) else 0
         with self._condition:
-            self._forking = True
-            unused = self._condition.wait_for(lambda: self._inside == mine, LONGEST_WAIT)
-        if unused and not mine and self._can_close():
+            self._shut_by += 1
+            return self._condition.wait_for(lambda: self._inside == mine, LONGEST_WAIT) and not mine
+
+    def _reopen(self) -> None:
+        with self._condition:
+            self._shut_by -= 1
+            self._condition.notify_all()
+
+    def alone(self, action: Callable[[], None]) -> None:
+        """Do it while nobody uses a connection; not at all if somebody does not stop using one."""
+        if self._shut():
+            action()
+        self._reopen()
+
+    def before_fork(self) -> None:
+        if self._shut() and self._can_close():
             self._close()
         else:
             self._child_refused = True
@@ -75,9 +89,7 @@ class ForkGate:
 
     def after_in_parent(self) -> None:
         self._child_refused = False
-        with self._condition:
-            self._forking = False
-            self._condition.notify_all()
+        self._reopen()
 
     def after_in_child(self) -> None:
         self.refused = self._child_refused
@@ -87,6 +99,8 @@ class ForkGate:
 _registration = threading.Lock()
 _registered = False
 _gates: weakref.WeakSet[Any] = weakref.WeakSet()
+_one_fork = threading.Lock()
+"""Held from before a fork to after it: two threads may fork at once."""
 _forking: list[ForkGate] = []
 
 
@@ -98,6 +112,7 @@ def _register() -> None:
 
 
 def _before() -> None:
+    _one_fork.acquire()
     _forking[:] = list(_gates)
     for gate in _forking:
         gate.before_fork()
@@ -107,9 +122,11 @@ def _after_in_parent() -> None:
     for gate in _forking:
         gate.after_in_parent()
     _forking.clear()
+    _one_fork.release()
 
 
 def _after_in_child() -> None:
     for gate in _forking:
         gate.after_in_child()
     _forking.clear()
+    _one_fork.release()

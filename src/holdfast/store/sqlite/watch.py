@@ -12,6 +12,7 @@ import ctypes
 import os
 import select
 import sys
+import threading
 import time
 from contextlib import suppress
 
@@ -41,6 +42,8 @@ class SqliteWatch:
         # The first look may come between a writer's write and its publication.
         self._looks = list(reversed(_SETTLING))
         self._woken = False
+        self._closing = threading.Lock()  # a descriptor that is closed may soon be another file's
+        self._closed = False
 
     def wait(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout
@@ -62,14 +65,16 @@ class SqliteWatch:
     def wake(self) -> None:
         if not self._woken:
             self._woken = True
-            with suppress(OSError):  # full: a wake-up is on its way; closed: nobody waits
-                os.write(self._wake_write, b"w")
+            with self._closing, suppress(OSError):  # full: a wake-up is on its way
+                if not self._closed:
+                    os.write(self._wake_write, b"w")
 
     def close(self) -> None:
-        self._woken = True
-        for descriptor in (self._wake_read, self._wake_write, self._inotify):
-            if descriptor is not None:
-                os.close(descriptor)
+        with self._closing:
+            self._closed = True
+            for descriptor in (self._wake_read, self._wake_write, self._inotify):
+                if descriptor is not None:
+                    os.close(descriptor)
 
     def _wait_for_wake(self, seconds: float) -> bool:
         woken = False

@@ -17,32 +17,14 @@ import msgspec
 from holdfast import worker
 from holdfast.context import Attempt
 from holdfast.core.lifecycle import Errored
-from holdfast.core.settings import Settings
-from holdfast.enqueue import Admission
 from holdfast.function import JobFunction
 from holdfast.queue import Queue
 from holdfast.registry import Handler
-from holdfast.store.protocol import Store
 from holdfast.worker.executors.wire import Ask, Completed, End, Progress, Run, Setup, Started, ToChild, send
 from holdfast.worker.run import Ending, describe, run_here
 
 MAIN = "__holdfast_main__"
 """The name under which the worker's main program is run here, so that its `if __name__` part does not."""
-
-
-class Host:
-    """The queue as an attempt in this process sees it: the worker's database, the application's handlers."""
-
-    def __init__(self, queue: Queue, admission: Admission) -> None:
-        self._queue = queue
-        self.admission = admission
-
-    @property
-    def store(self) -> Store:
-        return self._queue.store
-
-    def settings(self) -> Settings:
-        return self._queue.settings()
 
 
 class ChildProgram:
@@ -83,11 +65,11 @@ class ChildProgram:
     def _run(self, message: Run) -> None:
         children: list[Any] = []
         try:
-            handler, host = self._find(message)
+            handler, queue = self._find(message)
         except BaseException as error:
             ending: Ending = Errored(f"the handler could not be imported: {describe(error)}")
         else:
-            attempt = Attempt(message.claim, handler, host)
+            attempt = Attempt(message.claim, handler, queue)
             attempt.on_progress = self._progress
             attempt.on_commit = lambda: self._reply(Completed())
             self._attempt = attempt
@@ -105,15 +87,21 @@ class ChildProgram:
         with self._lock:
             send(self._replies, message)
 
-    def _find(self, message: Run) -> tuple[Handler, Host]:
+    def _find(self, message: Run) -> tuple[Handler, Queue]:
+        """The handler, and the queue it belongs to, pointed at the worker's database."""
         assert self._setup is not None
-        if self._queue is None:
-            self._queue = Queue(self._setup.url, defaults=self._setup.defaults)
         found = self._resolve(message.module, message.name)
         if isinstance(found, JobFunction):
-            return found.handler, Host(self._queue, found.queue.admission)
-        handler = Handler(message.claim.type, found, whole=message.whole, executor="process")
-        return handler, Host(self._queue, self._queue.admission)
+            queue = found.queue
+            if queue is not self._queue:
+                queue.close()
+                queue.url = self._setup.url
+                queue.defaults = dict(self._setup.defaults)
+                self._queue = queue
+            return found.handler, queue
+        if self._queue is None:
+            self._queue = Queue(self._setup.url, defaults=self._setup.defaults)
+        return Handler(message.claim.type, found, whole=message.whole, executor="process"), self._queue
 
     def _resolve(self, module: str, name: str) -> Any:
         first, *rest = name.split(".")

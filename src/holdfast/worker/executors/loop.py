@@ -22,14 +22,16 @@ class LoopExecutor:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._closing = False
+        self._lock = threading.Lock()
 
     def start(self, attempt: Attempt) -> None:
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(
-                target=self._run_loop, args=(self._loop,), name="holdfast-loop", daemon=True
-            )
-            self._thread.start()
+        with self._lock:  # handlers' threads start attempts too
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(
+                    target=self._run_loop, args=(self._loop,), name="holdfast-loop", daemon=True
+                )
+                self._thread.start()
         self._loop.call_soon_threadsafe(self._spawn, attempt)
 
     def ask(self, attempt: Attempt) -> None:

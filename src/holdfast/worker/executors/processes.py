@@ -73,13 +73,13 @@ class ProcessExecutor:
         self._threads.close()
 
     def _run(self, attempt: Attempt) -> Ending:
+        if attempt.deadline is not None:
+            attempt.deadline += START_ALLOWANCE
         try:
             child = self._borrow()
         except OSError as error:
             return Errored(f"the handler's process could not be started: {error}")
         attempt.handle = child
-        if attempt.deadline is not None:
-            attempt.deadline += START_ALLOWANCE
         ending = (
             ending_of_stop(attempt) if attempt.stop_reason is not None else child.run(attempt, self._clock)
         )
@@ -136,6 +136,7 @@ class Child:
         self._buffer = b""
         self._closed = False
         self._lock = threading.Lock()
+        self._sending = threading.Lock()  # a lock of its own: a full pipe must not hold up a kill
         self._killer: threading.Timer | None = None
         self._decode = msgspec.json.Decoder(FromChild).decode
         self._send(setup)
@@ -216,7 +217,7 @@ class Child:
         os.close(self._lifeline)
 
     def _send(self, message: object) -> None:
-        with self._lock, suppress(OSError, ValueError):  # a dead child is found when its replies end
+        with self._sending, suppress(OSError, ValueError):  # a dead child is found when its replies end
             send(self._commands, message)
 
     def _signal(self, number: signal.Signals) -> None:

@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 from holdfast.context import Attempt
 from holdfast.core.clock import Clock
+from holdfast.core.lifecycle import Errored
 from holdfast.store.protocol import Store
-from holdfast.worker.run import Ending, Report, run_here
+from holdfast.worker.run import Ending, Report, describe, run_here
 
 
 class ThreadExecutor:
@@ -54,8 +55,14 @@ class ThreadExecutor:
                 following: Attempt | None = attempt
                 while following is not None:
                     following.start(self._clock)
-                    following = self._report(following, self._run(following))
+                    following = self._report(following, self._ending(following))
                 with self._lock:
                     self._idle += 1
         finally:
             self._store.close_thread()
+
+    def _ending(self, attempt: Attempt) -> Ending:
+        try:
+            return self._run(attempt)
+        except BaseException as error:  # a mistake of ours must not cost the slot and hide the job
+            return Errored(describe(error))
