@@ -131,7 +131,8 @@ class Enqueuer:
     ) -> list[Job]:
         if options.get("id") is not None or options.get("key") is not None:
             raise ConfigError("id and key name one job each; enqueue those one by one")
-        new = [self._admit(type, payload, options) for payload in payloads]
+        made, settings = make_options(options), self._settings()
+        new = [self._admission.admit(type, payload, made, settings) for payload in payloads]
         if connection is not None:
             return self._settle_all(new, self._store.insert_jobs_with(connection, new))
         jobs: list[Job] = []

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from holdfast.core.clock import microseconds, to_datetime
-from holdfast.core.job import FINISHED, WAITING, Status
+from holdfast.core.job import FINISHED, Status
 from holdfast.core.lifecycle import Decision
 from holdfast.errors import DuplicateJob, JobNotFound, KeyHeld, KeyTaken, QueueFull, WrongState
 from holdfast.store.protocol import Demand, NewJob
+
+WAITING = frozenset({Status.SCHEDULED, Status.PENDING})
 
 
 @dataclass(eq=False)

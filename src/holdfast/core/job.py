@@ -23,7 +23,6 @@ class Status(StrEnum):
     CANCELLED = "cancelled"
 
 
-WAITING = frozenset({Status.SCHEDULED, Status.PENDING})
 FINISHED = frozenset({Status.COMPLETED, Status.FAILED, Status.CANCELLED})
 
 RETRYING = "retrying"

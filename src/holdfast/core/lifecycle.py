@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import Struct
 
 from holdfast.core.backoff import Backoff
-from holdfast.core.job import FINISHED, Status
+from holdfast.core.job import Status
 
 
 class Transition(Struct, frozen=True):
@@ -97,10 +97,6 @@ class Decision(Struct, frozen=True):
     detail: dict[str, Any] | None = None
     result: str | None = None
     attempts_back: int = 0
-
-    @property
-    def is_final(self) -> bool:
-        return self.status in FINISHED
 
 
 class Policy(Struct, frozen=True):

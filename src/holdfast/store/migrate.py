@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NoReturn
 
 from msgspec import Struct
 
@@ -28,8 +29,8 @@ def pending(migrations: Sequence[Migration], version: int) -> list[Migration]:
     return [m for m in migrations if m.number > version]
 
 
-def refuse_foreign(tables: Sequence[str]) -> None:
-    """Refuse a database with tables of our names that lack our version table."""
+def refuse_foreign(tables: Sequence[str]) -> NoReturn:
+    """The error for a database with tables of our names that are not ours."""
     raise ForeignDatabase(
         f"the database has a table {min(tables)!r} that Holdfast did not make",
         hint="rename that table, or use another database",

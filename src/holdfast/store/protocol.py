@@ -181,6 +181,12 @@ class Minute(Struct, kw_only=True):
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 """Upper bounds in seconds of the wait and run time histograms; a last bucket holds what is longer."""
 
+
+def empty_minute(minute: int, type: str, worker_id: str) -> Minute:
+    size = len(BUCKETS) + 1
+    return Minute(minute=minute, type=type, worker_id=worker_id, waits=[0] * size, runs=[0] * size)
+
+
 LIFETIME = 0
 """The minute under which pruned statistics are added up."""
 

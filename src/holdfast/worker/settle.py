@@ -105,8 +105,7 @@ class Settler:
 
     def _completed(self, end: Ended, now: int) -> None:
         claim = end.attempt.claim
-        self._statistics.count(claim.type, "completed", now)
-        self._statistics.time(claim.type, _waited(end), end.seconds, now)
+        self._statistics.end(claim.type, "completed", now, wait=_waited(end), run=end.seconds)
         if self._events.wanted(e.JobCompleted):
             self._events.emit(
                 e.JobCompleted(
@@ -129,27 +128,31 @@ class Settler:
         claim, decision = end.attempt.claim, end.decision
         assert decision is not None
         name = {"job_id": claim.id, "type": claim.type}
+        event: e.Event
         if status is Status.CANCELLED:
-            self._events.emit(e.JobCancelled(**name, worker_id=self._worker_id))
+            event = e.JobCancelled(**name, worker_id=self._worker_id)
         elif decision.verb == "release":
-            self._events.emit(e.JobReleased(**name, worker_id=self._worker_id))
-            return
+            event = e.JobReleased(**name, worker_id=self._worker_id)
         else:
-            error = decision.error or ""
-            if status is Status.SCHEDULED:
-                self._statistics.count(claim.type, "retried", now)
-                event: e.Event = e.JobRetrying(
-                    **name,
-                    attempt=claim.attempts,
-                    worker_id=self._worker_id,
-                    error=error,
-                    delay=decision.delay,
-                )
-            else:
-                self._statistics.count(claim.type, "failed", now)
-                event = e.JobFailed(**name, attempt=claim.attempts, worker_id=self._worker_id, error=error)
-            self._events.emit(event)
-        self._statistics.time(claim.type, _waited(end), end.seconds, now)
+            outcome = "retried" if status is Status.SCHEDULED else "failed"
+            self._statistics.end(claim.type, outcome, now, wait=_waited(end), run=end.seconds)
+            event = self._failed(end, decision, status)
+        self._events.emit(event)
+
+    def _failed(self, end: Ended, decision: Decision, status: Status) -> e.Event:
+        claim, error = end.attempt.claim, decision.error or ""
+        if status is Status.SCHEDULED:
+            return e.JobRetrying(
+                job_id=claim.id,
+                type=claim.type,
+                attempt=claim.attempts,
+                worker_id=self._worker_id,
+                error=error,
+                delay=decision.delay,
+            )
+        return e.JobFailed(
+            job_id=claim.id, type=claim.type, attempt=claim.attempts, worker_id=self._worker_id, error=error
+        )
 
 
 def _waited(end: Ended) -> float:

@@ -6,7 +6,7 @@ import time
 from bisect import bisect_left
 
 from holdfast.core.clock import SECOND
-from holdfast.store.protocol import BUCKETS, Minute
+from holdfast.store.protocol import BUCKETS, Minute, empty_minute
 
 _MINUTE = 60 * SECOND
 _PAUSE = 1.0
@@ -21,14 +21,15 @@ class Statistics:
         self._changed: set[tuple[int, str]] = set()
         self._written_at = 0.0
 
-    def count(self, type: str, outcome: str, now: int) -> None:
+    def count(self, type: str, outcome: str, now: int) -> Minute:
         """Add one to completed, failed, retried or reaped."""
         minute = self._minute(type, now)
         setattr(minute, outcome, getattr(minute, outcome) + 1)
+        return minute
 
-    def time(self, type: str, wait: float, run: float, now: int) -> None:
-        """Note how long an attempt waited and ran, in seconds."""
-        minute = self._minute(type, now)
+    def end(self, type: str, outcome: str, now: int, *, wait: float, run: float) -> None:
+        """The same for an attempt that waited and ran for so many seconds."""
+        minute = self.count(type, outcome, now)
         minute.wait_seconds += wait
         minute.run_seconds += run
         minute.waits[bisect_left(BUCKETS, wait)] += 1
@@ -54,8 +55,5 @@ class Statistics:
         self._changed.add(key)
         minute = self._minutes.get(key)
         if minute is None:
-            size = len(BUCKETS) + 1
-            minute = self._minutes[key] = Minute(
-                minute=key[0], type=type, worker_id=self._worker_id, waits=[0] * size, runs=[0] * size
-            )
+            minute = self._minutes[key] = empty_minute(key[0], type, self._worker_id)
         return minute

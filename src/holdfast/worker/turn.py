@@ -16,15 +16,15 @@ from holdfast.worker.settle import Ended, Settler
 from holdfast.worker.slots import Slots
 from holdfast.worker.statistics import Statistics
 
-Report = tuple[int, int, float, str | None]
+ProgressReport = tuple[int, int, float, str | None]
 """A report of progress: seq, version, fraction, message."""
 
 
 class Turn:
     """Writes outcomes, does what maintenance is due, claims.
 
-    After a StoreError `take` is called again with the same outcomes. Those that got through after all are
-    refused by the guard, and announced as what they are.
+    After a StoreError `take` is called again with the same outcomes; those that got through after all are
+    found out, and announced as what they are.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Turn:
     def take(
         self,
         ended: Sequence[Ended],
-        progress: Collection[Report],
+        progress: Collection[ProgressReport],
         settings: Settings,
         *,
         claim_limit: int,

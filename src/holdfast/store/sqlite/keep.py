@@ -9,7 +9,7 @@ from typing import Any
 
 from holdfast.config import Value
 from holdfast.core.clock import microseconds, to_datetime
-from holdfast.store.protocol import BUCKETS, LIFETIME, Beat, Minute, TypeRecord, WorkerRecord
+from holdfast.store.protocol import LIFETIME, Beat, Minute, TypeRecord, WorkerRecord, empty_minute
 
 _RENEW = """
 UPDATE holdfast_jobs SET lease_expires_at = ?1
@@ -58,13 +58,13 @@ def heartbeat(
         renewed = connection.execute(_RENEW, (now + microseconds(lease_seconds), rows, worker_id)).rowcount
         if renewed != len(held):
             text = connection.execute(_STILL_HELD, (rows, worker_id)).fetchone()[0]
-            lost = set(held) - {(seq, version) for seq, version in json.loads(text)}
-    cancelled = list_cancelled(connection, worker_id)
+            lost = set(held) - claims_from(text)
+    cancelled = claims_from(connection.execute(CANCELLING, (worker_id,)).fetchone()[0])
     return Beat(frozenset(lost), frozenset(cancelled), registered=found.rowcount == 1)
 
 
-def list_cancelled(connection: sqlite3.Connection, worker_id: str) -> set[tuple[int, int]]:
-    text = connection.execute(CANCELLING, (worker_id,)).fetchone()[0]
+def claims_from(text: str) -> set[tuple[int, int]]:
+    """The (seq, version) pairs of a JSON answer."""
     return {(seq, version) for seq, version in json.loads(text)}
 
 
@@ -180,11 +180,6 @@ def fold_statistics(connection: sqlite3.Connection, before_minute: int) -> None:
         add(totals.setdefault(part.type, empty_minute(LIFETIME, part.type, "")), part)
     connection.execute("DELETE FROM holdfast_statistics WHERE minute > ? AND minute < ?", bounds)
     write_statistics(connection, list(totals.values()))
-
-
-def empty_minute(minute: int, type: str, worker_id: str) -> Minute:
-    size = len(BUCKETS) + 1
-    return Minute(minute=minute, type=type, worker_id=worker_id, waits=[0] * size, runs=[0] * size)
 
 
 def add(total: Minute, part: Minute) -> None:

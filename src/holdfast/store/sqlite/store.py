@@ -157,9 +157,7 @@ class SqliteStore:
             return keep.heartbeat(connection, worker_id, held, state, lease_seconds, self.now())
 
     def list_cancelled(self, worker_id: str) -> set[tuple[int, int]]:
-        with self.database.using():
-            connection = self.database.connection()
-            return self.database.patiently(lambda: keep.list_cancelled(connection, worker_id))
+        return keep.claims_from(self.database.read_one(keep.CANCELLING, (worker_id,))[0])
 
     def register_worker(self, worker: WorkerRecord, types: Sequence[TypeRecord]) -> None:
         with self.database.transaction() as connection:

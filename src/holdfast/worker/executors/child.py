@@ -20,7 +20,17 @@ from holdfast.core.lifecycle import Errored
 from holdfast.function import JobFunction
 from holdfast.queue import Queue
 from holdfast.registry import Handler
-from holdfast.worker.executors.wire import Ask, Completed, End, Progress, Run, Setup, Started, ToChild, send
+from holdfast.worker.executors.wire import (
+    Ask,
+    End,
+    JobCompleted,
+    Progress,
+    Run,
+    Setup,
+    Started,
+    ToChild,
+    send,
+)
 from holdfast.worker.run import Ending, describe, run_here
 
 MAIN = "__holdfast_main__"
@@ -71,7 +81,7 @@ class ChildProgram:
         else:
             attempt = Attempt(message.claim, handler, queue)
             attempt.on_progress = self._progress
-            attempt.on_commit = lambda: self._reply(Completed())
+            attempt.on_commit = lambda: self._reply(JobCompleted())
             self._attempt = attempt
             attempt.stop_reason = self._asked  # it may have come while the handler was imported
             self._reply(Started())

@@ -26,10 +26,20 @@ from holdfast.core.lifecycle import Errored
 from holdfast.errors import ProcessDied
 from holdfast.store.protocol import Store
 from holdfast.worker.executors.threads import ThreadExecutor
-from holdfast.worker.executors.wire import Ask, Completed, End, FromChild, Progress, Run, Setup, Started, send
+from holdfast.worker.executors.wire import (
+    Ask,
+    End,
+    FromChild,
+    JobCompleted,
+    Progress,
+    Run,
+    Setup,
+    Started,
+    send,
+)
 from holdfast.worker.run import Committed, Ending, Report, describe, ending_of_stop
 
-GRACE = 2.0
+KILL_AFTER = 2.0
 """Seconds between SIGTERM and SIGKILL."""
 
 
@@ -153,7 +163,7 @@ class Child:
             message = self._decode(line)
             if isinstance(message, Started):
                 attempt.start(clock)
-            elif isinstance(message, Completed):
+            elif isinstance(message, JobCompleted):
                 attempt.committed = True
             elif isinstance(message, Progress):
                 if attempt.on_progress is not None:
@@ -190,7 +200,7 @@ class Child:
         with self._lock:
             if self._killer is not None or self._closed:
                 return
-            self._killer = threading.Timer(GRACE, self._signal, (signal.SIGKILL,))
+            self._killer = threading.Timer(KILL_AFTER, self._signal, (signal.SIGKILL,))
             self._killer.daemon = True
             self._killer.start()
         self._signal(signal.SIGTERM)

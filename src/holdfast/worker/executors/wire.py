@@ -42,7 +42,7 @@ class Started(Struct, tag=True):
     """The handler is found and begins now: its time counts from here."""
 
 
-class Completed(Struct, tag=True):
+class JobCompleted(Struct, tag=True):
     """ctx.transaction() has completed the job; the handler may go on for a while."""
 
 
@@ -57,7 +57,7 @@ class End(Struct, tag=True):
 
 
 ToChild = Setup | Run | Ask
-FromChild = Started | Completed | Progress | End
+FromChild = Started | JobCompleted | Progress | End
 
 _encode = msgspec.json.Encoder().encode
 
