@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sqlite3
 import threading
 import time
@@ -317,6 +318,39 @@ def test_a_fork_inside_a_transaction_loses_nothing_and_the_child_is_refused(data
         connection.execute("INSERT INTO notes VALUES ('a')")
         assert in_fork(is_refused)
     assert notes(database) == ["a"]
+
+
+def test_threads_may_fork_at_once_while_others_read(database: Database) -> None:
+    add(database, "a")
+    done = threading.Event()
+    barrier = threading.Barrier(3)
+    findings: list[bool] = []
+
+    def read() -> None:
+        while not done.is_set():
+            notes(database)
+
+    def child_can_read() -> bool:
+        signal.alarm(20)  # a gate that stays shut in the child would hold it for ever
+        return notes(database) == ["a"]
+
+    def fork() -> None:
+        for _ in range(15):
+            barrier.wait(60)
+            findings.append(in_fork(child_can_read))
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    forkers = [threading.Thread(target=fork) for _ in range(3)]
+    for thread in (*readers, *forkers):
+        thread.start()
+    for thread in forkers:
+        thread.join()
+    done.set()
+    for thread in readers:
+        thread.join()
+    assert findings == [True] * 45
+    add(database, "b")
+    assert notes(database) == ["a", "b"]
 
 
 def test_a_closed_database_says_so_in_every_thread(database: Database) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import pydantic
 import pytest
 
 from holdfast import Context
@@ -21,6 +22,10 @@ def send(to: str, subject: str = "Hi") -> str:
 
 
 async def crawl(url: str) -> None: ...
+
+
+class Postman:
+    def deliver(self, to: str) -> None: ...
 
 
 def keywords(type: str, function: Any, **options: Any) -> Handler:
@@ -114,6 +119,7 @@ def test_a_registered_handler_takes_a_payload_and_perhaps_a_context(function: An
         (crawl, "thread", "is async"),
         (lambda to: None, "process", "import it by name"),
         (functools.partial(send), "process", "import it by name"),
+        (Postman().deliver, "process", "import it by name"),
     ],
 )
 def test_an_executor_that_cannot_run_the_function_is_refused(
@@ -303,3 +309,23 @@ def test_a_bad_declaration_is_refused_and_lists_what_is_allowed() -> None:
 def test_the_schema_of_every_handler_can_be_published() -> None:
     for handler in registry(keywords("a", send), keywords("b", crawl), whole("c", whole_payload)).handlers():
         assert handler.spec.schema()["type"] == "object"
+
+
+class Opaque: ...
+
+
+class Model(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(arbitrary_types_allowed=True)
+    n: Annotated[Opaque, pydantic.BeforeValidator(lambda value: Opaque())]
+
+
+def takes_model(payload: Model) -> None: ...
+
+
+def test_a_handler_whose_payload_has_no_json_schema_is_refused() -> None:
+    with pytest.raises(ConfigError, match="the payload of type 'a' has no JSON Schema"):
+        whole("a", takes_model)
+    with pytest.raises(ConfigError, match="the payload of type 'a' has no JSON Schema"):
+        keywords("a", takes_model)
+    with pytest.raises(ConfigError, match="the payload of type 'a' has no JSON Schema"):
+        whole("a", lambda payload: None, payload_type=Model)

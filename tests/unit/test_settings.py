@@ -116,7 +116,7 @@ BAD_VALUES: dict[str, list[object]] = {
     "backoff_max": [-1, "x", None, "1y", float("inf"), timedelta(seconds=-1)],
     "backoff_jitter": [-0.1, 1.1, "x", None, float("nan")],
     "job_timeout": [0, -1, "x", "5 parsecs", True],
-    "lease_seconds": [2.9, 0, -5, "2s", None, "none", float("nan")],
+    "lease_seconds": [2.9, 0, -5, "2s", None, "none", float("nan"), 1e12],
     "heartbeat_interval": [0, -1, None, "x"],
     "poll_interval": [0, -1, None, "x"],
     "stuck_seconds": [0, -1, None],

@@ -95,6 +95,14 @@ def report_progress(path: str, ctx: Context) -> None:
     _wait_for(path)
 
 
+def report_number(ctx: Context) -> None:
+    ctx.progress(0.5, 7)  # type: ignore[arg-type]
+
+
+def large(size: int) -> str:
+    return "x" * size
+
+
 def have_children(ctx: Context) -> str:
     return ctx.enqueue("child", {"n": 1})
 

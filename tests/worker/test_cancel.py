@@ -278,3 +278,35 @@ def test_cancelled_job_can_be_retried(queue: Queue, start_worker: StartWorker) -
     start_worker()
     done = queue.wait(job.id, timeout=PATIENCE)
     assert (done.status, done.cancel_requested) == ("completed", False)
+
+
+@pytest.mark.parametrize("first", ["cancel", "timeout"])
+def test_async_handler_is_interrupted_once_by_cancel_and_timeout_together(
+    queue: Queue, start_worker: StartWorker, gate: Gate, short_heartbeat: None, first: str
+) -> None:
+    """The second must not interrupt the clean-up that the first has begun."""
+    interrupted = threading.Event()
+    times: list[int] = []
+
+    @queue.job(timeout=0.5, max_attempts=1)
+    async def work() -> None:
+        gate.count()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            times.append(1)
+            interrupted.set()
+            try:
+                await asyncio.sleep(1.0)  # past the timeout and some heartbeats
+            except asyncio.CancelledError:
+                times.append(2)
+            raise
+
+    start_worker()
+    job = work.enqueue()
+    gate.wait_entered()
+    if first == "timeout":
+        assert interrupted.wait(PATIENCE)
+    queue.cancel(job.id)
+    queue.wait(job.id, timeout=PATIENCE)
+    assert times == [1]

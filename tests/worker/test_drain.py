@@ -13,7 +13,7 @@ import pytest
 from holdfast import Context, Queue
 from holdfast.events import JobClaimed, JobCompleted, JobPromoted
 from holdfast.testing import MovableClock
-from tests.support import Recorder
+from tests.support import Recorder, wait_until
 from tests.worker import handlers
 from tests.worker.support import Gate, Spy, get
 
@@ -177,3 +177,43 @@ def test_drain_beside_a_worker_runs_each_job_once(
     for job in jobs:
         queue.wait(job.id, timeout=30)
     assert sorted(runs) == list(range(200))
+
+
+def test_drained_handler_may_report_progress_inside_its_transaction(queue: Queue) -> None:
+    @queue.job(max_attempts=1)
+    def work(ctx: Context) -> None:
+        with ctx.transaction():
+            ctx.progress(0.5, "half")
+            ctx.result = "done"
+
+    job = work.enqueue()
+    queue.drain()
+    done = get(queue, job.id)
+    assert (done.status, done.result, done.error) == ("completed", "done", None)
+
+
+def test_drained_handler_sees_its_cancellation_at_a_safe_point(queue: Queue, short_heartbeat: None) -> None:
+    @queue.job(max_attempts=1)
+    def work(ctx: Context) -> None:
+        queue.cancel(ctx.job.id)
+        wait_until(lambda: ctx.check(), message="ctx.check() does not raise")
+
+    job = work.enqueue()
+    assert queue.drain() == 1
+    assert get(queue, job.id).status == "cancelled"
+
+
+def test_drain_under_a_running_event_loop_runs_async_handlers(queue: Queue) -> None:
+    @queue.job(max_attempts=1)
+    async def work() -> str:
+        await asyncio.sleep(0)
+        return "done"
+
+    job = work.enqueue()
+
+    async def main() -> int:
+        return queue.drain()
+
+    assert asyncio.run(main()) == 1
+    done = get(queue, job.id)
+    assert (done.status, done.result, done.error) == ("completed", "done", None)

@@ -806,3 +806,17 @@ def test_every_refusal_is_one_of_our_errors() -> None:
         UnknownType,
     ]
     assert all(issubclass(error, HoldfastError) for error in refusals)  # type: ignore[arg-type]
+
+
+def test_options_of_a_handler_registered_late_hold_for_the_next_claim(
+    queue: Queue, start_worker: Callable[..., Any]
+) -> None:
+    queue.register("marker", lambda payload: None)
+    start_worker()
+    early = queue.enqueue("work")
+    queue.wait(queue.enqueue("marker").id, timeout=PATIENCE)  # the worker has looked, and seen them both
+    queue.register("work", lambda payload: None, max_attempts=10, timeout=7)
+    late = queue.enqueue("work")
+    for job in (early, late):
+        done = queue.wait(job.id, timeout=PATIENCE)
+        assert (done.max_attempts, done.timeout) == (10, 7)

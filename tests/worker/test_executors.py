@@ -5,17 +5,24 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
+import queue as queue_module
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from holdfast import Context, Job, Queue
+from holdfast.context import Attempt, AttemptHost
 from holdfast.errors import ConfigError, UnknownType
-from tests.support import Recorder
+from holdfast.registry import Handler
+from holdfast.store.protocol import Claim, Store
+from holdfast.worker.executors.loop import LoopExecutor
+from holdfast.worker.run import Ending
+from tests.support import Recorder, wait_until
 from tests.worker import handlers
 from tests.worker.support import PATIENCE, Gate, get, run_script
 
@@ -403,3 +410,132 @@ def test_worker_started_at_import_in_a_handlers_process_is_a_clear_error(tmp_pat
     assert "could not be imported" in done.stdout
     assert "a worker can't be started where a handler's process imports your module" in done.stdout
     assert "if __name__ == '__main__':" in done.stdout
+
+
+def test_threads_that_start_async_attempts_at_once_make_one_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[asyncio.AbstractEventLoop] = []
+    new_event_loop = asyncio.new_event_loop
+
+    def make_slowly() -> asyncio.AbstractEventLoop:
+        made.append(new_event_loop())
+        threading.Event().wait(0.05)  # long enough for others to make one too if they may
+        return made[-1]
+
+    async def work(payload: object) -> None: ...
+
+    ended: queue_module.Queue[Attempt] = queue_module.Queue()
+
+    def report(attempt: Attempt, ending: Ending) -> None:
+        ended.put(attempt)
+
+    monkeypatch.setattr(asyncio, "new_event_loop", make_slowly)
+    executor = LoopExecutor(lambda: 0, report, cast(Store, SimpleNamespace(close_thread=lambda: None)))
+    handler = Handler("work", work, whole=True)
+    barrier = threading.Barrier(8)
+
+    def start(seq: int) -> None:
+        claim = Claim(seq, f"job{seq}", "work", "{}", 0, 1, 3, 1, None, 0, 0, "worker")
+        attempt = Attempt(claim, handler, cast(AttemptHost, None))
+        barrier.wait(PATIENCE)
+        executor.start(attempt)
+
+    threads = [threading.Thread(target=start, args=(seq,)) for seq in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    try:
+        assert {ended.get(timeout=PATIENCE).claim.seq for _ in threads} == set(range(8))
+        assert len(made) == 1
+    finally:
+        executor.close()
+
+
+@pytest.mark.parametrize("executor", ["thread", "process"])
+def test_progress_message_that_is_no_text_fails_the_job_and_frees_its_slot(
+    queue: Queue, start_worker: StartWorker, executor: str
+) -> None:
+    queue.job(executor=executor, max_attempts=1)(handlers.report_number)
+    queue.job(executor=executor)(handlers.where)
+    start_worker(concurrency=1)
+    job = run_one(queue, "report_number")
+    assert job.status == "failed"
+    assert job.error is not None
+    assert job.error.startswith("TypeError: ")
+    assert run_one(queue, "where").status == "completed"
+
+
+@pytest.mark.parametrize("executor", ["thread", "process"])
+def test_limit_for_results_given_with_a_handler_holds_wherever_it_runs(
+    queue: Queue, start_worker: StartWorker, executor: str
+) -> None:
+    text = "x" * 2_000_000
+    queue.job(name="large", executor=executor, max_result_bytes=3_000_000)(handlers.large)
+    queue.job(name="small", executor=executor, max_result_bytes=1000)(handlers.large)
+    start_worker()
+    assert run_one(queue, "large", {"size": 2_000_000}).result == text
+    assert run_one(queue, "small", {"size": 900}).result == text[:900]
+    assert run_one(queue, "small", {"size": 2000}).result != text[:2000]
+
+
+LARGE_MODULE = """
+import os
+from holdfast import Queue
+
+queue = Queue(os.environ["APP_DATABASE"])
+
+@queue.job(executor="process", max_attempts=1, max_result_bytes=3_000_000)
+def large() -> str:
+    return "x" * 2_000_000
+
+@queue.job(executor="process", max_attempts=1, max_result_bytes=1000)
+def small() -> str:
+    return "x" * 2_000
+"""
+
+LARGE_SCRIPT = """
+from app import large, queue, small
+
+worker = queue.worker().start()
+done = [queue.wait(job.enqueue().id, timeout=60) for job in (large, small)]
+worker.stop()
+assert done[0].result == "x" * 2_000_000, done[0].result
+assert "max_result_bytes is 1000" in done[1].result["problem"], done[1].result
+print("ok")
+"""
+
+
+def test_decorators_limit_for_results_holds_in_a_process(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(LARGE_MODULE, encoding="utf-8")
+    url = f"sqlite:///{tmp_path / 'queue.db'}"
+    done = run_script(tmp_path, LARGE_SCRIPT, APP_DATABASE=url)
+    assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
+
+
+SLOW_START = """
+import os, sys, time
+if any("holdfast.worker.executors.child" in word for word in sys.orig_argv):
+    open(os.environ["SLOW_START"], "w").close()
+    time.sleep(60)
+"""
+
+
+def test_cancel_of_a_process_that_has_not_read_its_payload_does_not_block_the_worker(
+    queue: Queue, start_worker: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The payload is larger than a pipe, so who sends it waits for the child, which does not read yet."""
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(SLOW_START, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(site), prepend=os.pathsep)
+    monkeypatch.setenv("SLOW_START", str(tmp_path / "starting"))
+    queue.job(executor="process", max_attempts=1)(handlers.name_of_payload_type)
+    queue.register("quick", lambda payload: "done")
+    start_worker()
+    job = queue.enqueue("name_of_payload_type", {"payload": "x" * 300_000})
+    wait_until((tmp_path / "starting").exists)
+    queue.cancel(job.id)
+    assert queue.wait(job.id, timeout=10).status == "cancelled"
+    assert run_one(queue, "quick").result == "done"

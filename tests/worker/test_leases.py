@@ -17,6 +17,7 @@ from holdfast.errors import CommitUncertain, StoreBusy, StoreUnavailable
 from holdfast.events import (
     HandlerStuck,
     JobCompleted,
+    JobFailed,
     JobReaped,
     LeaseLostByWorker,
     OutcomeRefused,
@@ -252,6 +253,9 @@ def test_job_that_keeps_killing_its_workers_ends_failed_and_says_so(
     assert done.error is not None
     assert done.error.startswith("WorkerLost")
     assert recorder.wait(JobReaped).status == "failed"
+    failed = recorder.wait(JobFailed)
+    assert (failed.job_id, failed.attempt, failed.worker_id) == (job.id, 1, "dead")
+    assert failed.error.startswith("WorkerLost")
 
 
 def test_cancelled_job_of_a_dead_worker_ends_cancelled(
@@ -491,3 +495,36 @@ def test_guard_refuses_an_outcome_whose_lease_was_reaped(queue: Queue) -> None:
     )
     assert queue.store.finish_jobs([late]) == {}
     assert get(queue, job.id).status == "pending"
+
+
+def test_lowered_lease_does_not_take_a_job_from_a_living_worker(
+    queue: Queue,
+    other_queue: Queue,
+    start_worker: StartWorker,
+    gate: Gate,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The heartbeat sleeps for as long as the old lease allowed, and is woken by the change."""
+    queue.set_config("lease_seconds", 3600)
+    queue.set_config("heartbeat_interval", 1200)
+    queue.register("work", lambda payload: gate.enter())
+    other_queue.register("work", lambda payload: "stolen")
+    others = Recorder(other_queue.events)
+    beats, sweeps = Spy(queue.store.heartbeat), Spy(other_queue.store.list_expired)
+    monkeypatch.setattr(queue.store, "heartbeat", beats)
+    monkeypatch.setattr(other_queue.store, "list_expired", sweeps)
+    start_worker()
+    early = queue.enqueue("work")
+    gate.wait_entered()
+    queue.set_config("lease_seconds", 3)
+    beats.wait_called(1)
+    late = queue.enqueue("work")
+    gate.wait_entered(2)
+    start_worker(other_queue)
+    beats.wait_called(4)
+    sweeps.wait_called(1)
+    assert others.all(JobReaped) == []
+    gate.open()
+    for job in (early, late):
+        done = queue.wait(job.id, timeout=PATIENCE)
+        assert (done.attempts, done.result) == (1, None)

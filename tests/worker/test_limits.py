@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,7 +11,10 @@ import pytest
 
 from holdfast import Queue
 from holdfast.errors import ConfigError
-from tests.support import wait_until
+from holdfast.events import StoreTrouble
+from holdfast.store.protocol import Claim, Demand
+from holdfast.store.sqlite.database import Database
+from tests.support import Recorder, wait_until
 from tests.worker.support import PATIENCE, Gate, get
 
 StartWorker = Callable[..., Any]
@@ -139,6 +143,60 @@ def test_stored_max_running_for_all_counts_all_types_together(
     assert meter.most <= 2
 
 
+def test_running_jobs_of_a_paused_type_count_for_the_max_running_of_all(
+    queue: Queue, start_worker: StartWorker, gate: Gate
+) -> None:
+    for type in ("a", "b"):
+        queue.register(type, lambda payload: gate.enter())
+    queue.register("marker", lambda payload: None)
+    queue.set_config("max_running", 1)
+    queue.set_config("max_running", 5, type="marker")
+    start_worker()
+    running = queue.enqueue("b")
+    gate.wait_entered()
+    queue.pause(type="b")
+    waiting = queue.enqueue("a", priority=9)
+    assert queue.wait(queue.enqueue("marker").id, timeout=PATIENCE).status == "completed"
+    assert get(queue, waiting.id).status == "pending"
+    assert queue.stats()["processing"] == 1
+    gate.open()
+    wait_all(queue, [running, waiting])
+
+
+def test_max_running_of_all_counts_what_another_took_between_look_and_claim(
+    queue: Queue,
+    other_queue: Queue,
+    start_worker: StartWorker,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The loser has looked and found room; the winner claims another type before the loser's turn."""
+    queue.set_config("max_running", 1)
+    queue.set_config("max_running", 5, type="marker")
+    ran: list[str] = []
+    for type in ("a", "marker"):
+        queue.register(type, lambda payload, ctx: ran.append(ctx.job.type))
+    look = queue.store.list_active_types
+    taken: list[Claim] = []
+
+    def look_and_lose(**options: Any) -> Any:
+        seen = look(**options)
+        if options and not taken:  # with options it is the look, without them the turn
+            assert seen["a"].pending == 1
+            other_queue.enqueue("b")
+            demand = Demand(type="b", limit=1, max_attempts=3)
+            claimed = other_queue.store.claim_jobs("winner", [demand], limit=1, lease_seconds=3600)
+            taken.extend(claimed.claims)
+        return seen
+
+    monkeypatch.setattr(queue.store, "list_active_types", look_and_lose)
+    loser = queue.enqueue("a", priority=9)
+    start_worker()
+    wait_until(lambda: taken)
+    assert queue.wait(queue.enqueue("marker").id, timeout=PATIENCE).status == "completed"
+    assert ran == ["marker"]
+    assert get(queue, loser.id).status == "pending"
+
+
 def start_times(queue: Queue, type: str) -> list[float]:
     """When each job was claimed, by the database's own clock."""
     jobs = queue.jobs(type=type, limit=1000)
@@ -259,3 +317,52 @@ def test_raised_concurrency_is_followed_by_a_running_worker(
     queue.set_config("concurrency", 4)
     gate.wait_entered(4)
     assert {get(queue, job.id).status for job in jobs} == {"processing"}
+
+
+@pytest.fixture
+def small_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite's limit for one value, a thousand million bytes, made small enough to be met."""
+    connect = Database.connect
+
+    def connect_with_limit(self: Database, *arguments: Any) -> sqlite3.Connection:
+        connection = connect(self, *arguments)
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 300_000)
+        return connection
+
+    monkeypatch.setattr(Database, "connect", connect_with_limit)
+
+
+@pytest.mark.parametrize("types", [["work"], ["work", "more"]])
+def test_payloads_too_large_for_one_value_together_are_claimed_in_parts(
+    small_values: None, queue: Queue, start_worker: StartWorker, recorder: Recorder, types: list[str]
+) -> None:
+    for type in types:
+        queue.register(type, lambda payload: len(payload["text"]))
+    jobs = [queue.enqueue(types[n % len(types)], {"text": "x" * 100_000}) for n in range(8)]
+    start_worker(concurrency=10)
+    wait_all(queue, jobs)
+    assert {get(queue, job.id).attempts for job in jobs} == {1}
+    assert {get(queue, job.id).result for job in jobs} == {100_000}
+    assert recorder.all(StoreTrouble) == []
+
+
+@pytest.mark.parametrize("outcome", ["completed", "failed"])
+def test_outcomes_too_large_for_one_value_together_are_written_in_parts(
+    small_values: None, queue: Queue, start_worker: StartWorker, recorder: Recorder, outcome: str
+) -> None:
+    meet = threading.Barrier(8)
+
+    def work(payload: object) -> str:
+        meet.wait(PATIENCE)  # so that they end together
+        if outcome == "failed":
+            raise RuntimeError("x" * 60_000)
+        return "x" * 100_000
+
+    queue.register("work", work, max_attempts=1)
+    jobs = queue.enqueue_many("work", [{}] * 8)
+    start_worker(concurrency=8)
+    done = [queue.wait(job.id, timeout=PATIENCE) for job in jobs]
+    assert {(job.status, job.attempts) for job in done} == {(outcome, 1)}
+    if outcome == "completed":
+        assert {job.result for job in done} == {"x" * 100_000}
+    assert recorder.all(StoreTrouble) == []

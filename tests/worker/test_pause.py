@@ -9,7 +9,14 @@ import pytest
 
 from holdfast import Queue
 from holdfast.errors import ConfigError
-from holdfast.events import QueuePaused, QueueResumed, WorkerPaused, WorkerResumed
+from holdfast.events import (
+    JobClaimed,
+    JobReleased,
+    QueuePaused,
+    QueueResumed,
+    WorkerPaused,
+    WorkerResumed,
+)
 from tests.support import Recorder
 from tests.worker.support import PATIENCE, Gate, Spy, get
 
@@ -185,3 +192,29 @@ def test_pause_and_resume_are_announced(queue: Queue, recorder: Recorder) -> Non
 def test_pause_of_what_cannot_be_a_type_is_refused(queue: Queue) -> None:
     with pytest.raises(ConfigError, match="'no spaces'"):
         queue.pause(type="no spaces")
+
+
+def test_paused_worker_gives_back_what_it_held_ready(
+    queue: Queue, start_worker: StartWorker, recorder: Recorder, gate: Gate
+) -> None:
+    ran: list[int] = []
+
+    def work(payload: dict[str, Any]) -> None:
+        ran.append(payload["n"])
+        if payload["n"] == 300:
+            gate.enter()
+
+    queue.register("work", work)
+    jobs = queue.enqueue_many("work", [{"n": n} for n in range(350)])
+    worker = start_worker(concurrency=1)
+    gate.wait_entered()
+    held = jobs[301]
+    recorder.wait(JobClaimed, job_id=held.id)
+    worker.pause()
+    recorder.wait(JobReleased, job_id=held.id)
+    back = get(queue, held.id)
+    assert (back.status, back.attempts, back.worker_id) == ("pending", 0, None)
+    gate.open()
+    assert queue.wait(jobs[300].id, timeout=PATIENCE).status == "completed"
+    assert ran == list(range(301))
+    assert queue.stats()["processing"] == 0

@@ -99,8 +99,24 @@ def test_retry_counts_as_a_failed_attempt(queue: Queue, start_worker: StartWorke
 
 
 def test_retry_with_a_delay_that_makes_no_sense_is_an_error_of_the_handler() -> None:
-    with pytest.raises(ValueError, match="delay must be zero or more seconds"):
-        Retry(delay=-1)
+    for delay in (-1, 1e12, float("nan"), timedelta(seconds=-1), timedelta.max):
+        with pytest.raises(ValueError, match="delay must be from 0 to"):
+            Retry(delay=delay)
+
+
+def test_retry_takes_its_delay_as_a_timedelta(queue: Queue) -> None:
+    @queue.job
+    def later() -> None:
+        raise Retry("busy", delay=timedelta(minutes=5))
+
+    job = later.enqueue()
+    queue.drain()
+    waiting = get(queue, job.id)
+    assert (waiting.status, waiting.error) == ("scheduled", "Retry: busy")
+    assert waiting.next_retry_at is not None
+    assert waiting.started_at is not None
+    waits = waiting.next_retry_at - waiting.started_at
+    assert timedelta(minutes=5) <= waits < timedelta(minutes=6)
 
 
 def test_fail_ends_the_job_at_once(queue: Queue, start_worker: StartWorker) -> None:

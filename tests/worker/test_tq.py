@@ -192,3 +192,13 @@ def test_second_init_is_refused_until_it_was_stopped(tq: TaskQueue, url: str) ->
 
 def test_stop_without_start_is_no_error(url: str) -> None:
     TaskQueue().stop()
+
+
+def test_limits_at_the_end_of_a_chain_hold_from_the_first_start(tq: TaskQueue) -> None:
+    tq.queue.enqueue_many("crawl", [{"n": n} for n in range(500)])
+    tq("crawl").set_worker(lambda payload: None).set_worker_count(1).set_rate_limit(5).set_timeout(300)
+    wait_until(lambda: tq.stats()["completed"] >= 8)
+    jobs = tq.queue.jobs(status="completed", limit=500)
+    times = sorted(job.started_at.timestamp() for job in jobs if job.started_at is not None)
+    assert len(times) <= 5 * (times[-1] - times[0]) + 5 + 1e-6
+    assert {job.timeout for job in jobs} == {300}

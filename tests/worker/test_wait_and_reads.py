@@ -220,6 +220,28 @@ def test_why_names_full_slots_and_the_line(queue: Queue, start_worker: StartWork
     assert "1 job of its type is before it" in queue.why(second.id)[1].text
 
 
+def test_why_names_full_slots_when_other_types_fill_them(
+    queue: Queue, start_worker: StartWorker, gate: Gate
+) -> None:
+    queue.register("slow", lambda payload: gate.enter())
+    queue.register("other", lambda payload: None)
+    start_worker(concurrency=1)
+    queue.enqueue("slow")
+    gate.wait_entered()
+    (reason,) = queue.why(queue.enqueue("other").id)
+    assert (reason.code, reason.text) == ("slots_full", "all 1 slots of the workers are taken")
+
+
+def test_type_that_is_named_to_a_worker_without_a_handler_is_not_served(
+    queue: Queue, start_worker: StartWorker
+) -> None:
+    queue.register("work", lambda payload: None)
+    start_worker(types=["work", "ghost"])
+    (worker,) = queue.workers()
+    assert list(worker.types) == ["work"]
+    assert codes(queue, queue.enqueue("ghost").id) == ["no_worker_for_type"]
+
+
 def test_why_names_max_running(queue: Queue, start_worker: StartWorker, gate: Gate) -> None:
     queue.register("work", lambda payload: gate.enter(), max_running=1)
     start_worker()
@@ -372,9 +394,9 @@ def test_cleanup_comes_in_batches(queue: Queue) -> None:
     assert queue.stats()["cancelled"] == 0
 
 
-@pytest.mark.parametrize("older_than", ["soon", None, datetime(2030, 1, 1)])  # noqa: DTZ001
+@pytest.mark.parametrize("older_than", ["soon", None, 1e300, -1, datetime(2030, 1, 1)])  # noqa: DTZ001
 def test_cleanup_refuses_what_is_no_age(queue: Queue, older_than: Any) -> None:
-    with pytest.raises((ConfigError, ValueError)):
+    with pytest.raises(ConfigError, match="older_than"):
         queue.cleanup(older_than=older_than)
 
 

@@ -168,8 +168,11 @@ def _record_failures(connection: sqlite3.Connection, finishes: Sequence[Finish],
         for finish in finishes
         if finish.decision.error is not None
     ]
-    if rows:
+    try:
         connection.execute(_FAILURES, (now, json.dumps(rows)))
+    except (sqlite3.DataError, OverflowError):  # more than SQLite takes as one value
+        for row in rows:
+            connection.execute(_FAILURES, (now, json.dumps([row])))
 
 
 def insert_children(

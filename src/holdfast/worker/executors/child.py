@@ -111,7 +111,7 @@ class ChildProgram:
             return found.handler, queue
         if self._queue is None:
             self._queue = Queue(self._setup.url, defaults=self._setup.defaults)
-        return Handler(message.claim.type, found, whole=message.whole, executor="process"), self._queue
+        return _registered(self._queue, found, message), self._queue
 
     def _resolve(self, module: str, name: str) -> Any:
         first, *rest = name.split(".")
@@ -130,6 +130,20 @@ class ChildProgram:
             else:
                 raise ImportError("the worker's main program has no file to import")
         return self._main
+
+
+def _registered(queue: Queue, function: Any, message: Run) -> Handler:
+    """The handler of a plain function, as the worker's program has registered it."""
+    known = queue.registry.find(message.handler_type)
+    if known is not None:
+        if known.function is function:
+            return known
+        queue.unregister(message.handler_type)
+    handler = Handler(
+        message.handler_type, function, whole=message.whole, executor="process", options=message.options
+    )
+    queue.registry.add(handler)
+    return handler
 
 
 def _import(module: str) -> Any:

@@ -157,8 +157,9 @@ class Child:
 
     def run(self, attempt: Attempt, clock: Clock) -> Ending:
         """Run an attempt and wait for its end, or the child's."""
-        module, name = attempt.handler.address()
-        self._send(Run(attempt.claim, module, name, attempt.handler.whole))
+        handler = attempt.handler
+        module, name = handler.address()
+        self._send(Run(attempt.claim, handler.type, module, name, handler.whole, handler.options))
         while (line := self._read_line()) is not None:
             message = self._decode(line)
             if isinstance(message, Started):

@@ -24,12 +24,14 @@ class Setup(Struct, tag=True):
 
 
 class Run(Struct, tag=True):
-    """Run an attempt with the handler of this module and name."""
+    """Run an attempt with the function of this module and name, a handler with these options."""
 
     claim: Claim
+    handler_type: str
     module: str
     name: str
     whole: bool
+    options: Mapping[str, Value]
 
 
 class Ask(Struct, tag=True):
