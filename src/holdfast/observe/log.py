@@ -97,7 +97,7 @@ _WORDINGS: dict[type[Event], Callable[[Any], str]] = {
     e.JobRetrying: lambda v: (
         f"{_job(v)} attempt {v.attempt} failed, next in {v.delay:.1f} s: {_first_line(v.error)}"
     ),
-    e.JobFailed: lambda v: f"{_job(v)} failed for good after {v.attempt} attempts: {_first_line(v.error)}",
+    e.JobFailed: lambda v: f"{_job(v)} failed for good in attempt {v.attempt}: {_first_line(v.error)}",
     e.JobReaped: lambda v: f"{_job(v)} taken from lost worker {v.worker_id}, now {v.status}",
     e.JobReleased: lambda v: f"{_job(v)} given back",
     e.JobCancelled: lambda v: f"{_job(v)} cancelled",
