@@ -242,7 +242,7 @@ def test_log_is_json_where_there_is_no_terminal() -> None:
 
 def test_log_is_text_on_a_terminal() -> None:
     (line,) = logged(Terminal(), FAILED)
-    assert line.endswith("error    work job1 failed for good after 3 attempts: ValueError: broken")
+    assert line.endswith("error    work job1 failed for good in attempt 3: ValueError: broken")
 
 
 @pytest.mark.parametrize(("format", "begins"), [("json", "{"), ("text", "")])
