@@ -26,7 +26,8 @@ UNPAUSED_TYPES = f"""{ACTIVE_TYPES}
 AND NOT EXISTS (SELECT 1 FROM holdfast_pauses WHERE holdfast_pauses.type IN ('', holdfast_counts.type))
 """
 
-# Asked once a statement, inside the claim's own transaction: after a pause is committed nothing starts.
+# Zero for a paused type. Asked inside the claim's own transaction: after a pause is committed nothing starts.
+# As a limit, not a condition, which SQLite would ask of each of the million jobs that wait.
 _UNPAUSED = "NOT EXISTS (SELECT 1 FROM holdfast_pauses WHERE type IN ('', ?1))"
 
 _ROW = """json_group_array(json_array(
@@ -35,13 +36,13 @@ _ROW = """json_group_array(json_array(
 # The candidates of a type, best first: only their places where several types compete, else the whole rows.
 CANDIDATES = f"""
 SELECT json_group_array(json_array(-priority, seq)) FROM (
-    SELECT priority, seq FROM holdfast_jobs WHERE status = 'pending' AND type = ?1 AND {_UNPAUSED}
-    ORDER BY priority DESC, seq LIMIT ?2)
+    SELECT priority, seq FROM holdfast_jobs WHERE status = 'pending' AND type = ?1
+    ORDER BY priority DESC, seq LIMIT ?2 * {_UNPAUSED})
 """
 CANDIDATE_ROWS = f"""
 SELECT {_ROW} FROM (
-    SELECT * FROM holdfast_jobs WHERE status = 'pending' AND type = ?1 AND {_UNPAUSED}
-    ORDER BY priority DESC, seq LIMIT ?2)
+    SELECT * FROM holdfast_jobs WHERE status = 'pending' AND type = ?1
+    ORDER BY priority DESC, seq LIMIT ?2 * {_UNPAUSED})
 """
 _CHOSEN_ROWS = f"SELECT {_ROW} FROM holdfast_jobs WHERE seq IN (SELECT value FROM json_each(?))"
 
