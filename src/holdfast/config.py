@@ -32,14 +32,18 @@ def default_database_url() -> str:
     given = os.environ.get("QUEUECTL_DATABASE_URL")
     if given:
         return given
-    from urllib.parse import quote
-
-    return f"sqlite:///{quote(os.path.join(home_folder(), 'queue.db'))}"
+    path = os.path.join(home_folder(), "queue.db")
+    return "sqlite:///" + path.replace("%", "%25").replace("?", "%3F")
 
 
 def home_folder() -> str:
     """QUEUECTL_HOME, or ~/.queuectl."""
     return os.environ.get("QUEUECTL_HOME") or os.path.join(os.path.expanduser("~"), ".queuectl")
+
+
+def stop_file() -> str:
+    """The file that stops all worker processes of this home folder while it exists."""
+    return os.path.join(home_folder(), ".stop_workers")
 
 
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}

@@ -7,14 +7,15 @@ from collections.abc import Callable
 from contextvars import Token
 from typing import TYPE_CHECKING, Any, Protocol
 
+from holdfast.config import find_setting
 from holdfast.core.clock import Clock
 from holdfast.core.job import Job
 from holdfast.core.lifecycle import completion
-from holdfast.core.payload import encode_payload, encode_result
+from holdfast.core.payload import decode, encode_payload, encode_result
 from holdfast.core.settings import Settings
 from holdfast.enqueue import Admission, make_options
 from holdfast.errors import HoldfastError, Interrupted, LeaseLost, shown
-from holdfast.registry import Handler
+from holdfast.handler import Handler
 from holdfast.store.protocol import Claim, NewJob, Store
 from holdfast.store.scope import attempt_transaction
 
@@ -26,6 +27,9 @@ CANCELLED = "cancelled"
 TIMED_OUT = "timed out"
 LOST = "lost"
 """Why an attempt is told to stop: the worker ends, its job was cancelled, its time is up, its lease lost."""
+
+
+MAX_DETAIL = 1024 * 1024
 
 
 class AttemptHost(Protocol):
@@ -48,12 +52,14 @@ class Attempt:
         "claimed",
         "committed",
         "deadline",
+        "detail",
         "handle",
         "handler",
         "host",
         "interrupted_at",
         "leased",
         "on_commit",
+        "on_interrupt",
         "on_progress",
         "started",
         "started_at",
@@ -68,6 +74,8 @@ class Attempt:
         self.children: list[NewJob] = []
         self.committed = False
         self.stop_reason: str | None = None
+        self.detail: dict[str, Any] | None = None
+        self.on_interrupt: Callable[[], None] | None = None
         self.on_commit: Callable[[], None] | None = None
         self.on_progress: Callable[[Attempt, float, str | None], None] | None = None
         # When the job was claimed, and its lease last taken or renewed, on the monotonic clock.
@@ -121,6 +129,10 @@ class Context:
         """The same text in every attempt of this job. Pass it on to services that deduplicate by one."""
         return self._attempt.claim.id
 
+    def setting(self, name: str) -> Any:
+        """The value in force of one of the queue's settings, for this job's type."""
+        return self._attempt.host.settings().get(find_setting(name).name, self._attempt.claim.type)
+
     @property
     def stopping(self) -> bool:
         """Whether the attempt should end at its next safe point."""
@@ -133,6 +145,22 @@ class Context:
         """
         if self._attempt.stop_reason is not None:
             raise Interrupted(self._attempt.stop_reason)
+
+    def on_interrupt(self, stop: Callable[[], None]) -> None:
+        """Let a sync handler be stopped: `stop` is called, in another thread, when its time is up.
+
+        That is so at a timeout, a cancellation, a lost lease and the end of a shutdown. It must not block,
+        and make the handler come to its next `check()` soon: kill the process it waits for, close the socket.
+        Without it a thread can only be asked. Async and process handlers need none: they are stopped anyway.
+        """
+        self._attempt.on_interrupt = stop
+        if self._attempt.stop_reason not in (None, STOPPING):
+            stop()  # it came before there was anybody to tell
+
+    def detail(self, **values: Any) -> None:
+        """Evidence to keep with this attempt in the job's history, should it fail: any JSON values."""
+        text = encode_payload({**(self._attempt.detail or {}), **values}, MAX_DETAIL)
+        self._attempt.detail = decode(text)
 
     def progress(self, fraction: float, message: str | None = None) -> None:
         """Report how far the work is, from 0 to 1. The latest report is stored a few times a second."""

@@ -149,6 +149,17 @@ class QueueFull(HoldfastError):
         self.max_depth = max_depth
 
 
+class BulkRefused(HoldfastError):
+    """A job of a bulk can't be stored. `line` is where it came from, `stored` how many are there already."""
+
+    def __init__(self, line: int, error: HoldfastError, stored: int) -> None:
+        before = f"; {stored} jobs of the chunks before it are stored" if stored else "; nothing was stored"
+        super().__init__(f"line {line}: {error}{before}")
+        self.line = line
+        self.error = error
+        self.stored = stored
+
+
 class LeaseLost(HoldfastError):
     """This attempt no longer owns the job; whatever it still writes is refused."""
 
@@ -214,6 +225,16 @@ class ProcessDied(HoldfastError):
         how = f"was killed by signal {-exit_code}" if exit_code < 0 else f"exited with code {exit_code}"
         super().__init__(f"the handler's process {how}")
         self.exit_code = exit_code
+
+
+class CommandFailed(HoldfastError):
+    """A shell command ended with an exit code other than 0, or by a signal."""
+
+    def __init__(self, exit_code: int, last_line: str = "") -> None:
+        how = f"killed by signal {-exit_code}" if exit_code < 0 else f"exit code {exit_code}"
+        super().__init__(f"{how}: {last_line}" if last_line else how)
+        self.exit_code = exit_code
+        self.last_line = last_line
 
 
 class Interrupted(BaseException):

@@ -6,20 +6,41 @@ standard logger `holdfast` as the message itself, and to whoever subscribed to t
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from msgspec import Struct
 
-logger = logging.getLogger("holdfast")
+if TYPE_CHECKING:
+    from logging import Logger
+
+LOGGER = "holdfast"
+DEBUG, INFO, WARNING, ERROR, CRITICAL = 10, 20, 30, 40, 50
+_logger: Logger | None = None
+
+
+def _heard_by(level: int) -> Logger | None:
+    """The logger, if it takes a level.
+
+    Where nothing has imported logging, nobody has asked for less than a warning; then it is not loaded, which
+    is a tenth of what `queuectl enqueue` takes to start.
+    """
+    global _logger
+    if _logger is None:
+        if level < WARNING and "logging" not in sys.modules:
+            return None
+        import logging
+
+        _logger = logging.getLogger(LOGGER)
+    return _logger if _logger.isEnabledFor(level) else None
 
 
 class Event(Struct, frozen=True, kw_only=True):
     """Something that happened. `str()` gives its name and fields, for loggers that know nothing of us."""
 
     name: ClassVar[str]
-    level: ClassVar[int] = logging.INFO
+    level: ClassVar[int] = INFO
 
     def fields(self) -> Iterator[tuple[str, Any]]:
         """The fields that have a value, in order."""
@@ -39,19 +60,19 @@ class JobEvent(Event, frozen=True, kw_only=True):
 
 class JobEnqueued(JobEvent, frozen=True, kw_only=True):
     name = "job.enqueued"
-    level = logging.DEBUG
+    level = DEBUG
     status: str
     parent_id: str | None = None
 
 
 class JobPromoted(JobEvent, frozen=True, kw_only=True):
     name = "job.promoted"
-    level = logging.DEBUG
+    level = DEBUG
 
 
 class JobClaimed(JobEvent, frozen=True, kw_only=True):
     name = "job.claimed"
-    level = logging.DEBUG
+    level = DEBUG
     attempt: int
     worker_id: str
 
@@ -65,7 +86,7 @@ class JobCompleted(JobEvent, frozen=True, kw_only=True):
 
 class JobRetrying(JobEvent, frozen=True, kw_only=True):
     name = "job.retrying"
-    level = logging.WARNING
+    level = WARNING
     attempt: int
     worker_id: str
     error: str
@@ -74,7 +95,7 @@ class JobRetrying(JobEvent, frozen=True, kw_only=True):
 
 class JobFailed(JobEvent, frozen=True, kw_only=True):
     name = "job.failed"
-    level = logging.ERROR
+    level = ERROR
     attempt: int
     worker_id: str | None
     error: str
@@ -82,7 +103,7 @@ class JobFailed(JobEvent, frozen=True, kw_only=True):
 
 class JobReaped(JobEvent, frozen=True, kw_only=True):
     name = "job.reaped"
-    level = logging.WARNING
+    level = WARNING
     attempt: int
     worker_id: str | None
     status: str
@@ -111,15 +132,21 @@ class JobDeleted(JobEvent, frozen=True, kw_only=True):
 
 
 class JobsPruned(Event, frozen=True, kw_only=True):
+    """`job_ids` are for listeners and stay out of the log."""
+
     name = "jobs.pruned"
     count: int
+    job_ids: Sequence[str] = ()
+
+    def fields(self) -> Iterator[tuple[str, Any]]:
+        yield "count", self.count
 
 
 class OutcomeRefused(JobEvent, frozen=True, kw_only=True):
     """A late outcome met the guard: another attempt owns the job, and nothing was changed."""
 
     name = "job.outcome_refused"
-    level = logging.WARNING
+    level = WARNING
     attempt: int
     worker_id: str
 
@@ -147,9 +174,35 @@ class WorkerCrashed(Event, frozen=True, kw_only=True):
     """The worker met an error that it can't go on from. Its jobs come back when their leases have ended."""
 
     name = "worker.crashed"
-    level = logging.CRITICAL
+    level = CRITICAL
     worker_id: str
     error: str
+
+
+class WorkerDied(Event, frozen=True, kw_only=True):
+    """A worker process ended without being told to; its supervisor has freed its jobs and starts another."""
+
+    name = "worker.died"
+    level = ERROR
+    worker_id: str | None
+    pid: int
+    how: str
+    restart_in: float | None
+
+
+class WorkerRecycled(Event, frozen=True, kw_only=True):
+    """A worker process that stuck handlers had used up was replaced by a new one."""
+
+    name = "worker.recycled"
+    level = WARNING
+    worker_id: str | None
+    pid: int
+
+
+class SupervisorStopping(Event, frozen=True, kw_only=True):
+    name = "supervisor.stopping"
+    workers: int
+    reason: str
 
 
 class WorkerPaused(Event, frozen=True, kw_only=True):
@@ -166,7 +219,7 @@ class WorkerExhausted(Event, frozen=True, kw_only=True):
     """Every slot is held by a handler that did not stop when told to; only a new process helps."""
 
     name = "worker.exhausted"
-    level = logging.CRITICAL
+    level = CRITICAL
     worker_id: str
     stuck: int
 
@@ -175,14 +228,14 @@ class LeaseLostByWorker(Event, frozen=True, kw_only=True):
     """The worker could not renew in time, so it stops its handlers and lets their jobs go."""
 
     name = "worker.lease_lost"
-    level = logging.ERROR
+    level = ERROR
     worker_id: str
     jobs: int
 
 
 class StoreTrouble(Event, frozen=True, kw_only=True):
     name = "store.trouble"
-    level = logging.ERROR
+    level = ERROR
     worker_id: str | None = None
     error: str
     retry_in: float
@@ -195,14 +248,14 @@ class StoreRecovered(Event, frozen=True, kw_only=True):
 
 class HandlerRegistered(Event, frozen=True, kw_only=True):
     name = "handler.registered"
-    level = logging.DEBUG
+    level = DEBUG
     type: str
     executor: str
 
 
 class HandlerUnregistered(Event, frozen=True, kw_only=True):
     name = "handler.unregistered"
-    level = logging.DEBUG
+    level = DEBUG
     type: str
 
 
@@ -210,7 +263,7 @@ class HandlerStuck(JobEvent, frozen=True, kw_only=True):
     """A handler did not stop when told to. Its slot is written off until it returns."""
 
     name = "handler.stuck"
-    level = logging.ERROR
+    level = ERROR
     worker_id: str
     reason: str
 
@@ -219,7 +272,7 @@ class HandlerErrorIgnored(JobEvent, frozen=True, kw_only=True):
     """A handler raised after ctx.transaction() had completed its job; the job stays completed."""
 
     name = "handler.error_ignored"
-    level = logging.WARNING
+    level = WARNING
     error: str
 
 
@@ -259,14 +312,17 @@ class Events:
         return unsubscribe
 
     def wanted(self, kind: type[Event]) -> bool:
-        return bool(self._subscribers) or logger.isEnabledFor(kind.level)
+        return bool(self._subscribers) or _heard_by(kind.level) is not None
 
     def emit(self, event: Event) -> None:
-        if logger.isEnabledFor(event.level):
+        logger = _heard_by(event.level)
+        if logger is not None:
             logger.log(event.level, event)
         for subscriber in self._subscribers:
             try:
                 subscriber(event)
             except Exception:
                 # A broken listener must not take the work down with it.
-                logger.exception("a subscriber of %s failed", event.name)
+                import logging
+
+                logging.getLogger(LOGGER).exception("a subscriber of %s failed", event.name)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from holdfast.core.job import Job
-from holdfast.registry import Handler
+from holdfast.handler import Handler
 
 if TYPE_CHECKING:
     from holdfast.context import Context

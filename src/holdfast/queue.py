@@ -18,7 +18,6 @@ from holdfast.config import (
     parse_setting,
 )
 from holdfast.core.clock import Clock, from_datetime, microseconds, system_clock, to_datetime
-from holdfast.core.explain import Reason, explain
 from holdfast.core.job import Job, Status, check_type, parse_status
 from holdfast.core.settings import Settings
 from holdfast.enqueue import Admission, Enqueuer
@@ -34,13 +33,14 @@ from holdfast.events import (
     QueueResumed,
     SettingChanged,
 )
-from holdfast.facts import facts_about
-from holdfast.registry import OPTIONS, Handler, Registry
+from holdfast.registry import OPTIONS, Registry
 from holdfast.store.open import open_store
 from holdfast.store.protocol import JobFilter, Store, WorkerRecord
 
 if TYPE_CHECKING:
+    from holdfast.bulk import Bulk
     from holdfast.context import Context
+    from holdfast.core.explain import Reason
     from holdfast.function import JobDecorator, JobFunction
     from holdfast.worker import Worker
 
@@ -49,7 +49,8 @@ R = TypeVar("R")
 
 _SETTINGS_AGE = 0.5
 _BREATH = 0.002
-_PRUNE_BATCH = 500
+_BATCH = 500
+"""Jobs that a long operation changes in one commit."""
 
 
 class Queue:
@@ -146,6 +147,7 @@ class Queue:
     ) -> Any:
         """Make a function a job: its keyword arguments are the payload, its name the type."""
         from holdfast.function import JobFunction
+        from holdfast.handler import Handler
 
         parsed = parse_options(options, OPTIONS)
 
@@ -169,6 +171,8 @@ class Queue:
         **options: Any,
     ) -> None:
         """Let `handler(payload)` or `handler(payload, ctx)` run jobs of a type."""
+        from holdfast.handler import Handler
+
         parsed = parse_options(options, OPTIONS)
         self.registry.add(
             Handler(type, handler, whole=True, payload_type=payload_type, executor=executor, options=parsed)
@@ -210,6 +214,12 @@ class Queue:
         )
         return [self._with_limit(job) for job in jobs]
 
+    def bulk(self) -> Bulk:
+        """Many jobs of any types, each with options of its own: checked one by one, then stored together."""
+        from holdfast.bulk import Bulk
+
+        return Bulk(self.store, self.admission, self.settings())
+
     # Reading.
 
     def get(self, job_id: str) -> Job | None:
@@ -227,15 +237,18 @@ class Queue:
         offset: int = 0,
     ) -> list[Job]:
         """Jobs, newest first, without their history."""
-        words = [status] if isinstance(status, str) else list(status or ())
-        filter = JobFilter(
-            statuses=tuple(parse_status(word) for word in words),
-            type=type,
-            parent_id=parent_id,
-            limit=limit,
-            offset=offset,
-        )
+        filter = _filter(status, type, parent_id=parent_id, limit=limit, offset=offset)
         return [self._with_limit(job) for job in self.store.list_jobs(filter)]
+
+    def count(
+        self,
+        *,
+        status: str | Iterable[str] | None = None,
+        type: str | None = None,
+        cap: int = 10_000,
+    ) -> int:
+        """How many jobs `jobs` would find; counted up to `cap`."""
+        return self.store.count_matching(_filter(status, type), cap)
 
     def children(self, job_id: str) -> list[str]:
         """The ids of the jobs that a completed job enqueued."""
@@ -260,6 +273,9 @@ class Queue:
 
     def why(self, job_id: str) -> list[Reason]:
         """Why a job is not running (yet), and when that will change; for a finished one, how it ended."""
+        from holdfast.core.explain import explain
+        from holdfast.facts import facts_about
+
         job = self.get(job_id)
         if job is None:
             raise JobNotFound(job_id)
@@ -298,6 +314,22 @@ class Queue:
         self.events.emit(JobRetried(job_id=job.id, type=job.type))
         return job
 
+    def retry_all(self, type: str | None = None) -> tuple[int, int]:
+        """Retry every failed job, or every one of a type.
+
+        Returns how many were retried, and how many were left because another job holds their key.
+        """
+        count, left = 0, 0
+        after: int | None = 0
+        while after is not None:
+            examined, retried, after = self.store.retry_failed_jobs(type, after=after, limit=_BATCH)
+            count += len(retried)
+            left += examined - len(retried)
+            for job_id, its_type in retried:
+                self.events.emit(JobRetried(job_id=job_id, type=its_type))
+            time.sleep(_BREATH if after is not None else 0.0)
+        return count, left
+
     def cancel(self, job_id: str) -> Job:
         """Cancel a waiting job now; ask a running one to stop."""
         job = self._with_limit(self.store.cancel_job(job_id))
@@ -314,18 +346,22 @@ class Queue:
 
     def cleanup(self, older_than: timedelta | float | str | datetime) -> int:
         """Delete completed and cancelled jobs that finished before then; return how many."""
+        return self._prune(older_than, (Status.COMPLETED, Status.CANCELLED))
+
+    def purge(self, older_than: timedelta | float | str | datetime) -> int:
+        """Delete failed jobs that finished before then; return how many."""
+        return self._prune(older_than, (Status.FAILED,))
+
+    def _prune(self, older_than: timedelta | float | str | datetime, statuses: tuple[Status, ...]) -> int:
         before = self._instant_before(older_than)
         total = 0
         while True:
-            count = self.store.prune_jobs(
-                finished_before=before, statuses=(Status.COMPLETED, Status.CANCELLED), limit=_PRUNE_BATCH
-            )
-            total += count
-            if count < _PRUNE_BATCH:
-                break
+            pruned = self.store.prune_jobs(finished_before=before, statuses=statuses, limit=_BATCH)
+            total += len(pruned)
+            self.events.emit(JobsPruned(count=len(pruned), job_ids=pruned))
+            if len(pruned) < _BATCH:
+                return total
             time.sleep(_BREATH)
-        self.events.emit(JobsPruned(count=total))
-        return total
 
     def _instant_before(self, older_than: timedelta | float | str | datetime) -> int:
         if isinstance(older_than, datetime):
@@ -428,6 +464,11 @@ class Queue:
         from msgspec.structs import replace
 
         return replace(job, max_attempts=self.settings().get("max_attempts", job.type))
+
+
+def _filter(status: str | Iterable[str] | None, type: str | None, **rest: Any) -> JobFilter:
+    words = [status] if isinstance(status, str) else list(status or ())
+    return JobFilter(statuses=tuple(parse_status(word) for word in words), type=type, **rest)
 
 
 def _type_or_all(type: str | None) -> str:

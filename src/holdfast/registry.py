@@ -1,18 +1,18 @@
-"""Handlers: what runs a type, how it is called, and what its decorator said."""
+"""The handlers of a queue by type, and what the code says about each type."""
 
 from __future__ import annotations
 
-import inspect
 import threading
-import typing
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from holdfast.config import Value, parse_options
 from holdfast.core.job import base_type, check_type
-from holdfast.core.payload import PayloadSpec
 from holdfast.errors import ConfigError, UnknownType
 from holdfast.events import Events, HandlerRegistered, HandlerUnregistered
+
+if TYPE_CHECKING:
+    from holdfast.handler import Handler
 
 OPTIONS = frozenset(
     {
@@ -31,55 +31,6 @@ OPTIONS = frozenset(
         "backoff_jitter",
     }
 )
-
-EXECUTORS = ("thread", "async", "process")
-
-
-class Handler:
-    """A function that runs jobs of a type.
-
-    `whole` handlers take the payload as one argument, the others its fields as keyword arguments.
-    """
-
-    def __init__(
-        self,
-        type: str,
-        function: Callable[..., Any],
-        *,
-        whole: bool,
-        payload_type: Any = None,
-        executor: str | None = None,
-        options: Mapping[str, Value] | None = None,
-    ) -> None:
-        self.type = check_type(type)
-        self.function = function
-        self.whole = whole
-        self.executor = _executor(function, executor)
-        if payload_type is not None and self.executor == "process":
-            raise ConfigError(
-                "payload_type can't be given with executor='process', whose processes do not see it",
-                hint="annotate the handler's parameter with the type",
-            )
-        self.options: Mapping[str, Value] = options or {}
-        parameters = _parameters(function)
-        self.context_name = _context_parameter(parameters, whole)
-        self.spec = _spec(function, parameters, self.context_name, whole, payload_type)
-        self.schema = _schema(self.spec, type)
-        self.positional_names = tuple(
-            p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD and p.name != self.context_name
-        )
-
-    def call(self, bound: Any, context: Callable[[], Any]) -> Any:
-        """Call the function with what `spec.bind` made; for an async function, return its coroutine."""
-        if self.whole:
-            return self.function(bound, context()) if self.context_name else self.function(bound)
-        if self.context_name:
-            bound[self.context_name] = context()
-        return self.function(**bound)
-
-    def address(self) -> tuple[str, str]:
-        """Where a new process finds the function: its module and name."""
-        return self.function.__module__, self.function.__qualname__
 
 
 class Registry:
@@ -139,94 +90,3 @@ class Registry:
         handler = self.find(type)
         said = {**self._options.get(base_type(type), {}), **self._options.get(type, {})}
         return {**handler.options, **said} if handler else said
-
-
-def _executor(function: Callable[..., Any], wanted: str | None) -> str:
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise ConfigError(f"{function!r} is a generator: calling it would run nothing")
-    call = getattr(type(function), "__call__", None)  # noqa: B004 -- an object may be the handler
-    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
-    executor = wanted or ("async" if is_async else "thread")
-    if executor not in EXECUTORS:
-        raise ConfigError(f"there is no executor {executor!r}; allowed: {', '.join(EXECUTORS)}")
-    if is_async and executor == "thread":
-        raise ConfigError(f"{function!r} is async: it runs on the event loop, or with executor='process'")
-    if executor == "async" and not is_async:
-        raise ConfigError(f"{function!r} is not async: it runs in a thread, or with executor='process'")
-    if executor == "process" and (
-        "<" in getattr(function, "__qualname__", "<") or inspect.ismethod(function)
-    ):
-        raise ConfigError(
-            f"{function!r} can't run with executor='process', whose processes import it by name",
-            hint="define it at the top of a module",
-        )
-    return executor
-
-
-def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    try:
-        return list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
-        raise ConfigError(f"{function!r} can't be a handler: its parameters are unknown") from None
-
-
-def _context_parameter(parameters: list[inspect.Parameter], whole: bool) -> str | None:
-    if whole:
-        positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        needed = [p for p in positional if p.default is p.empty]
-        others = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
-        if not positional or len(needed) > 2 or others:
-            raise ConfigError("a registered handler takes (payload) or (payload, ctx)")
-        return positional[1].name if len(positional) > 1 and _is_context(positional[1], needed) else None
-    return next((p.name for p in parameters if p.name == "ctx" or _names_context(p.annotation)), None)
-
-
-def _is_context(parameter: inspect.Parameter, needed: list[inspect.Parameter]) -> bool:
-    return parameter in needed or parameter.name == "ctx" or _names_context(parameter.annotation)
-
-
-def _names_context(annotation: Any) -> bool:
-    name = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
-    return name.rpartition(".")[2] == "Context"
-
-
-def _spec(
-    function: Callable[..., Any],
-    parameters: list[inspect.Parameter],
-    context_name: str | None,
-    whole: bool,
-    payload_type: Any,
-) -> PayloadSpec:
-    if payload_type is not None:
-        return PayloadSpec.of_whole(payload_type)
-    hints = _hints(function)
-    if whole:
-        return PayloadSpec.of_whole(hints.get(parameters[0].name, Any))
-    fields: dict[str, tuple[Any, bool]] = {}
-    extra = False
-    for parameter in parameters:
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
-            raise ConfigError(
-                f"{function!r}: the parameter {parameter} can't be filled from a payload's fields"
-            )
-        if parameter.kind is parameter.VAR_KEYWORD:
-            extra = True
-        elif parameter.name != context_name:
-            fields[parameter.name] = hints.get(parameter.name, Any), parameter.default is parameter.empty
-    return PayloadSpec.of_keywords(fields, extra=extra)
-
-
-def _schema(spec: PayloadSpec, type: str) -> dict[str, Any]:
-    try:
-        return spec.schema()
-    except Exception as error:
-        raise ConfigError(f"the payload of type {type!r} has no JSON Schema: {error}") from None
-
-
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    try:
-        return typing.get_type_hints(function, include_extras=True)
-    except TypeError:  # a callable object without annotations of its own
-        return {}
-    except Exception as error:
-        raise ConfigError(f"{function!r}: an annotation can't be resolved: {error}") from None

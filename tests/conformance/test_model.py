@@ -319,8 +319,8 @@ class StoreMachine(RuleBasedStateMachine):
     def prune(self, age: int, statuses: set[Status], limit: int) -> None:
         before = self.clock() - age * SECOND
         prunable = self.model.prunable(before, statuses)
-        count = self.store.prune_jobs(finished_before=before, statuses=sorted(statuses), limit=limit)
-        assert count == min(limit, len(prunable))
+        pruned = self.store.prune_jobs(finished_before=before, statuses=sorted(statuses), limit=limit)
+        assert len(pruned) == min(limit, len(prunable))
         kept = {job.id for job in self.all_jobs()}
         gone = [job for job in self.model.jobs.values() if job.new.id not in kept]
         assert set(gone) <= set(prunable)

@@ -18,9 +18,12 @@ def prune(
     store: Store, *, older_than: float = 0, statuses: tuple[Status, ...] = DONE, limit: int = 100
 ) -> int:
     """Prune what finished more than so many seconds ago."""
-    return store.prune_jobs(
+    before = {job.id for job in everything(store)}
+    pruned = store.prune_jobs(
         finished_before=store.now() - round(older_than * SECOND), statuses=statuses, limit=limit
     )
+    assert set(pruned) == before - {job.id for job in everything(store)}, "the ids are those of the deleted"
+    return len(pruned)
 
 
 def ids(store: Store) -> list[str]:

@@ -11,7 +11,8 @@ from holdfast.core.settings import Settings
 from holdfast.enqueue import MAX_KEY_LENGTH, Admission, make_options
 from holdfast.errors import ConfigError, InvalidPayload, UnknownType
 from holdfast.events import Events
-from holdfast.registry import Handler, Registry
+from holdfast.handler import Handler
+from holdfast.registry import Registry
 from holdfast.store.protocol import NewJob
 
 WHEN = datetime(2030, 1, 2, tzinfo=UTC)

@@ -26,10 +26,14 @@ HOSTILE = "a\nb\r\x1b[31m\x9b31m\x7f\u2028\ud800"
 
 @pytest.fixture(autouse=True)
 def logger_as_before() -> Iterator[None]:
-    before = e.logger.handlers[:], e.logger.level, e.logger.propagate
+    before = (
+        logging.getLogger(e.LOGGER).handlers[:],
+        logging.getLogger(e.LOGGER).level,
+        logging.getLogger(e.LOGGER).propagate,
+    )
     yield
-    e.logger.handlers[:], e.logger.propagate = before[0], before[2]
-    e.logger.setLevel(before[1])
+    logging.getLogger(e.LOGGER).handlers[:], logging.getLogger(e.LOGGER).propagate = before[0], before[2]
+    logging.getLogger(e.LOGGER).setLevel(before[1])
 
 
 def make(kind: type[Event], text: str = "x") -> Event:
@@ -206,7 +210,7 @@ def test_a_subscriber_that_fails_takes_nobody_down(caplog: pytest.LogCaptureFixt
 
     events.subscribe(broken)
     events.subscribe(heard.append)
-    e.logger.propagate = True
+    logging.getLogger(e.LOGGER).propagate = True
     events.emit(e.QueuePaused())
     assert len(heard) == 1
     assert "a subscriber of queue.paused failed" in caplog.text

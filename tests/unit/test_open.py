@@ -126,7 +126,7 @@ def test_the_home_folder_is_made_for_its_owner_alone(tmp_path: Path, monkeypatch
 def test_a_network_file_system_is_refused_and_names_postgresql(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(sqlite_open, "_file_system", lambda path: kind)
+    monkeypatch.setattr(sqlite_open, "file_system", lambda path: kind)
     with pytest.raises(StoreUnavailable, match="PostgreSQL"):
         open_and_close(f"sqlite:///{tmp_path}/queue.db")
     assert not (tmp_path / "queue.db").exists()

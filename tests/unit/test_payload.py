@@ -29,7 +29,7 @@ from holdfast.core.payload import (
     same_json,
 )
 from holdfast.errors import ConfigError, InvalidPayload
-from holdfast.registry import Handler
+from holdfast.handler import Handler
 
 LIMIT = 1024 * 1024
 NAIVE = datetime(2030, 1, 2, 3, 4, 5)  # noqa: DTZ001 -- naive on purpose

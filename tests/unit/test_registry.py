@@ -11,7 +11,8 @@ import pytest
 from holdfast import Context
 from holdfast.errors import ConfigError, UnknownType
 from holdfast.events import Events, HandlerRegistered, HandlerUnregistered
-from holdfast.registry import OPTIONS, Handler, Registry
+from holdfast.handler import Handler
+from holdfast.registry import OPTIONS, Registry
 
 if TYPE_CHECKING:
     Elsewhere = Any

@@ -205,7 +205,7 @@ class Terminal(io.StringIO):
 @pytest.fixture(autouse=True)
 def logger_as_it_was() -> Iterator[None]:
     """Leaves the logger as it was before the test."""
-    logger = e.logger
+    logger = logging.getLogger(e.LOGGER)
     before = list(logger.handlers), logger.level, logger.propagate
     yield
     logger.handlers[:], logger.level, logger.propagate = before
@@ -315,7 +315,7 @@ def test_lone_surrogates_do_not_break_the_log(format: str) -> None:
 def test_other_messages_of_the_logger_are_written_too(format: str) -> None:
     stream = io.StringIO()
     log.configure(format, stream=stream)
-    e.logger.warning("something %s\nelse", "odd")
+    logging.getLogger(e.LOGGER).warning("something %s\nelse", "odd")
     assert "something odd" in stream.getvalue()
     assert stream.getvalue().count("\n") == 1
 

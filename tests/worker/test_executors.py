@@ -18,7 +18,7 @@ import pytest
 from holdfast import Context, Job, Queue
 from holdfast.context import Attempt, AttemptHost
 from holdfast.errors import ConfigError, UnknownType
-from holdfast.registry import Handler
+from holdfast.handler import Handler
 from holdfast.store.protocol import Claim, Store
 from holdfast.worker.executors.loop import LoopExecutor
 from holdfast.worker.run import Ending

@@ -11,7 +11,7 @@ import pytest
 from holdfast import Queue
 from holdfast.context import Attempt, AttemptHost
 from holdfast.events import JobReleased
-from holdfast.registry import Handler
+from holdfast.handler import Handler
 from holdfast.store.protocol import Claim
 from holdfast.worker.slots import HORIZON, MAX_HELD, Pace, Slots
 from tests.support import Recorder, wait_until

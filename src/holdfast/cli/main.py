@@ -1,42 +1,162 @@
-"""The entry point of queuectl: its commands, and errors as one line."""
+"""From a command line to an exit code: which command it names, and what its errors mean."""
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Iterator
 
-import click
+from holdfast.cli.command import DONE, FAILED, WRONG_USAGE, Call, Command, UsageError, say
 
-from holdfast import __version__
-from holdfast.errors import HoldfastError
+COMMANDS = {
+    "enqueue": "enqueue:enqueue",
+    "worker start": "worker:start",
+    "worker stop": "worker:stop",
+    "worker list": "worker:list_workers",
+    "status": "status:status",
+    "list": "look:list_jobs",
+    "show": "look:show",
+    "logs": "logs:logs",
+    "why": "look:why",
+    "retry": "repair:retry",
+    "cancel": "repair:cancel",
+    "delete": "repair:delete",
+    "dlq list": "repair:dlq_list",
+    "dlq retry": "repair:dlq_retry",
+    "dlq purge": "repair:dlq_purge",
+    "cleanup": "repair:cleanup",
+    "pause": "control:pause",
+    "resume": "control:resume",
+    "rate-limit": "control:rate_limit",
+    "config list": "settings:list_settings",
+    "config get": "settings:get_setting",
+    "config set": "settings:set_setting",
+    "config unset": "settings:unset_setting",
+    "report": "status:report",
+    "migrate": "care:migrate",
+    "backup": "care:backup",
+    "doctor": "care:doctor",
+    "completion": "completion:completion",
+}
+"""Where each command lives: module:name, below holdfast.cli."""
+
+GROUPS = {
+    "worker": "Run, stop and list worker processes.",
+    "dlq": "The dead-letter queue: jobs that failed for good.",
+    "config": "Read and change settings; running workers follow within a second.",
+}
+
+_HELP = ("-h", "--help")
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="queuectl")
-@click.option("--database", metavar="URL", envvar="QUEUECTL_DATABASE_URL", help="The queue's database.")
-@click.pass_context
-def queuectl(context: click.Context, database: str | None) -> None:
-    """Control a Holdfast job queue."""
-    context.obj = database
-
-
-@queuectl.command()
-@click.pass_obj
-def migrate(database: str | None) -> None:
-    """Make the queue's tables, or bring them up to date.
-
-    Example: queuectl --database sqlite:///app.db migrate
-    """
-    from holdfast.queue import Queue
-
-    with Queue(database) as queue:
-        queue.store.now()
-        click.echo(f"{queue.url} is up to date")
-
-
-def main() -> None:
-    """Run queuectl."""
+def run(words: list[str]) -> int:
+    """Run one command line; returns the exit code. Errors are one line on stderr."""
+    if os.name == "nt":
+        say("queuectl runs on Linux and macOS; on Windows, run it inside WSL")
+        return FAILED
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
-        queuectl(standalone_mode=True)
+        code = _dispatch(words)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return DONE  # who read us has seen enough
+    except OSError as error:
+        say(f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error))
+        return FAILED
+    except UsageError as error:
+        say(str(error).removeprefix("queuectl: "))
+        return WRONG_USAGE
+    return code
+
+
+def _dispatch(words: list[str]) -> int:
+    words, database = _leading_options(words)
+    if not words or words[0] in _HELP or words == ["help"]:
+        sys.stdout.write(_overview())
+        return DONE if words else WRONG_USAGE
+    if words[0] == "--version":
+        from holdfast import __version__
+
+        sys.stdout.write(f"queuectl {__version__}\n")
+        return DONE
+    if words[0] == "__complete":
+        from holdfast.cli.completion import complete
+
+        return complete(words[1:])
+    if words[0] in GROUPS and (len(words) == 1 or words[1] in _HELP):
+        sys.stdout.write(_overview(words[0]))
+        return DONE if len(words) > 1 else WRONG_USAGE
+    name, rest = find_command(words)
+    return _call(load(name), name, rest, database)
+
+
+def _leading_options(words: list[str]) -> tuple[list[str], str | None]:
+    """`--database URL` may stand before the command, too."""
+    if words and words[0] == "--database":
+        if len(words) == 1:
+            raise UsageError("--database: expected one argument")
+        return words[2:], words[1]
+    if words and words[0].startswith("--database="):
+        return words[1:], words[0].partition("=")[2]
+    return words, None
+
+
+def find_command(words: list[str]) -> tuple[str, list[str]]:
+    """The command that a line names, and the words after it."""
+    for length in (1, 2):
+        name = " ".join(words[:length])
+        if name in COMMANDS:
+            return name, words[length:]
+    wrong = " ".join(words[: 2 if words[0] in GROUPS else 1])
+    from difflib import get_close_matches
+
+    near = get_close_matches(wrong, COMMANDS, 1)
+    hint = f"did you mean {near[0]}?" if near else "see queuectl --help"
+    raise UsageError(f"there is no command {wrong!r} ({hint})")
+
+
+def load(name: str) -> Command:
+    """The command of a name, with its module imported."""
+    from importlib import import_module
+
+    module, _, attribute = COMMANDS[name].partition(":")
+    found: Command = getattr(import_module(f"holdfast.cli.{module}"), attribute)
+    return found
+
+
+def _call(command: Command, name: str, words: list[str], database: str | None) -> int:
+    try:
+        arguments = command.parser(name).parse_intermixed_args(words)
+    except SystemExit:  # --help has been printed
+        return DONE
+    if arguments.database is None:
+        arguments.database = database
+    from holdfast.errors import ConfigError, HoldfastError, InvalidPayload, UnknownType
+
+    call = Call(arguments)
+    try:
+        return command.run(call)
+    except (ConfigError, InvalidPayload, UnknownType) as error:
+        say(str(error))
+        return WRONG_USAGE
     except HoldfastError as error:
-        click.echo(f"queuectl: {error}", err=True)
-        sys.exit(1)
+        say(str(error))
+        return FAILED
+    finally:
+        call.close()
+
+
+def _overview(group: str | None = None) -> str:
+    names = [name for name in COMMANDS if group is None or name.split()[0] == group]
+    width = max(len(name) for name in names)
+    intro = GROUPS[group] if group else "Control a Holdfast job queue."
+    usage = f"usage: queuectl {group or ''} COMMAND [options]".replace("  ", " ")
+    lines = [usage, "", intro, "", *_list_commands(names, width), ""]
+    lines += ["queuectl COMMAND --help tells more, with examples. Every command takes --database URL.", ""]
+    return "\n".join(lines)
+
+
+def _list_commands(names: list[str], width: int) -> Iterator[str]:
+    for name in names:
+        yield f"  {name:<{width}}  {load(name).summary}"

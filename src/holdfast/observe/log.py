@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 from holdfast import events as e
 from holdfast.errors import one_line
-from holdfast.events import Event
+from holdfast.events import LOGGER, Event
 
 
 def configure(
@@ -28,11 +28,12 @@ def configure(
         format = "text" if stream.isatty() else "json"
     handler = logging.StreamHandler(stream)
     handler.setFormatter(TextFormatter() if format == "text" else JsonFormatter())
-    for old in [h for h in e.logger.handlers if isinstance(h.formatter, TextFormatter | JsonFormatter)]:
-        e.logger.removeHandler(old)
-    e.logger.addHandler(handler)
-    e.logger.setLevel(level)
-    e.logger.propagate = False
+    logger = logging.getLogger(LOGGER)
+    for old in [h for h in logger.handlers if isinstance(h.formatter, TextFormatter | JsonFormatter)]:
+        logger.removeHandler(old)
+    logger.addHandler(handler)
+    logger.setLevel(level)
+    logger.propagate = False
     return handler
 
 
@@ -112,6 +113,12 @@ _WORDINGS: dict[type[Event], Callable[[Any], str]] = {
     e.WorkerStopping: lambda v: f"worker {v.worker_id} stopping, {v.running} jobs running",
     e.WorkerStopped: lambda v: f"worker {v.worker_id} stopped, {v.released} jobs given back",
     e.WorkerCrashed: lambda v: f"worker {v.worker_id} crashed: {_first_line(v.error)}",
+    e.WorkerDied: lambda v: (
+        f"worker process {v.pid} {v.how}; "
+        + ("not started again" if v.restart_in is None else f"another starts in {v.restart_in:g} s")
+    ),
+    e.WorkerRecycled: lambda v: f"worker process {v.pid} was used up and is replaced",
+    e.SupervisorStopping: lambda v: f"stopping {v.workers} worker processes: {v.reason}",
     e.WorkerPaused: lambda v: f"worker {v.worker_id} paused",
     e.WorkerResumed: lambda v: f"worker {v.worker_id} resumed",
     e.WorkerExhausted: lambda v: f"worker {v.worker_id} is used up: {v.stuck} handlers would not stop",

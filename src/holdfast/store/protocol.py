@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
+from enum import IntEnum
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -152,6 +153,51 @@ class WorkerRecord(Struct, frozen=True, kw_only=True):
     types: tuple[str, ...]
     started_at: datetime | None = None
     heartbeat_at: datetime | None = None
+
+
+class StopRequest(IntEnum):
+    """What a worker was asked to do."""
+
+    NONE = 0
+    IN_ORDER = 1
+    AT_ONCE = 2
+
+
+class Running(Struct, frozen=True, kw_only=True):
+    """An attempt that a worker holds, as people see it."""
+
+    id: str
+    type: str
+    worker_id: str
+    attempt: int
+    started_at: datetime
+    lease_expires_at: datetime
+    cancel_requested: bool = False
+
+
+class Waiting(Struct, frozen=True, kw_only=True):
+    """A pending job and since when it could have run."""
+
+    id: str
+    type: str
+    since: datetime
+
+
+class ReusedKey(Struct, frozen=True, kw_only=True):
+    """A key that several jobs of a type were given, one after another."""
+
+    type: str
+    key: str
+    jobs: int
+
+
+class Finding(Struct, frozen=True, kw_only=True):
+    """One thing that was examined: `level` is ok, warning or problem, `advice` what to do about it."""
+
+    level: str
+    check: str
+    text: str
+    advice: str | None = None
 
 
 class TypeRecord(Struct, frozen=True, kw_only=True):
@@ -301,8 +347,8 @@ class Store(Protocol):
     def list_held(self, worker_id: str) -> list[Expired]:
         """The attempts that the database says a worker holds."""
 
-    def prune_jobs(self, *, finished_before: int, statuses: Sequence[Status], limit: int) -> int:
-        """Delete up to `limit` finished jobs, but none that still holds its key."""
+    def prune_jobs(self, *, finished_before: int, statuses: Sequence[Status], limit: int) -> list[str]:
+        """Delete up to `limit` finished jobs, but none that still holds its key; return their ids."""
 
     # Leases and workers.
 
@@ -323,6 +369,11 @@ class Store(Protocol):
 
     def list_workers(self) -> list[WorkerRecord]: ...
 
+    def request_stop(self, worker_ids: Sequence[str], request: StopRequest) -> None:
+        """Ask workers to stop, wherever they run; a stronger request is not taken back by a weaker one."""
+
+    def get_stop_request(self, worker_id: str) -> StopRequest: ...
+
     def list_types(self) -> list[TypeRecord]: ...
 
     def begin_attempt_transaction(self, claim: Claim, seconds: float) -> AttemptTransaction:
@@ -334,6 +385,14 @@ class Store(Protocol):
         """Cancel a waiting job now, or ask the worker of a running one."""
 
     def retry_job(self, job_id: str, payload: str | None) -> Job: ...
+
+    def retry_failed_jobs(
+        self, type: str | None, *, after: int, limit: int
+    ) -> tuple[int, list[tuple[str, str]], int | None]:
+        """Retry up to `limit` failed jobs whose `seq` is above `after`, but for those whose key is held.
+
+        Returns how many were looked at, the (id, type) of those retried, and where to go on, or None.
+        """
 
     def delete_job(self, job_id: str) -> None: ...
 
@@ -350,6 +409,31 @@ class Store(Protocol):
         """The ids of the jobs that a job enqueued, or was linked to."""
 
     def line_before(self, job_id: str, cap: int) -> Line: ...
+
+    def count_matching(self, filter: JobFilter, cap: int) -> int:
+        """How many jobs a filter finds, whatever its limit and offset; stops counting at `cap`."""
+
+    def count_retrying(self) -> dict[str, int]:
+        """Jobs that wait for a retry, by type."""
+
+    def count_finished(self, since: int) -> dict[str, dict[Status, int]]:
+        """Jobs that finished since then, by type and state."""
+
+    def list_running(self, limit: int) -> list[Running]:
+        """The running attempts, those first whose lease ends first."""
+
+    def oldest_waiting(self) -> Waiting | None:
+        """The pending job that has waited longest."""
+
+    def list_reused_keys(self, limit: int) -> list[ReusedKey]: ...
+
+    # Care.
+
+    def back_up(self, path: str) -> None:
+        """Write a complete copy of the database as it is now to a new file."""
+
+    def examine(self) -> list[Finding]:
+        """What an operator should know about the database and where it lives."""
 
     # Settings, pauses, statistics.
 

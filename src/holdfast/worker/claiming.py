@@ -7,8 +7,9 @@ from collections.abc import Collection, Mapping
 from holdfast.context import Attempt, AttemptHost
 from holdfast.core.job import base_type
 from holdfast.core.settings import Settings
-from holdfast.registry import Handler, Registry
-from holdfast.store.protocol import Activity, Claim, Demand
+from holdfast.handler import Handler
+from holdfast.registry import Registry
+from holdfast.store.protocol import Activity, Claim, Demand, Store
 from holdfast.worker.slots import Slots
 
 
@@ -64,6 +65,12 @@ class Claiming:
             running_name=running.source,
             running_types=sharing,
         )
+
+    def is_drained(self, store: Store) -> bool:
+        """Whether no job of our types is pending, running or waiting for a retry; paused ones apart."""
+        paused = store.list_paused()
+        busy = {*store.list_active_types(), *store.count_retrying()}
+        return "" in paused or not any(self.served(type) for type in busy if type not in paused)
 
     def attempt(self, claim: Claim) -> Attempt:
         """The attempt to run for a claim that was made on our demand."""

@@ -21,7 +21,7 @@ from holdfast.context import LOST, Attempt
 from holdfast.core.job import base_type
 from holdfast.core.lifecycle import Errored
 from holdfast.errors import QueueClosed, StoreError
-from holdfast.store.protocol import Claimed, Demand, TypeRecord, WorkerRecord
+from holdfast.store.protocol import Claimed, Demand, StopRequest, TypeRecord, WorkerRecord
 from holdfast.worker.claiming import Claiming
 from holdfast.worker.enforce import GRACE, Enforcer
 from holdfast.worker.executors import Executor
@@ -57,6 +57,7 @@ class Dispatcher:
         types: Collection[str] | None = None,
         batch_size: int | None = None,
         recycle: bool = False,
+        drain: bool = False,
     ) -> None:
         self._queue = queue
         self._store = queue.store
@@ -66,6 +67,7 @@ class Dispatcher:
         self._types = types
         self._batch_size = batch_size
         self._recycle = recycle
+        self._drain = drain
         self._settings = queue.refresh_settings()
         self._slots = Slots(concurrency or self._settings.get("concurrency"), self._cap)
         self._claiming = Claiming(queue.registry, queue, self._slots, types)
@@ -106,7 +108,8 @@ class Dispatcher:
         self._back_off = self._pause = 0.0
         self._look = True
         self._settings_stale = True
-        self._exhausted = False
+        self.exhausted = False
+        """Whether every slot is held by a handler that would not stop."""
         self._closed = False
         # Set by other threads.
         self.paused = False
@@ -239,6 +242,8 @@ class Dispatcher:
             if changed:
                 self._catch_up(now)
             self._follow_settings(now)
+            if self._drain and self._stop_at is None and self._claiming.is_drained(self._store):
+                self.stop()
         except StoreError as error:
             self._trouble(error)
 
@@ -249,8 +254,8 @@ class Dispatcher:
             self._enforcer.wind_down(now, self._stop_at)
             return
         stuck = self._enforcer.stuck()
-        exhausted, self._exhausted = self._exhausted, stuck >= self._slots.concurrency
-        if self._exhausted and not exhausted:
+        before, self.exhausted = self.exhausted, stuck >= self._slots.concurrency
+        if self.exhausted and not before:
             self._events.emit(e.WorkerExhausted(worker_id=self._id, stuck=stuck))
             if self._recycle:
                 self.stop()
@@ -262,6 +267,9 @@ class Dispatcher:
         self._maintenance.look()
         if self._slots.running():
             self._enforcer.cancel(self._store.list_cancelled(self._id))
+        request = self._store.get_stop_request(self._id)
+        if request is not StopRequest.NONE:
+            self.stop(0.0 if request is StopRequest.AT_ONCE else None)
 
     def _follow_settings(self, now: float) -> None:
         if not self._settings_stale or now < self._settings_at + SETTINGS_PAUSE:

@@ -112,12 +112,12 @@ class Maintenance:
         ):
             keep = settings.get(name)
             if keep is not None:
-                count = self._store.prune_jobs(
+                pruned = self._store.prune_jobs(
                     finished_before=now - microseconds(keep), statuses=statuses, limit=PRUNE_BATCH
                 )
-                full = full or count == PRUNE_BATCH
-                if count:
-                    self._done.append(e.JobsPruned(count=count))
+                full = full or len(pruned) == PRUNE_BATCH
+                if pruned:
+                    self._done.append(e.JobsPruned(count=len(pruned), job_ids=pruned))
         self._store.fold_statistics(now // (60 * SECOND) - STATISTICS_KEPT)
         # While there is more to prune, a batch a second: long deletes come in small bites.
         self._next_prune = time.monotonic() + (1.0 if full else _PRUNE_EVERY)

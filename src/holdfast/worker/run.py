@@ -15,7 +15,7 @@ from msgspec import Struct
 from holdfast.context import CANCELLED, LOST, STOPPING, TIMED_OUT, Attempt
 from holdfast.core.lifecycle import Completed, Errored, Outcome, Released, Stopped
 from holdfast.core.payload import decode, encode_result
-from holdfast.errors import Fail, Interrupted, InvalidPayload, LeaseLost, Retry, TimedOut
+from holdfast.errors import CommandFailed, Fail, Interrupted, InvalidPayload, LeaseLost, Retry, TimedOut
 
 MAX_ERROR = 8 * 1024
 MAX_TRACEBACK = 64 * 1024
@@ -45,7 +45,7 @@ def begin_call(attempt: Attempt, passing: tuple[type[BaseException], ...] = ()) 
     except InvalidPayload as error:
         return Errored(f"InvalidPayload: {error}", permanent=True)
     except Exception as error:
-        return _errored(error, permanent=True)
+        return _errored(error, None, permanent=True)
     try:
         return handler.call(bound, attempt.context)
     except passing:
@@ -96,10 +96,10 @@ def ending_of_error(attempt: Attempt, error: BaseException) -> Ending:
     if isinstance(error, Interrupted | asyncio.CancelledError) and attempt.stop_reason is not None:
         return ending_of_stop(attempt)
     if isinstance(error, Fail):
-        return _errored(error, permanent=True)
+        return _errored(error, attempt.detail, permanent=True)
     if isinstance(error, Retry):
-        return _errored(error, delay=error.delay)
-    return _errored(error)
+        return _errored(error, attempt.detail, delay=error.delay)
+    return _errored(error, attempt.detail)
 
 
 def ending_of_stop(attempt: Attempt) -> Ending:
@@ -109,14 +109,22 @@ def ending_of_stop(attempt: Attempt) -> Ending:
     if attempt.stop_reason == CANCELLED:
         return Stopped()
     if attempt.stop_reason == TIMED_OUT:
-        return Errored(describe(TimedOut(attempt.claim.timeout or 0.0)))
+        return Errored(describe(TimedOut(attempt.claim.timeout or 0.0)), detail=attempt.detail)
     assert attempt.stop_reason == LOST, attempt.stop_reason
     return LetGo()
 
 
-def _errored(error: BaseException, *, permanent: bool = False, delay: float | None = None) -> Errored:
-    trace = "".join(traceback.format_exception(error))
-    return Errored(describe(error), storable(trace, MAX_TRACEBACK), permanent=permanent, delay=delay)
+def _errored(
+    error: BaseException,
+    detail: dict[str, Any] | None,
+    *,
+    permanent: bool = False,
+    delay: float | None = None,
+) -> Errored:
+    trace = None
+    if not isinstance(error, CommandFailed):  # where ours raised it would tell nobody anything
+        trace = storable("".join(traceback.format_exception(error)), MAX_TRACEBACK)
+    return Errored(describe(error), trace, detail, permanent=permanent, delay=delay)
 
 
 def describe(error: BaseException) -> str:

@@ -25,7 +25,8 @@ class Worker:
 
     `concurrency` is the number of slots (the setting by default), `types` restricts what it serves,
     `batch_size` how much it claims at once. With `recycle` it stops when stuck handlers have used it up, for
-    a supervisor to start a new process.
+    a supervisor to start a new process. With `drain` it stops when no job of its types is pending, running
+    anywhere or waiting for a retry; paused types and jobs of a later time are not waited for.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Worker:
         types: Collection[str] | None = None,
         batch_size: int | None = None,
         recycle: bool = False,
+        drain: bool = False,
     ) -> None:
         if concurrency is not None:
             parse_setting("concurrency", concurrency)
@@ -50,6 +52,7 @@ class Worker:
             "types": None if types is None else frozenset(check_type(type) for type in types),
             "batch_size": batch_size,
             "recycle": recycle,
+            "drain": drain,
         }
         self._lock = threading.Lock()
         self._dispatcher: Dispatcher | None = None
@@ -60,6 +63,11 @@ class Worker:
     @property
     def is_running(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether handlers that would not stop hold every slot: only a new process helps."""
+        return self._dispatcher is not None and self._dispatcher.exhausted
 
     @property
     def is_paused(self) -> bool:

@@ -9,7 +9,6 @@ races a reset of the WAL loses committed data in most SQLite versions in use (fi
 from __future__ import annotations
 
 import os
-import random
 import sqlite3
 import threading
 import time
@@ -239,7 +238,7 @@ class Database:
                 deadline = deadline or now + patience
                 if now >= deadline:
                     raise StoreBusy(patience) from error
-            time.sleep(random.uniform(0.0005, 0.003))
+            time.sleep(0.0005 + 0.0025 * os.urandom(1)[0] / 255)
 
     def wal_bytes(self) -> int:
         try:

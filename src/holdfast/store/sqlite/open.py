@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from urllib.parse import parse_qsl, unquote
 
 from holdfast.config import home_folder
 from holdfast.core.clock import Clock
@@ -15,7 +14,7 @@ from holdfast.store.sqlite.schema import MIGRATIONS, VERSION_TABLE
 from holdfast.store.sqlite.store import SqliteStore
 
 OLDEST_SQLITE = (3, 35, 0)
-_NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "fuse", "9p", "afs", "ceph", "glusterfs", "lustre")
+NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "fuse", "9p", "afs", "ceph", "glusterfs", "lustre")
 _SYNCHRONOUS = ("full", "normal", "extra", "off")
 
 
@@ -50,14 +49,22 @@ def _parse(url: str) -> tuple[str, dict[str, str]]:
             hint="a queue in memory would lose its jobs",
         )
     options = {"synchronous": "full", "network": "refuse"}
-    for key, value in parse_qsl(query, keep_blank_values=True):
+    for key, _, value in (option.partition("=") for option in query.split("&") if option):
         if key not in options:
             raise ConfigError(f"{url!r}: there is no option {key!r}; allowed: {', '.join(options)}")
         options[key] = value.lower()
     for key, allowed in (("synchronous", _SYNCHRONOUS), ("network", ("refuse", "allow"))):
         if options[key] not in allowed:
             raise ConfigError(f"{url!r}: {key} must be one of {', '.join(allowed)}")
-    return os.path.abspath(unquote(path[1:])), options
+    return os.path.abspath(_unquote(path[1:])), options
+
+
+def _unquote(text: str) -> str:
+    if "%" not in text:
+        return text
+    from urllib.parse import unquote
+
+    return unquote(text)
 
 
 def _prepare_folder(path: str) -> None:
@@ -71,15 +78,15 @@ def _prepare_folder(path: str) -> None:
 
 
 def _refuse_network(path: str) -> None:
-    kind = _file_system(os.path.realpath(path))
-    if kind.startswith(_NETWORK_FILE_SYSTEMS):
+    kind = file_system(os.path.realpath(path))
+    if kind.startswith(NETWORK_FILE_SYSTEMS):
         raise StoreUnavailable(
             f"{path} is on a network file system ({kind}), where SQLite's locks often do not hold",
             hint="keep the file on a local disk, use PostgreSQL, or add ?network=allow at your own risk",
         )
 
 
-def _file_system(path: str) -> str:
+def file_system(path: str) -> str:
     """The kind of file system a path is on; "" where that can't be told."""
     try:
         with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as mounts:

@@ -64,6 +64,24 @@ def retry_job(connection: sqlite3.Connection, job_id: str, payload: str | None, 
         _refuse(connection, job_id, "retried", f"a job that is {allowed}, or waits for a retry, can be")
 
 
+def retry_failed_jobs(
+    connection: sqlite3.Connection, type: str | None, after: int, limit: int, now: int
+) -> tuple[int, list[tuple[str, str]], int | None]:
+    rows = connection.execute(
+        "SELECT seq, id, type, key FROM holdfast_jobs"
+        " WHERE status = 'failed' AND seq > ?1 AND (?2 IS NULL OR type = ?2) ORDER BY seq LIMIT ?3",
+        (after, type, limit),
+    ).fetchall()
+    retried = []
+    for _, id, own_type, key in rows:
+        if key is not None:
+            free_expired_key(connection.cursor(), own_type, key, now)
+        # Where another job holds the key, the unique index refuses, and the job is left as it is.
+        if connection.execute(_RETRY.replace("UPDATE", "UPDATE OR IGNORE", 1), (now, None, id)).rowcount:
+            retried.append((id, own_type))
+    return len(rows), retried, rows[-1][0] if len(rows) == limit else None
+
+
 def delete_job(connection: sqlite3.Connection, job_id: str) -> None:
     if connection.execute(_DELETE, (job_id,)).rowcount == 0:
         _refuse(connection, job_id, "deleted", "cancel it first; completed, failed and cancelled jobs can be")
@@ -71,13 +89,14 @@ def delete_job(connection: sqlite3.Connection, job_id: str) -> None:
 
 def prune_jobs(
     connection: sqlite3.Connection, finished_before: int, statuses: Sequence[Status], limit: int, now: int
-) -> int:
+) -> list[str]:
     text = connection.execute(PRUNABLE, (finished_before, json.dumps(statuses), now, limit)).fetchone()[0]
-    return connection.execute(
+    deleted = connection.execute(
         "DELETE FROM holdfast_jobs"
-        " WHERE seq IN (SELECT value FROM json_each(?)) AND +finished_at IS NOT NULL",
+        " WHERE seq IN (SELECT value FROM json_each(?)) AND +finished_at IS NOT NULL RETURNING id",
         (text,),
-    ).rowcount
+    )
+    return [row[0] for row in deleted.fetchall()]
 
 
 def _refuse(connection: sqlite3.Connection, job_id: str, action: str, allowed: str) -> NoReturn:

@@ -156,4 +156,15 @@ _TABLES = (
     ) WITHOUT ROWID""",
 )
 
-MIGRATIONS = (Migration(1, "the queue", (*_TABLES, *_INDEXES, *_COUNTING)),)
+_STOPPING = (
+    # 0: go on, 1: stop in order, 2: stop at once
+    "ALTER TABLE holdfast_workers ADD COLUMN stop INTEGER NOT NULL DEFAULT 0",
+    # drain, and lists of what waits for a retry
+    """CREATE INDEX holdfast_jobs_retrying ON holdfast_jobs (type, seq)
+    WHERE status = 'scheduled' AND attempts > 0""",
+)
+
+MIGRATIONS = (
+    Migration(1, "the queue", (*_TABLES, *_INDEXES, *_COUNTING)),
+    Migration(2, "workers can be asked to stop", _STOPPING),
+)

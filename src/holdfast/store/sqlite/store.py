@@ -9,7 +9,7 @@ from typing import Any
 
 from holdfast.config import Value
 from holdfast.core.clock import Clock, microseconds
-from holdfast.core.job import RETRYING, Job, Status
+from holdfast.core.job import Job, Status
 from holdfast.core.rate_limit import Bucket
 from holdfast.errors import CommitUncertain, JobNotFound
 from holdfast.store.protocol import (
@@ -19,16 +19,21 @@ from holdfast.store.protocol import (
     Claimed,
     Demand,
     Expired,
+    Finding,
     Finish,
     JobFilter,
     Line,
     Minute,
     NewJob,
+    ReusedKey,
+    Running,
+    StopRequest,
     TypeRecord,
     Verdict,
+    Waiting,
     WorkerRecord,
 )
-from holdfast.store.sqlite import caller, claim, finish, insert, keep, operate
+from holdfast.store.sqlite import caller, claim, finish, insert, keep, look, operate
 from holdfast.store.sqlite.attempt import SqliteAttemptTransaction
 from holdfast.store.sqlite.database import PATIENCE, Database
 from holdfast.store.sqlite.rows import JOB_COLUMNS, failure_from, job_from
@@ -143,7 +148,7 @@ class SqliteStore:
     def list_held(self, worker_id: str) -> list[Expired]:
         return [Expired(*row) for row in self.database.read(f"{_LEASED} worker_id = ?", (worker_id,))]
 
-    def prune_jobs(self, *, finished_before: int, statuses: Sequence[Status], limit: int) -> int:
+    def prune_jobs(self, *, finished_before: int, statuses: Sequence[Status], limit: int) -> list[str]:
         with self.database.transaction() as connection:
             return operate.prune_jobs(connection, finished_before, statuses, limit, self.now())
 
@@ -180,6 +185,17 @@ class SqliteStore:
             )
         ]
 
+    def request_stop(self, worker_ids: Sequence[str], request: StopRequest) -> None:
+        with self.database.transaction() as connection:
+            connection.executemany(
+                "UPDATE holdfast_workers SET stop = max(stop, ?) WHERE id = ?",
+                [(int(request), id) for id in worker_ids],
+            )
+
+    def get_stop_request(self, worker_id: str) -> StopRequest:
+        row = self.database.read_one("SELECT stop FROM holdfast_workers WHERE id = ?", (worker_id,))
+        return StopRequest(row[0]) if row else StopRequest.NONE
+
     def list_types(self) -> list[TypeRecord]:
         rows = self.database.read("SELECT type, executor, schema FROM holdfast_types ORDER BY type")
         return [TypeRecord(type=type, executor=how, schema=json.loads(schema)) for type, how, schema in rows]
@@ -198,6 +214,12 @@ class SqliteStore:
         with self.database.transaction() as connection:
             operate.retry_job(connection, job_id, payload, self.now())
             return self._known(job_id)
+
+    def retry_failed_jobs(
+        self, type: str | None, *, after: int, limit: int
+    ) -> tuple[int, list[tuple[str, str]], int | None]:
+        with self.database.transaction() as connection:
+            return operate.retry_failed_jobs(connection, type, after, limit, self.now())
 
     def delete_job(self, job_id: str) -> None:
         with self.database.transaction() as connection:
@@ -223,8 +245,7 @@ class SqliteStore:
         return job_from(row, tuple(failure_from(failure) for failure in failures))
 
     def list_jobs(self, filter: JobFilter) -> list[Job]:
-        conditions, parameters = _conditions(filter)
-        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        where, parameters = look.conditions(filter)
         rows = self.database.read(
             f"SELECT {JOB_COLUMNS} FROM holdfast_jobs{where} ORDER BY seq DESC LIMIT ? OFFSET ?",
             (*parameters, filter.limit, filter.offset),
@@ -248,6 +269,36 @@ class SqliteStore:
     def line_before(self, job_id: str, cap: int) -> Line:
         count = self.database.read_one(_LINE, (job_id, cap + 1))[0]
         return Line(min(count, cap), count > cap)
+
+    def count_matching(self, filter: JobFilter, cap: int) -> int:
+        return look.count_matching(self.database, filter, cap)
+
+    def count_retrying(self) -> dict[str, int]:
+        return look.count_retrying(self.database)
+
+    def count_finished(self, since: int) -> dict[str, dict[Status, int]]:
+        return look.count_finished(self.database, since)
+
+    def list_running(self, limit: int) -> list[Running]:
+        return look.list_running(self.database, limit)
+
+    def oldest_waiting(self) -> Waiting | None:
+        return look.oldest_waiting(self.database)
+
+    def list_reused_keys(self, limit: int) -> list[ReusedKey]:
+        return look.list_reused_keys(self.database, limit)
+
+    # Care.
+
+    def back_up(self, path: str) -> None:
+        from holdfast.store.sqlite import health
+
+        health.back_up(self.database, path)
+
+    def examine(self) -> list[Finding]:
+        from holdfast.store.sqlite import health
+
+        return health.examine(self.database)
 
     # Settings, pauses, statistics.
 
@@ -302,26 +353,3 @@ class SqliteStore:
     def fold_statistics(self, before_minute: int) -> None:
         with self.database.transaction() as connection:
             keep.fold_statistics(connection, before_minute)
-
-
-def _conditions(filter: JobFilter) -> tuple[list[str], list[Any]]:
-    conditions: list[str] = []
-    parameters: list[Any] = []
-    if filter.statuses:
-        words = []
-        for status in filter.statuses:
-            if status == RETRYING:
-                words.append("(status = 'scheduled' AND attempts > 0)")
-            else:
-                words.append("status = ?")
-                parameters.append(str(status))
-        conditions.append(f"({' OR '.join(words)})")
-    for column, value in (
-        ("type = ?", filter.type),
-        ("parent_id = ?", filter.parent_id),
-        ("seq < ?", filter.before),
-    ):
-        if value is not None:
-            conditions.append(column)
-            parameters.append(value)
-    return conditions, parameters

@@ -8,7 +8,6 @@ database file in this process would drop its locks.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import select
 import sys
@@ -112,6 +111,8 @@ def _watch_file(path: str) -> int | None:
     """An inotify descriptor that becomes readable when the file is written, or None where that can't be."""
     if not sys.platform.startswith("linux"):
         return None
+    import ctypes
+
     libc = ctypes.CDLL(None, use_errno=True)
     descriptor: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
     if descriptor < 0:

@@ -18,8 +18,8 @@ from holdfast import worker
 from holdfast.context import Attempt
 from holdfast.core.lifecycle import Errored
 from holdfast.function import JobFunction
+from holdfast.handler import Handler
 from holdfast.queue import Queue
-from holdfast.registry import Handler
 from holdfast.worker.executors.wire import (
     Ask,
     End,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 
 from holdfast.context import Attempt
 from holdfast.core.clock import Clock
-from holdfast.events import logger
+from holdfast.events import LOGGER
 from holdfast.store.protocol import Store
 from holdfast.worker.run import Ending, Report, begin_call, ending_of_error, ending_of_value
 
@@ -91,4 +92,4 @@ class LoopExecutor:
             loop.run_forever()
         except (SystemExit, KeyboardInterrupt):
             # Raised by a task of a handler's own, these end the loop; the other jobs go on.
-            logger.exception("a task that a handler had started tried to exit")
+            logging.getLogger(LOGGER).exception("a task that a handler had started tried to exit")

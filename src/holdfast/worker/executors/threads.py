@@ -42,8 +42,11 @@ class ThreadExecutor:
     def ask(self, attempt: Attempt) -> None:
         pass  # it shares the attempt, and sees its stop_reason
 
-    def interrupt(self, attempt: Attempt) -> bool:  # noqa: ARG002
-        return False
+    def interrupt(self, attempt: Attempt) -> bool:
+        if attempt.on_interrupt is None:
+            return False
+        attempt.on_interrupt()
+        return True
 
     def close(self) -> None:
         for _ in range(self._threads):

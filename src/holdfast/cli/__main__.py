@@ -1,0 +1,5 @@
+"""`python -m holdfast.cli` is queuectl."""
+
+from holdfast.cli import main
+
+main()

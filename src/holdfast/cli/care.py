@@ -1,0 +1,81 @@
+"""queuectl migrate, backup and doctor: looking after the database."""
+
+from __future__ import annotations
+
+from holdfast.cli.command import DONE, FAILED, Call, Parser, command
+from holdfast.cli.output import console, on_terminal, print_json, print_line
+from holdfast.errors import HoldfastError, one_line
+from holdfast.store.protocol import Finding
+
+
+@command("queuectl migrate", "queuectl --database sqlite:///app.db migrate")
+def migrate(call: Call) -> int:
+    """Make the queue's tables, or bring them up to date."""
+    call.queue.open()
+    if call.wants_json:
+        print_json({"database": call.queue.url, "upToDate": True})
+    else:
+        print_line(f"{call.queue.url} is up to date")
+    return DONE
+
+
+def _file(parser: Parser) -> None:
+    parser.add_argument("file", metavar="FILE", help="the file to make; it must not exist yet")
+
+
+@command("queuectl backup /var/backups/queue.db", arguments=_file)
+def backup(call: Call) -> int:
+    """Write a copy of the database, whole and as of one moment, while work goes on."""
+    call.queue.store.back_up(call.arguments.file)
+    if call.wants_json:
+        print_json({"database": call.queue.url, "file": call.arguments.file})
+    else:
+        print_line(call.arguments.file)
+    return DONE
+
+
+@command("queuectl doctor")
+def doctor(call: Call) -> int:
+    """Check the database, its files, the clock, workers and jobs, and say what to do.
+
+    Exit code 1 if there is a problem; warnings alone are 0.
+    """
+    from holdfast.observe.doctor import examine
+
+    try:
+        findings = examine(call.queue)
+    except HoldfastError as error:
+        findings = [Finding(level="problem", check="database", text=str(error))]
+    problems = sum(finding.level == "problem" for finding in findings)
+    if call.wants_json:
+        print_json(
+            {
+                "healthy": not problems,
+                "findings": [
+                    {"level": f.level, "check": f.check, "text": f.text, "advice": f.advice} for f in findings
+                ],
+            }
+        )
+    else:
+        for finding in findings:
+            _print_finding(finding)
+    return FAILED if problems else DONE
+
+
+_LEVEL_STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
+
+
+def _print_finding(finding: Finding) -> None:
+    if not on_terminal():
+        print_line(finding.level, finding.check, finding.text, *([finding.advice] if finding.advice else []))
+        return
+    from rich.padding import Padding
+    from rich.text import Text
+
+    out = console()
+    line = Text(f"{finding.level:<8} ", style=_LEVEL_STYLES[finding.level])
+    line.append(f"{finding.check:<12} ", style="bold")
+    line.append(one_line(finding.text), style="default not bold")
+    out.print(line)
+    if finding.advice:
+        out.print(Padding(Text(one_line(finding.advice), style="italic"), (0, 0, 0, 9)))

@@ -1,0 +1,129 @@
+"""What a command of queuectl is made of: its arguments, its help, and the call that runs it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from holdfast.queue import Queue
+
+DONE = 0
+FAILED = 1
+WRONG_USAGE = 2
+
+
+class UsageError(Exception):
+    """The command line is wrong. The message says how, and where help is."""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, but for its errors: one line, raised."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{self.prog}: {message} (see {self.prog} --help)")
+
+
+class Call:
+    """One call of a command: its arguments, and the queue they name, opened when it is first used."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.arguments = arguments
+        self._queue: Queue | None = None
+
+    @property
+    def queue(self) -> Queue:
+        if self._queue is None:
+            from holdfast.queue import Queue
+
+            self._queue = Queue(self.arguments.database)
+        return self._queue
+
+    @property
+    def wants_json(self) -> bool:
+        return bool(self.arguments.json)
+
+    def close(self) -> None:
+        if self._queue is not None:
+            self._queue.close()
+
+
+class Command:
+    """A command: the function that runs it, and how its arguments are declared.
+
+    The function's docstring is its help: the first line a summary, the rest what it does.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[Call], int],
+        *,
+        arguments: Callable[[Parser], None],
+        examples: tuple[str, ...],
+        prints_data: bool,
+    ) -> None:
+        self.run = run
+        self._arguments = arguments
+        self._examples = examples
+        self._prints_data = prints_data
+        self.summary, _, details = (run.__doc__ or "").strip().partition("\n")
+        self._description = "\n".join(
+            [self.summary, *(line.removeprefix("    ") for line in details.split("\n"))]
+        )
+
+    def parser(self, name: str) -> Parser:
+        parser = Parser(
+            prog=f"queuectl {name}",
+            description=self._description,
+            epilog="\n".join(["examples:", *(f"  {example}" for example in self._examples)]),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        self._arguments(parser)
+        parser.add_argument(
+            "--database",
+            metavar="URL",
+            help="the queue's database (QUEUECTL_DATABASE_URL, or queue.db in the home)",
+        )
+        if self._prints_data:
+            parser.add_argument("--json", action="store_true", help="print JSON, as the HTTP API answers")
+        else:
+            parser.set_defaults(json=False)
+        return parser
+
+
+def command(
+    *examples: str,
+    arguments: Callable[[Parser], None] = lambda _: None,
+    prints_data: bool = True,
+) -> Callable[[Callable[[Call], int]], Command]:
+    """Make a function a command."""
+
+    def decorate(run: Callable[[Call], int]) -> Command:
+        return Command(run, arguments=arguments, examples=examples, prints_data=prints_data)
+
+    return decorate
+
+
+def for_each(ids: list[str], action: Callable[[str], Any]) -> tuple[list[Any], int]:
+    """Do something for each id: what came of those that worked, and the exit code. Each failure is a line."""
+    from holdfast.errors import ConfigError, HoldfastError, StoreError
+
+    done, code = [], DONE
+    for id in ids:
+        try:
+            done.append(action(id))
+        except (StoreError, ConfigError):
+            raise  # not about this one
+        except HoldfastError as error:
+            say(str(error))
+            code = FAILED
+    return done, code
+
+
+def say(message: str) -> None:
+    """A line for people, beside the data."""
+    sys.stderr.write(f"queuectl: {message}\n")
+    sys.stderr.flush()

@@ -1,0 +1,111 @@
+"""queuectl completion: scripts for the shells, which ask queuectl itself what could come next."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable
+
+from holdfast.cli.command import DONE, Call, Parser, command
+
+_SCRIPTS = {
+    "bash": """\
+_queuectl() {
+    local IFS=$'\\n'
+    COMPREPLY=($(queuectl __complete "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null))
+}
+complete -o default -F _queuectl queuectl
+""",
+    "zsh": """\
+#compdef queuectl
+_queuectl() {
+    local -a found
+    found=("${(@f)$(queuectl __complete "${(@)words[2,CURRENT]}" 2>/dev/null)}")
+    [[ -n "$found" ]] && compadd -a found || _files
+}
+compdef _queuectl queuectl
+""",
+    "fish": """\
+function __queuectl_complete
+    set -l words (commandline -opc) (commandline -ct)
+    queuectl __complete $words[2..] 2>/dev/null
+end
+complete -c queuectl -a '(__queuectl_complete)'
+""",
+}
+
+_STATES = ("scheduled", "pending", "processing", "completed", "failed", "cancelled", "retrying")
+_MOST = 50
+
+
+def _arguments(parser: Parser) -> None:
+    parser.add_argument("shell", choices=tuple(_SCRIPTS), help="the shell")
+
+
+@command(
+    'eval "$(queuectl completion bash)"    # in ~/.bashrc',
+    'eval "$(queuectl completion zsh)"     # in ~/.zshrc, after compinit',
+    "queuectl completion fish > ~/.config/fish/completions/queuectl.fish",
+    arguments=_arguments,
+    prints_data=False,
+)
+def completion(call: Call) -> int:
+    """Print the script that completes queuectl's commands, options and ids in a shell."""
+    sys.stdout.write(_SCRIPTS[call.arguments.shell])
+    return DONE
+
+
+def complete(words: list[str]) -> int:
+    """Print what the last word could become, a line each. Never fails: no completion is an answer, too."""
+    *before, last = words or [""]
+    try:
+        found = sorted({word for word in _candidates(before, last) if word.startswith(last)})
+    except Exception:
+        found = []
+    sys.stdout.write("".join(f"{word}\n" for word in found))
+    return DONE
+
+
+def _candidates(before: list[str], last: str) -> Iterable[str]:
+    from holdfast.cli.main import COMMANDS, GROUPS, find_command, load
+
+    if not before:
+        return [*{name.split()[0] for name in COMMANDS}, "--database", "--help", "--version"]
+    if before[0] in GROUPS and len(before) == 1:
+        return [name.split()[1] for name in COMMANDS if name.startswith(f"{before[0]} ")]
+    name, rest = find_command(before)
+    parser = load(name).parser(name)
+    option = next((a for a in parser._actions if rest and rest[-1] in a.option_strings), None)
+    if option is not None and option.nargs != 0:
+        return _values(option, rest)
+    if last.startswith("-"):
+        return [s for a in parser._actions if a.help != argparse.SUPPRESS for s in a.option_strings]
+    positional = next((a for a in parser._actions if not a.option_strings), None)
+    return [] if positional is None else _values(positional, rest)
+
+
+def _values(action: argparse.Action, words: list[str]) -> Iterable[str]:
+    """What an option or an argument may be."""
+    if action.choices is not None:
+        return [str(choice) for choice in action.choices]
+    if action.dest == "status":
+        return _STATES
+    if action.dest == "key" and not action.option_strings:
+        from holdfast.config import SETTINGS
+
+        return SETTINGS
+    if action.dest == "type":
+        from holdfast.queue import Queue
+
+        with Queue(_database(words)) as queue:
+            return list(queue.stats()["by_type"])
+    if action.dest in ("id", "ids") and not action.option_strings:
+        from holdfast.queue import Queue
+
+        with Queue(_database(words)) as queue:
+            return [job.id for job in queue.jobs(limit=_MOST)]
+    return []
+
+
+def _database(words: list[str]) -> str | None:
+    return words[words.index("--database") + 1] if "--database" in words[:-1] else None

@@ -1,0 +1,92 @@
+"""queuectl logs: the output of a shell job, also while it runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import BinaryIO
+
+from holdfast.cli.command import DONE, Call, Parser, command
+from holdfast.cli.look import job_named
+from holdfast.cli.output import print_json
+from holdfast.core.job import Job, base_type
+from holdfast.errors import HoldfastError
+from holdfast.jobs.output_log import log_path
+from holdfast.jobs.shell import TYPE
+
+_PAUSE = 0.1
+
+
+def _arguments(parser: Parser) -> None:
+    parser.add_argument("id", metavar="ID", help="the job's id")
+    parser.add_argument("-f", "--follow", action="store_true", help="go on until the job has finished")
+
+
+@command("queuectl logs job1", "queuectl logs job1 --follow", arguments=_arguments)
+def logs(call: Call) -> int:
+    """Print the output of a shell job, every attempt under its own heading."""
+    job = job_named(call)
+    if base_type(job.type) != TYPE:
+        raise HoldfastError(
+            f"job {job.id!r} is of type {job.type}; only {TYPE} jobs have output that is kept"
+        )
+    if call.arguments.follow:
+        _follow(call, job)
+        return DONE
+    try:
+        with open(log_path(job.id), "rb") as file:
+            data = file.read()
+    except FileNotFoundError:
+        data = b""
+        if job.started_at is not None:
+            raise HoldfastError(
+                f"the output of job {job.id!r} is not here",
+                hint=f"it was kept in {os.path.dirname(log_path(job.id))} on the machine of its worker",
+            ) from None
+    if call.wants_json:
+        print_json({"id": job.id, "log": data.decode("utf-8", "replace")})
+    else:
+        sys.stdout.buffer.write(data)
+    return DONE
+
+
+def _follow(call: Call, job: Job) -> None:
+    """Print what is there and what comes, until the job is finished and all of it was printed."""
+    file: BinaryIO | None = None
+    place = 0
+    try:
+        while True:
+            current = call.queue.get(job.id)
+            finished = current is None or current.is_finished  # asked before the last look at the file
+            if file is None:
+                file = _opened(job.id)
+            if file is not None:
+                place = _copy(file, place)
+            if finished:
+                return
+            time.sleep(_PAUSE)
+    finally:
+        if file is not None:
+            file.close()
+
+
+def _opened(job_id: str) -> BinaryIO | None:
+    try:
+        return open(log_path(job_id), "rb")
+    except FileNotFoundError:
+        return None
+
+
+def _copy(file: BinaryIO, place: int) -> int:
+    """Print what is new. A file that has become shorter was cut in the middle: then from its new end on."""
+    size = os.fstat(file.fileno()).st_size
+    if size < place:
+        sys.stdout.buffer.write(b"\n[... some output was left out ...]\n")
+        place = size
+    file.seek(place)
+    while data := file.read(65_536):
+        sys.stdout.buffer.write(data)
+        place += len(data)
+    sys.stdout.buffer.flush()
+    return place

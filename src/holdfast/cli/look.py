@@ -1,0 +1,270 @@
+"""queuectl list, show and why: looking at jobs."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Any
+
+from holdfast.cli.command import DONE, Call, Parser, command
+from holdfast.cli.output import (
+    Column,
+    age,
+    console,
+    first_line,
+    moment_text,
+    on_terminal,
+    print_json,
+    print_line,
+    print_table,
+    seconds_text,
+    style_of,
+)
+from holdfast.core.clock import to_datetime
+from holdfast.core.job import Job
+from holdfast.errors import ConfigError, JobNotFound, one_line
+from holdfast.observe import shapes
+
+COUNTED = 10_000
+
+
+def _list_arguments(parser: Parser) -> None:
+    parser.add_argument(
+        "--status",
+        "--state",
+        metavar="S",
+        action="append",
+        help="scheduled, pending, processing, completed, failed, cancelled or retrying; repeat it",
+    )
+    parser.add_argument("--type", metavar="T", help="only jobs of this type")
+    parser.add_argument("--limit", metavar="N", type=int, default=50, help="how many (50)")
+    parser.add_argument("--offset", metavar="N", type=int, default=0, help="how many to pass over (0)")
+    parser.add_argument("--full", action="store_true", help="with payload, result and whole errors")
+
+
+@command(
+    "queuectl list --status failed --status cancelled",
+    "queuectl list --type send_email --limit 10 --json",
+    arguments=_list_arguments,
+)
+def list_jobs(call: Call) -> int:
+    """List jobs, newest first."""
+    arguments = call.arguments
+    return print_jobs(call, arguments.status, arguments.type)
+
+
+def print_jobs(call: Call, status: list[str] | None, type: str | None) -> int:
+    """The page of jobs that --limit, --offset and --full ask for."""
+    arguments = call.arguments
+    for name, low in (("limit", 1), ("offset", 0)):
+        if not low <= getattr(arguments, name) < 2**31:
+            raise ConfigError(f"--{name} must be a whole number from {low}, not {getattr(arguments, name)}")
+    queue = call.queue
+    jobs = queue.jobs(status=status, type=type, limit=arguments.limit, offset=arguments.offset)
+    if arguments.full:
+        jobs = [job for job in (queue.get(job.id) for job in jobs) if job is not None]
+    if call.wants_json:
+        total = queue.count(status=status, type=type, cap=COUNTED)
+        print_json(
+            shapes.task_list(
+                jobs,
+                total=total,
+                cap=COUNTED,
+                limit=arguments.limit,
+                offset=arguments.offset,
+                full=arguments.full,
+            )
+        )
+    elif arguments.full:
+        for job in jobs:
+            print_job(job, to_datetime(queue.store.now()))
+    else:
+        _print_rows(jobs, to_datetime(queue.store.now()))
+        if on_terminal() and len(jobs) == arguments.limit:
+            total = queue.count(status=status, type=type, cap=COUNTED)
+            if total > arguments.offset + len(jobs):
+                of = f"more than {COUNTED}" if total >= COUNTED else str(total)
+                more = f"{len(jobs)} of {of}; --limit and --offset show more"
+                console().print(more, style="bright_black")
+    return DONE
+
+
+def _print_rows(jobs: list[Job], now: datetime) -> None:
+    columns = [
+        Column("ID", whole=True),
+        Column("STATUS", whole=True),
+        Column("TYPE"),
+        Column("TRIES", right=True, whole=True),
+        Column("AGE", right=True, whole=True),
+        Column("WHAT", wide=True),
+    ]
+    rows = [
+        (
+            job.id,
+            job.status.value,
+            job.type,
+            f"{job.attempts}/{job.max_attempts}",
+            age(job.created_at, now),
+            _what(job, now),
+        )
+        for job in jobs
+    ]
+    print_table(columns, rows, empty="no jobs")
+
+
+def _what(job: Job, now: datetime) -> str:
+    """The one thing to know about a job in a list."""
+    if job.next_retry_at is not None:
+        return f"again in {age(now, job.next_retry_at)}: {first_line(job.error)}"
+    if job.error:
+        return first_line(job.error)
+    if job.run_at is not None and job.run_at > now:
+        return f"in {age(now, job.run_at)}"
+    command = job.payload.get("command")
+    return first_line(command) if isinstance(command, str) else json.dumps(job.payload, ensure_ascii=False)
+
+
+def _id_argument(parser: Parser) -> None:
+    parser.add_argument("id", metavar="ID", help="the job's id")
+
+
+def job_named(call: Call) -> Job:
+    job = call.queue.get(call.arguments.id)
+    if job is None:
+        raise JobNotFound(call.arguments.id)
+    return job
+
+
+@command("queuectl show job1", "queuectl show job1 --json", arguments=_id_argument)
+def show(call: Call) -> int:
+    """Show everything about a job, with its attempts as a timeline."""
+    job = job_named(call)
+    if call.wants_json:
+        print_json(shapes.task(job))
+    else:
+        print_job(job, to_datetime(call.queue.store.now()), children=call.queue.children(job.id))
+    return DONE
+
+
+def print_job(job: Job, now: datetime, children: list[str] | None = None) -> None:
+    """A job as a person reads it."""
+    out = _Lines()
+    out.field("id", job.id)
+    out.field("type", job.type)
+    out.field(
+        "status", job.status.value + (", asked to stop" if job.cancel_requested else ""), job.status.value
+    )
+    out.field("attempts", f"{job.attempts} of {job.max_attempts}")
+    for name, value in _optional_fields(job, now, children or []):
+        if value:
+            out.field(name, value)
+    out.json("payload", job.payload)
+    if job.result is not None:
+        out.json("result", job.result)
+    out.heading("timeline")
+    for moment, text, style in _timeline(job):
+        out.event(moment, text, style)
+    if job.errors and job.errors[-1].traceback:
+        out.heading(f"traceback of attempt {job.errors[-1].attempt}")
+        out.block(job.errors[-1].traceback)
+    tail = ((job.errors[-1].detail or {}) if job.errors and job.error else {}).get("tail")
+    if isinstance(tail, str) and tail:
+        out.heading("last output")
+        out.block(tail)
+
+
+def _optional_fields(job: Job, now: datetime, children: list[str]) -> list[tuple[str, str]]:
+    return [
+        ("priority", str(job.priority) if job.priority else ""),
+        ("key", (job.key or "") + (f", held {job.key_for:g} s longer" if job.key_for else "")),
+        ("timeout", "" if job.timeout is None else f"{job.timeout:g} s"),
+        ("run at", moment_text(job.run_at)),
+        (
+            "next try",
+            f"{moment_text(job.next_retry_at)}, in {age(now, job.next_retry_at)}"
+            if job.next_retry_at
+            else "",
+        ),
+        ("worker", job.worker_id or ""),
+        ("parent", job.parent_id or ""),
+        ("children", ", ".join(children)),
+        (
+            "progress",
+            ""
+            if job.progress is None
+            else f"{job.progress.fraction:.0%} {job.progress.message or ''}".strip(),
+        ),
+        ("error", first_line(job.error)),
+    ]
+
+
+def _timeline(job: Job) -> list[tuple[datetime, str, str]]:
+    """What happened to a job, in order."""
+    events: list[tuple[datetime, str, str]] = [(job.created_at, "enqueued", "")]
+    for failure in job.errors:
+        took = seconds_text((failure.finished_at - failure.started_at).total_seconds())
+        events.append(
+            (failure.started_at, f"attempt {failure.attempt} on worker {failure.worker_id or 'unknown'}", "")
+        )
+        events.append((failure.finished_at, f"failed after {took}: {first_line(failure.error)}", "red"))
+    last_failure = job.errors[-1].finished_at if job.errors else None
+    if job.started_at is not None and (last_failure is None or job.started_at >= last_failure):
+        events.append((job.started_at, f"attempt {job.attempts} on worker {job.worker_id or 'unknown'}", ""))
+    if job.finished_at is not None:
+        took = ""
+        if job.status == "completed" and job.started_at is not None:
+            took = f" after {seconds_text((job.finished_at - job.started_at).total_seconds())}"
+        events.append((job.finished_at, f"{job.status.value}{took}", style_of(job.status.value)))
+    elif job.next_retry_at is not None:
+        events.append((job.next_retry_at, "next attempt", "cyan"))
+    elif job.status == "scheduled" and job.run_at is not None:
+        events.append((job.run_at, "to run", "cyan"))
+    return events
+
+
+class _Lines:
+    """Prints names and values: with colours on a terminal, plainly elsewhere."""
+
+    def __init__(self) -> None:
+        self._console = console() if on_terminal() else None
+
+    def _print(self, text: str, style: str = "") -> None:
+        if self._console is None:
+            print_line(text)
+        else:
+            self._console.print(one_line(text), style=style or None, soft_wrap=True)
+
+    def field(self, name: str, value: str, style: str = "") -> None:
+        self._print(f"{name:<10}{value}", style_of(style) if style else "")
+
+    def heading(self, text: str) -> None:
+        self._print("")
+        self._print(text, "bold")
+
+    def event(self, moment: datetime, text: str, style: str) -> None:
+        self._print(f"  {moment:%Y-%m-%d %H:%M:%S.%f}"[:-3] + f"  {text}", style)
+
+    def json(self, name: str, value: Any) -> None:
+        self.heading(name)
+        for line in json.dumps(value, ensure_ascii=False, indent=2).split("\n"):
+            self._print(f"  {line}")
+
+    def block(self, text: str) -> None:
+        for line in text.rstrip("\n").split("\n"):
+            self._print(f"  {line}")
+
+
+@command("queuectl why job1", arguments=_id_argument)
+def why(call: Call) -> int:
+    """Say why a job is not running (yet), and when that will change."""
+    job = job_named(call)
+    found = call.queue.why(job.id)
+    if call.wants_json:
+        print_json(shapes.reasons(job, found))
+        return DONE
+    for reason in found:
+        print_line(
+            reason.text
+            + (f" (until {reason.until})" if reason.until and reason.until not in reason.text else "")
+        )
+    return DONE

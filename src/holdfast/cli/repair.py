@@ -1,0 +1,163 @@
+"""queuectl retry, cancel, delete, dlq and cleanup: mending what went wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.cli.command import DONE, FAILED, Call, Parser, UsageError, command, for_each, say
+from holdfast.cli.enqueue import parse_object
+from holdfast.cli.look import print_jobs
+from holdfast.cli.output import print_json, print_line
+from holdfast.observe import shapes
+
+
+def _ids(parser: Parser) -> None:
+    parser.add_argument("ids", nargs="+", metavar="ID", help="the jobs' ids")
+
+
+def _retry_arguments(parser: Parser) -> None:
+    _ids(parser)
+    parser.add_argument("--payload", metavar="JSON", help="run it with this payload instead")
+
+
+@command(
+    "queuectl retry job1",
+    """queuectl retry job1 --payload '{"command": "echo fixed"}'""",
+    arguments=_retry_arguments,
+)
+def retry(call: Call) -> int:
+    """Run failed, cancelled or waiting-for-retry jobs again, from the first attempt."""
+    arguments = call.arguments
+    payload = None
+    if arguments.payload is not None:
+        if len(arguments.ids) > 1:
+            raise UsageError("queuectl retry: --payload goes with one ID")
+        payload = parse_object(arguments.payload, "--payload")
+    return _answer(
+        call, arguments.ids, lambda id: shapes.retried(call.queue.retry(id, payload)), "{id} is pending again"
+    )
+
+
+@command("queuectl cancel job1 job2", arguments=_ids)
+def cancel(call: Call) -> int:
+    """Cancel waiting jobs now, and ask running ones to stop."""
+
+    def cancel_one(id: str) -> dict[str, Any]:
+        return shapes.cancelled(call.queue.cancel(id))
+
+    return _answer(call, call.arguments.ids, cancel_one, "{id} is {state}")
+
+
+@command("queuectl delete job1", arguments=_ids)
+def delete(call: Call) -> int:
+    """Delete finished jobs, their history and their output."""
+    _with_logs(call)
+
+    def delete_one(id: str) -> dict[str, Any]:
+        call.queue.delete(id)
+        return {"id": id, "deleted": True}
+
+    return _answer(call, call.arguments.ids, delete_one, "{id} is deleted")
+
+
+def _answer(call: Call, ids: list[str], action: Any, text: str) -> int:
+    """Do it for each id and print what came of it: one answer for one id, a list for several."""
+    done, code = for_each(ids, action)
+    if call.wants_json:
+        if len(ids) > 1:
+            print_json(done)
+        elif done:
+            print_json(done[0])
+        return code
+    for answer in done:
+        asked = answer.get("cancelRequested") and answer["status"] == "processing"
+        print_line(text.format(id=answer["id"], state="asked to stop" if asked else "cancelled"))
+    return code
+
+
+def _with_logs(call: Call) -> None:
+    """Let the logs of deleted commands be removed, too."""
+    from holdfast.jobs import install
+
+    install(call.queue)
+
+
+def _page(parser: Parser) -> None:
+    parser.add_argument("--type", metavar="T", help="only jobs of this type")
+    parser.add_argument("--limit", metavar="N", type=int, default=50, help="how many (50)")
+    parser.add_argument("--offset", metavar="N", type=int, default=0, help="how many to pass over (0)")
+    parser.add_argument("--full", action="store_true", help="with payload and whole errors")
+
+
+@command("queuectl dlq list", arguments=_page)
+def dlq_list(call: Call) -> int:
+    """List the jobs that failed for good, newest first."""
+    return print_jobs(call, ["failed"], call.arguments.type)
+
+
+def _dlq_retry_arguments(parser: Parser) -> None:
+    parser.add_argument("ids", nargs="*", metavar="ID", help="the jobs' ids")
+    parser.add_argument("--all", action="store_true", help="every job that failed for good")
+    parser.add_argument("--type", metavar="T", help="with --all: only those of this type")
+
+
+@command(
+    "queuectl dlq retry job1", "queuectl dlq retry --all --type send_email", arguments=_dlq_retry_arguments
+)
+def dlq_retry(call: Call) -> int:
+    """Run jobs from the dead-letter queue again, from the first attempt."""
+    arguments = call.arguments
+    if bool(arguments.ids) == arguments.all:
+        raise UsageError("queuectl dlq retry: say the IDs, or --all")
+    if arguments.type is not None and not arguments.all:
+        raise UsageError("queuectl dlq retry: --type goes with --all")
+    if not arguments.all:
+        return _answer(call, arguments.ids, lambda id: _retry_dead(call, id), "{id} is pending again")
+    count, left = call.queue.retry_all(arguments.type)
+    if call.wants_json:
+        print_json({"retried": count, "left": left})
+    else:
+        print_line(f"{count} jobs are pending again")
+    if left:
+        say(f"{left} jobs were left: another job holds their key; queuectl retry ID names it")
+        return FAILED
+    return DONE
+
+
+def _retry_dead(call: Call, id: str) -> dict[str, Any]:
+    from holdfast.errors import JobNotFound, WrongState
+
+    job = call.queue.get(id)
+    if job is None:
+        raise JobNotFound(id)
+    if job.status != "failed":
+        raise WrongState(id, job.status, "retried from the dead-letter queue", "it holds failed jobs only")
+    return shapes.retried(call.queue.retry(id))
+
+
+def _older_than(parser: Parser) -> None:
+    parser.add_argument(
+        "--older-than", metavar="AGE", required=True, help="finished longer ago than: 12h, 7d, 2w"
+    )
+
+
+@command("queuectl dlq purge --older-than 30d", arguments=_older_than)
+def dlq_purge(call: Call) -> int:
+    """Delete failed jobs that finished longer ago than an age."""
+    _with_logs(call)
+    return _deleted(call, call.queue.purge(call.arguments.older_than))
+
+
+@command("queuectl cleanup --older-than 7d", arguments=_older_than)
+def cleanup(call: Call) -> int:
+    """Delete completed and cancelled jobs that finished longer ago than an age."""
+    _with_logs(call)
+    return _deleted(call, call.queue.cleanup(call.arguments.older_than))
+
+
+def _deleted(call: Call, count: int) -> int:
+    if call.wants_json:
+        print_json({"deleted": count})
+    else:
+        print_line(f"{count} jobs deleted")
+    return DONE

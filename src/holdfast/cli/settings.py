@@ -1,0 +1,109 @@
+"""queuectl config: reading and changing settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.cli.command import DONE, Call, Parser, command
+from holdfast.cli.output import Column, print_json, print_line, print_table
+from holdfast.config import SETTINGS, Value, find_setting
+
+
+def _type(parser: Parser) -> None:
+    parser.add_argument("--type", metavar="T", help="for jobs of this type")
+
+
+def _key(parser: Parser) -> None:
+    parser.add_argument("key", metavar="KEY", help="the setting")
+    _type(parser)
+
+
+def _key_and_value(parser: Parser) -> None:
+    parser.add_argument("key", metavar="KEY", help="the setting")
+    parser.add_argument("value", metavar="VALUE", help="its value; durations may be 30s, 5m, 2h, 7d")
+    _type(parser)
+
+
+@command("queuectl config list", "queuectl config list --type shell", arguments=_type)
+def list_settings(call: Call) -> int:
+    """List every setting with the value in force."""
+    type = call.arguments.type
+    values = call.queue.config(type)
+    stored = call.queue.settings().stored
+    by_type: dict[str, dict[str, Value]] = {}
+    for (name, its_type), value in sorted(stored.items()):
+        if its_type and type in (None, its_type):
+            by_type.setdefault(its_type, {})[name] = value
+    if call.wants_json:
+        print_json({**values, "byType": by_type})
+        return DONE
+    columns = [
+        Column("SETTING", whole=True),
+        Column("VALUE", whole=True),
+        Column("FROM", whole=True),
+        Column("ALLOWED", wide=True),
+    ]
+    rows: list[tuple[Any, ...]] = [
+        (name, shown_value(value), _source(stored, name, type), SETTINGS[name].allowed)
+        for name, value in values.items()
+    ]
+    if type is None:
+        for its_type, settings in by_type.items():
+            rows += [(name, shown_value(value), f"type {its_type}", "") for name, value in settings.items()]
+    print_table(columns, rows, empty="")
+    return DONE
+
+
+@command("queuectl config get backoff_base", arguments=_key)
+def get_setting(call: Call) -> int:
+    """Print the value in force of a setting."""
+    name = find_setting(call.arguments.key).name
+    type = call.arguments.type
+    value = call.queue.config(type)[name]
+    if call.wants_json:
+        print_json({"key": name, "value": value, "type": type})
+    else:
+        print_line(shown_value(value))
+    return DONE
+
+
+@command(
+    "queuectl config set backoff_base 3",
+    "queuectl config set max_running 2 --type shell:media",
+    "queuectl config set job_timeout none",
+    arguments=_key_and_value,
+)
+def set_setting(call: Call) -> int:
+    """Store a setting, for the whole queue or for a type; running workers follow within a second."""
+    call.queue.set_config(call.arguments.key, call.arguments.value, call.arguments.type)
+    return _answer(call)
+
+
+@command("queuectl config unset backoff_base", arguments=_key)
+def unset_setting(call: Call) -> int:
+    """Forget a stored setting, so that the next level down holds again."""
+    call.queue.unset_config(call.arguments.key, call.arguments.type)
+    return _answer(call)
+
+
+def _answer(call: Call) -> int:
+    name = find_setting(call.arguments.key).name
+    type = call.arguments.type
+    value = call.queue.config(type)[name]
+    if call.wants_json:
+        print_json({"key": name, "value": value, "type": type})
+    else:
+        print_line(f"{name} is {shown_value(value)}" + (f" for {type}" if type else ""))
+    return DONE
+
+
+def _source(stored: Any, name: str, type: str | None) -> str:
+    if type and (name, type) in stored:
+        return f"type {type}"
+    return "set" if (name, "") in stored else "default"
+
+
+def shown_value(value: Value) -> str:
+    if value is None:
+        return "none"
+    return f"{value:g}" if isinstance(value, float) and value < 1e6 else str(value)

@@ -1,0 +1,272 @@
+"""queuectl status and report: the queue at a glance, and the standing questions about it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from holdfast.cli.command import DONE, Call, Parser, command
+from holdfast.cli.output import (
+    Column,
+    age,
+    console,
+    first_line,
+    moment_text,
+    on_terminal,
+    print_json,
+    print_line,
+    seconds_text,
+    table,
+)
+from holdfast.cli.worker import WORKER_COLUMNS, worker_rows
+from holdfast.core.job import Status
+from holdfast.errors import StoreError, one_line
+from holdfast.observe import shapes
+from holdfast.observe.overview import Overview, overview
+from holdfast.observe.overview import Report as Answers
+from holdfast.observe.overview import report as answer
+
+_REFRESH = 1.0
+
+
+def _status_arguments(parser: Parser) -> None:
+    parser.add_argument("-w", "--watch", action="store_true", help="a live screen, until Ctrl-C")
+
+
+@command("queuectl status", "queuectl status --watch", arguments=_status_arguments)
+def status(call: Call) -> int:
+    """Show counts by state and type, workers, what is stuck and what has no worker."""
+    if call.arguments.watch:
+        _watch(call)
+    else:
+        _print_status(call, overview(call.queue))
+    return DONE
+
+
+def _print_status(call: Call, view: Overview) -> None:
+    if call.wants_json:
+        print_json(_shape(view), compact=bool(call.arguments.watch))
+    elif on_terminal():
+        console().print(_screen(view))
+    else:
+        for line in _plain(view):
+            print_line(*line)
+    sys.stdout.flush()
+
+
+def _watch(call: Call) -> None:
+    if call.wants_json or not on_terminal():
+        while True:
+            _print_status(call, overview(call.queue))
+            time.sleep(_REFRESH)
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(console=console(), screen=True, auto_refresh=False) as live:
+        while True:
+            try:
+                shown = _screen(overview(call.queue), live=True)
+            except StoreError as error:  # a full disk or a locked file may pass
+                shown = Text(one_line(str(error)), style="red")
+            live.update(shown, refresh=True)
+            time.sleep(_REFRESH)
+
+
+def _shape(view: Overview) -> dict[str, Any]:
+    """The shape of GET /api/tasks/stats, and what `status` shows beside it."""
+    return {
+        **shapes.stats(view.counts),
+        "retrying": sum(view.retrying.values()),
+        "paused": "" in view.paused,
+        "pausedTypes": [type for type in view.paused if type],
+        "stuck": [shapes.running_job(job) for job in view.stuck],
+        "withoutWorker": view.without_worker,
+        "oldestWaiting": None
+        if view.oldest is None
+        else {"id": view.oldest.id, "type": view.oldest.type, "since": shapes.instant(view.oldest.since)},
+    }
+
+
+def _plain(view: Overview) -> list[tuple[object, ...]]:
+    lines: list[tuple[object, ...]] = [(state.value, view.counts[state]) for state in Status]
+    lines.append(("workers", view.counts["workers"]))
+    for type, counts in view.counts["by_type"].items():
+        lines.append(("type", type, *(f"{state.value} {counts[state]}" for state in Status)))
+    lines += [(word,) for word in _notices(view)]
+    return lines
+
+
+def _notices(view: Overview) -> list[str]:
+    """What a person should know, one sentence each."""
+    notices = []
+    for type in view.paused:
+        notices.append(f"type {type} is paused" if type else "the whole queue is paused")
+    for type, count in view.without_worker.items():
+        if view.workers:
+            notices.append(f"{_jobs(count)} of type {type} wait, and no running worker handles it")
+    if view.without_worker and not view.workers:
+        notices.append(f"{_jobs(sum(view.without_worker.values()))} wait, and no worker is running")
+    for job in view.stuck[:5]:
+        notices.append(f"{job.id} ({job.type}) runs for {age(job.started_at, view.now)} and may be stuck")
+    if len(view.stuck) > 5:
+        notices.append(f"and {len(view.stuck) - 5} more that may be stuck")
+    if view.oldest is not None:
+        waited = age(view.oldest.since, view.now)
+        notices.append(f"the oldest waiting job is {view.oldest.id} ({view.oldest.type}), for {waited}")
+    return notices
+
+
+def _jobs(count: int) -> str:
+    return "1 job" if count == 1 else f"{count} jobs"
+
+
+def _screen(view: Overview, *, live: bool = False) -> Any:
+    """All of it, for a terminal."""
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[Any] = []
+    if live:
+        parts.append(Text(f"{view.now:%Y-%m-%d %H:%M:%S} UTC, Ctrl-C ends", style="bright_black"))
+    parts += [_type_table(view), Text()]
+    if view.workers:
+        parts += [table(WORKER_COLUMNS, worker_rows(view.workers, view.running, view.now)), Text()]
+    else:
+        parts += [Text("no worker is running", style="bright_black"), Text()]
+    parts += [Text(one_line(notice), style="yellow") for notice in _notices(view)]
+    return Group(*parts)
+
+
+def _type_table(view: Overview) -> Any:
+    columns = [Column("TYPE"), *(Column(state.value.upper(), right=True, whole=True) for state in Status)]
+    columns += [Column("DONE/S", right=True, whole=True), Column("FAILS/S", right=True, whole=True)]
+    rows: list[list[object]] = []
+    for type, counts in view.counts["by_type"].items():
+        rate = view.rates.get(type)
+        rates = ("0", "0") if rate is None else (_rate(rate.completed), _rate(rate.failed + rate.retried))
+        rows.append([type, *(counts[state] for state in Status), *rates])
+    totals = [_rate(sum(r.completed for r in view.rates.values()))]
+    totals.append(_rate(sum(r.failed + r.retried for r in view.rates.values())))
+    rows.append(["all", *(view.counts[state] for state in Status), *totals])
+    return table(columns, rows)
+
+
+def _rate(value: float) -> str:
+    return "0" if not value else f"{value:.2f}" if value < 10 else f"{value:.0f}"
+
+
+@command("queuectl report", "queuectl report --json")
+def report(call: Call) -> int:
+    """Answer the standing questions about the queue.
+
+    What work is outstanding? What failed and why? Is anything stuck? How long do jobs take? Are there
+    duplicates? What ran in the last hour?
+    """
+    found = answer(call.queue)
+    if call.wants_json:
+        print_json(_report_shape(found))
+        return DONE
+    for question, columns, rows, none in _answers(found):
+        if on_terminal():
+            out = console()
+            out.print(question, style="bold")
+            out.print(table(columns, rows) if rows else none)
+            out.print()
+        else:
+            print_line(question)
+            for row in rows:
+                print_line(*row)
+            if not rows:
+                print_line(none)
+            print_line("")
+    return DONE
+
+
+def _report_shape(found: Answers) -> dict[str, Any]:
+    return {
+        "outstanding": found.outstanding,
+        "failed": {"total": found.failed_total, "newest": [shapes.task_item(job) for job in found.failed]},
+        "stuck": [shapes.running_job(job) for job in found.stuck],
+        "durations": {
+            type: {"count": d.count, "mean": d.mean, "p50": d.p50, "p95": d.p95, "meanWait": d.mean_wait}
+            for type, d in found.durations.items()
+        },
+        "duplicates": [{"type": r.type, "key": r.key, "jobs": r.jobs} for r in found.reused_keys],
+        "lastHour": {
+            type: {state.value: count for state, count in counts.items()}
+            for type, counts in found.last_hour.items()
+        },
+    }
+
+
+def _answers(found: Answers) -> list[tuple[str, list[Column], list[tuple[object, ...]], str]]:
+    """Each question with its table, and what to say when that is empty."""
+    states = ("scheduled", "pending", "processing")
+
+    def bound(value: float | None) -> str:
+        return "longer" if value is None else f"≤ {seconds_text(value)}"
+
+    return [
+        (
+            "What work is outstanding right now?",
+            [Column("TYPE"), *(Column(state.upper(), right=True) for state in states)],
+            [(type, *(counts[state] for state in states)) for type, counts in found.outstanding.items()],
+            "none",
+        ),
+        (
+            f"What failed and why? ({found.failed_total} in all)",
+            [
+                Column("ID", whole=True),
+                Column("TYPE"),
+                Column("WHEN", whole=True),
+                Column("ERROR", wide=True),
+            ],
+            [(j.id, j.type, moment_text(j.finished_at), first_line(j.error)) for j in found.failed],
+            "nothing",
+        ),
+        (
+            "Is anything stuck?",
+            [
+                Column("ID", whole=True),
+                Column("TYPE"),
+                Column("SINCE", whole=True),
+                Column("WORKER", wide=True),
+            ],
+            [(j.id, j.type, moment_text(j.started_at), j.worker_id) for j in found.stuck],
+            "nothing",
+        ),
+        (
+            "How long do jobs take?",
+            [
+                Column("TYPE"),
+                *(Column(n, right=True) for n in ("ATTEMPTS", "MEAN", "HALF", "95 %", "MEAN WAIT")),
+            ],
+            [
+                (type, d.count, seconds_text(d.mean), bound(d.p50), bound(d.p95), seconds_text(d.mean_wait))
+                for type, d in found.durations.items()
+            ],
+            "nothing ran yet",
+        ),
+        (
+            "Are there duplicate jobs?",
+            [Column("TYPE"), Column("KEY", wide=True), Column("JOBS", right=True)],
+            [(r.type, r.key, r.jobs) for r in found.reused_keys],
+            "none: no key was used twice",
+        ),
+        (
+            "What ran in the last hour?",
+            [
+                Column("TYPE"),
+                *(Column(state.upper(), right=True) for state in ("completed", "failed", "cancelled")),
+            ],
+            [
+                (
+                    type,
+                    *(counts.get(state, 0) for state in (Status.COMPLETED, Status.FAILED, Status.CANCELLED)),
+                )
+                for type, counts in found.last_hour.items()
+            ],
+            "nothing",
+        ),
+    ]

@@ -1,0 +1,335 @@
+"""queuectl worker: starting, stopping and listing worker processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from holdfast.cli.command import DONE, FAILED, Call, Parser, UsageError, command, say
+from holdfast.cli.output import Column, age, print_json, print_line, print_table
+from holdfast.config import home_folder, parse_duration, parse_setting, stop_file
+from holdfast.core.clock import to_datetime
+from holdfast.core.job import check_type
+from holdfast.errors import ConfigError, HoldfastError
+from holdfast.jobs.process_group import WORKER_MARK, end_marked
+from holdfast.observe import log, shapes
+from holdfast.observe.overview import MOST_RUNNING
+from holdfast.store.protocol import Running, StopRequest, WorkerRecord
+from holdfast.worker.supervisor import Supervisor
+
+MOST_WORKERS = 1000
+_START_PATIENCE = 60.0
+_STOP_MARGIN = 10.0
+_PAUSE = 0.1
+
+
+def _start_arguments(parser: Parser) -> None:
+    parser.add_argument("--count", metavar="N", type=int, default=1, help="worker processes (1)")
+    parser.add_argument(
+        "--concurrency", metavar="N", type=int, help="jobs at a time in each (the setting; commands: 1)"
+    )
+    parser.add_argument("--app", metavar="PKG.MODULE:QUEUE", help="load your handlers from there")
+    parser.add_argument("--types", metavar="A,B", help="serve only these types")
+    parser.add_argument(
+        "--detach", action="store_true", help="return when they are up; they survive the terminal"
+    )
+    parser.add_argument("--drain", action="store_true", help="end when nothing is left to do")
+    parser.add_argument("--log-format", choices=("text", "json"), help="(text on a terminal, JSON elsewhere)")
+    parser.add_argument("--ready-fd", type=int, help="==SUPPRESS==")
+
+
+@command(
+    "queuectl worker start",
+    "queuectl worker start --count 3 --detach",
+    "queuectl worker start --app shop.jobs:queue --types send_email,shell --concurrency 20",
+    "queuectl worker start --drain",
+    arguments=_start_arguments,
+)
+def start(call: Call) -> int:
+    """Run worker processes, in the foreground or detached.
+
+    The first Ctrl-C or SIGTERM stops claiming and lets running jobs finish within shutdown_timeout; the
+    second gives them back and exits at once. A process that dies is replaced, and its jobs are freed at once.
+    """
+    arguments = call.arguments
+    options = _options(call)
+    _refuse_stop_file()
+    if arguments.detach:
+        return _detach(call, options)
+    log.configure(options["log_format"])
+    call.queue.open()
+    supervisor = Supervisor(
+        call.queue,
+        [sys.executable, "-m", "holdfast.cli.worker_process", msgspec.json.encode(options).decode()],
+        arguments.count,
+        environment=clean_environment(),
+        stop_file=stop_file(),
+        on_ready=lambda ids: _tell_ready(arguments.ready_fd, ids),
+        on_death=lambda worker_id: end_marked(f"{WORKER_MARK}={worker_id}"),
+        tick=_rotation() if arguments.ready_fd is not None else lambda: None,
+    )
+    _handle_signals(supervisor)
+    return DONE if supervisor.run() else FAILED
+
+
+def _options(call: Call) -> dict[str, Any]:
+    """What each worker process is told; wrong values are found here, before any is started."""
+    arguments = call.arguments
+    if not 1 <= arguments.count <= MOST_WORKERS:
+        raise UsageError(
+            f"queuectl worker start: --count must be from 1 to {MOST_WORKERS}, not {arguments.count}"
+        )
+    if arguments.concurrency is not None:
+        parse_setting("concurrency", arguments.concurrency)
+    types = None
+    if arguments.types is not None:
+        types = [check_type(type.strip()) for type in arguments.types.split(",")]
+    format = arguments.log_format or ("text" if sys.stdout.isatty() else "json")
+    return {
+        "database": arguments.database,
+        "app": arguments.app,
+        "types": types,
+        "concurrency": arguments.concurrency,
+        "drain": arguments.drain,
+        "log_format": format,
+    }
+
+
+def _refuse_stop_file() -> None:
+    if os.path.lexists(stop_file()):
+        raise HoldfastError(f"{stop_file()} exists, which stops all workers", hint="remove it to start some")
+
+
+def clean_environment() -> dict[str, str]:
+    """Ours without the marks of a job: workers that a command starts are not the command's."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in (WORKER_MARK, "QUEUECTL_RUN", "QUEUECTL_JOB_ID", "QUEUECTL_ATTEMPT")
+    }
+
+
+def _handle_signals(supervisor: Supervisor) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, lambda n, _: supervisor.stop(signal.Signals(n).name))
+
+
+# Detached.
+
+
+def _detach(call: Call, options: dict[str, Any]) -> int:
+    """Start the supervisor in a session of its own and wait until it says that its workers are up."""
+    arguments = call.arguments
+    call.queue.open()  # what is wrong with the database is said here, not in a log
+    path = _log_file()
+    words = ["--count", str(arguments.count), "--log-format", arguments.log_format or "text"]
+    for name in ("database", "app", "types", "concurrency"):
+        if options[name] is not None:
+            words += [f"--{name}", str(getattr(arguments, name))]
+    if arguments.drain:
+        words.append("--drain")
+    ready, theirs = os.pipe()
+    with open(path, "ab") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "holdfast.cli", "worker", "start", *words, "--ready-fd", str(theirs)],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            env=clean_environment(),
+            pass_fds=(theirs,),
+            start_new_session=True,
+        )
+    os.close(theirs)
+    workers = _wait_until_ready(ready, process, path)
+    if call.wants_json:
+        print_json({"pid": process.pid, "workers": workers, "log": path})
+    else:
+        count = "1 worker" if len(workers) == 1 else f"{len(workers)} workers"
+        print_line(f"{count} started, supervisor pid {process.pid}, log {path}")
+    return DONE
+
+
+def _wait_until_ready(ready: int, process: subprocess.Popen[bytes], path: str) -> list[str]:
+    from select import select
+
+    deadline = time.monotonic() + _START_PATIENCE
+    text = b""
+    while not text.endswith(b"\n"):
+        readable, _, _ = select([ready], [], [], max(0.0, deadline - time.monotonic()))
+        part = os.read(ready, 65_536) if readable else b""
+        if not part:
+            break
+        text += part
+    os.close(ready)
+    if text.endswith(b"\n"):
+        ids: list[str] = msgspec.json.decode(text)
+        return ids
+    if process.poll() is None and time.monotonic() >= deadline:
+        process.terminate()
+        raise HoldfastError(f"the workers were not up after {_START_PATIENCE:g} s", hint=f"see {path}")
+    process.wait()
+    with open(path, encoding="utf-8", errors="replace") as file:
+        said = [line.strip() for line in file if line.startswith("queuectl: ")]
+    reason = said[-1].removeprefix("queuectl: ") if said else f"see {path}"
+    raise HoldfastError(f"the workers could not be started: {reason}")
+
+
+def _tell_ready(descriptor: int | None, ids: list[str]) -> None:
+    if descriptor is not None:
+        os.write(descriptor, msgspec.json.encode(ids) + b"\n")
+        os.close(descriptor)
+
+
+def _log_file() -> str:
+    folder = os.path.join(home_folder(), "logs", "workers")
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    _forget_old_logs(folder)
+    return os.path.join(folder, f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}.log")
+
+
+KEPT_LOGS = 20
+LARGEST_LOG = 10 * 1024 * 1024
+
+
+def _forget_old_logs(folder: str) -> None:
+    """Keep the newest logs; one that is written to is among them."""
+    paths = [os.path.join(folder, name) for name in os.listdir(folder)]
+    for path in sorted(paths, key=os.path.getmtime, reverse=True)[KEPT_LOGS:]:
+        os.unlink(path)
+
+
+def _rotation() -> Callable[[], None]:
+    """Keeps a detached supervisor's log from growing for ever: what is old goes to a second file."""
+    descriptor = sys.stdout.fileno()
+
+    def rotate() -> None:
+        if os.fstat(descriptor).st_size <= LARGEST_LOG:
+            return
+        path = os.readlink(f"/proc/self/fd/{descriptor}") if sys.platform == "linux" else None
+        if path is not None:
+            import shutil
+
+            shutil.copyfile(path, path + ".1")
+        os.ftruncate(descriptor, 0)  # all who write to it append
+
+    return rotate
+
+
+# Stopping and listing.
+
+
+def _stop_arguments(parser: Parser) -> None:
+    parser.add_argument("ids", nargs="*", metavar="ID", help="only these workers")
+    parser.add_argument("--timeout", metavar="S", help="how long to wait (shutdown_timeout and 10 s)")
+    parser.add_argument("--force", action="store_true", help="give running jobs back and exit at once")
+    parser.add_argument("--all-hosts", action="store_true", help="also the workers of other machines")
+
+
+@command(
+    "queuectl worker stop",
+    "queuectl worker stop --force --timeout 5s",
+    arguments=_stop_arguments,
+    prints_data=False,
+)
+def stop(call: Call) -> int:
+    """Ask the workers that run now on this machine to stop, and wait until they have.
+
+    They claim nothing more and finish what they run, within shutdown_timeout.
+    """
+    arguments = call.arguments
+    chosen, code = _chosen(call)
+    timeout = _timeout(call)
+    if not chosen:
+        if not arguments.ids:
+            say("no worker is running" + ("" if arguments.all_hosts else " on this machine"))
+        return code
+    request = StopRequest.AT_ONCE if arguments.force else StopRequest.IN_ORDER
+    call.queue.store.request_stop([worker.id for worker in chosen], request)
+    left = {worker.id: worker for worker in chosen}
+    deadline = time.monotonic() + timeout
+    while left and time.monotonic() < deadline:
+        time.sleep(_PAUSE)
+        alive = {worker.id for worker in call.queue.workers()}
+        for id in [id for id in left if id not in alive]:
+            del left[id]
+            print_line(f"{id} stopped")
+            sys.stdout.flush()
+    for worker in left.values():
+        say(f"worker {worker.id} (pid {worker.pid} on {worker.host}) is still running after {timeout:g} s")
+    return FAILED if left else code
+
+
+def _chosen(call: Call) -> tuple[list[WorkerRecord], int]:
+    """The workers to stop, and the exit code so far: ids that name none are failures."""
+    arguments = call.arguments
+    workers = call.queue.workers()
+    if not arguments.ids:
+        here = socket.gethostname()
+        return [worker for worker in workers if arguments.all_hosts or worker.host == here], DONE
+    known = {worker.id: worker for worker in workers}
+    for id in arguments.ids:
+        if id not in known:
+            say(f"there is no running worker {id!r}")
+    found = [known[id] for id in arguments.ids if id in known]
+    return found, DONE if len(found) == len(arguments.ids) else FAILED
+
+
+def _timeout(call: Call) -> float:
+    if call.arguments.timeout is None:
+        return float(call.queue.settings().get("shutdown_timeout")) + _STOP_MARGIN
+    try:
+        return parse_duration(call.arguments.timeout)
+    except ValueError as error:
+        raise ConfigError(f"--timeout: {error}") from None
+
+
+@command("queuectl worker list", "queuectl worker list --json")
+def list_workers(call: Call) -> int:
+    """List the running workers, and what each is running."""
+    queue = call.queue
+    workers = queue.workers()
+    running = queue.store.list_running(MOST_RUNNING)
+    now = to_datetime(queue.store.now())
+    if call.wants_json:
+        print_json([shapes.worker(worker, running, now) for worker in workers])
+        return DONE
+    print_table(WORKER_COLUMNS, worker_rows(workers, running, now), empty="no worker is running")
+    return DONE
+
+
+WORKER_COLUMNS = (
+    Column("ID", whole=True),
+    Column("PID", right=True, whole=True),
+    Column("HOST"),
+    Column("STATE"),
+    Column("UP", right=True, whole=True),
+    Column("BEAT", right=True, whole=True),
+    Column("RUNNING", wide=True),
+)
+
+
+def worker_rows(workers: list[WorkerRecord], running: list[Running], now: Any) -> list[tuple[object, ...]]:
+    rows: list[tuple[object, ...]] = []
+    for worker in workers:
+        jobs = [job.id for job in running if job.worker_id == worker.id]
+        rows.append(
+            (
+                worker.id,
+                worker.pid,
+                worker.host,
+                worker.state,
+                age(worker.started_at, now),
+                age(worker.heartbeat_at, now),
+                f"{len(jobs)}/{worker.concurrency} {', '.join(jobs)}".strip(),
+            )
+        )
+    return rows

@@ -1,0 +1,113 @@
+"""The program of one worker process, started by the supervisor: `python -m holdfast.cli.worker_process`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from typing import NoReturn
+
+import msgspec
+from msgspec import Struct
+
+from holdfast.cli.app import load_app
+from holdfast.errors import HoldfastError
+from holdfast.events import Event, WorkerStarted
+from holdfast.jobs import install
+from holdfast.observe import log
+from holdfast.queue import Queue
+from holdfast.worker.supervisor import EXIT_CUT_SHORT, EXIT_EXHAUSTED, EXIT_NOT_STARTED, Report
+
+EXIT_CRASHED = 70
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """What every worker process of a supervisor is told."""
+
+    database: str | None
+    app: str | None
+    types: list[str] | None
+    concurrency: int | None
+    drain: bool
+    log_format: str
+
+
+def main() -> NoReturn:
+    options = msgspec.json.decode(sys.argv[1], type=Options)
+    reports, lifeline = int(sys.argv[2]), int(sys.argv[3])
+    for descriptor in (reports, lifeline):
+        os.set_inheritable(descriptor, False)
+    threading.Thread(target=_stop_with_supervisor, args=(lifeline,), daemon=True).start()
+    log.configure(options.log_format)
+    logging.raiseExceptions = False  # whoever read our output may be gone; work goes on
+    _exit(_work(options, reports))
+
+
+def _work(options: Options, reports: int) -> int:
+    try:
+        queue = make_queue(options)
+        worker = queue.worker(
+            types=options.types, concurrency=options.concurrency, recycle=True, drain=options.drain
+        )
+        queue.open()
+    except HoldfastError as error:
+        _report(reports, Report(failure=str(error)))
+        return EXIT_NOT_STARTED
+
+    def tell(event: Event) -> None:
+        if isinstance(event, WorkerStarted):
+            _report(reports, Report(worker_id=event.worker_id))
+
+    queue.events.subscribe(tell)
+    try:
+        finished = worker.run()
+    except Exception as error:
+        _report(reports, Report(failure=f"{type(error).__name__}: {error}"))
+        return EXIT_CRASHED
+    if worker.is_exhausted:
+        return EXIT_EXHAUSTED
+    return 0 if finished else EXIT_CUT_SHORT
+
+
+def make_queue(options: Options) -> Queue:
+    """The application's queue, or one of our own; --database beats what the application says."""
+    if options.app is None:
+        queue = Queue(options.database)
+    else:
+        queue = load_app(options.app)
+        if options.database is not None:
+            queue.close()
+            queue.url = options.database
+    install(queue, shell_slots=1 if options.concurrency is None else None)
+    for type in options.types or ():
+        queue.registry.require(type)
+    return queue
+
+
+def _report(reports: int, report: Report) -> None:
+    os.write(reports, msgspec.json.encode(report) + b"\n")
+
+
+def _stop_with_supervisor(lifeline: int) -> None:
+    """The pipe ends when the supervisor has died: nobody would ever stop or replace this process."""
+    os.read(lifeline, 1)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _exit(code: int) -> NoReturn:
+    """Leave, whatever handlers that would not stop are still doing in their threads."""
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            continue
+    if code == EXIT_EXHAUSTED:
+        os._exit(code)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

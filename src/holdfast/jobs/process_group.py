@@ -1,0 +1,242 @@
+"""A command in a session of its own, and how it is ended with everything it started."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Self
+
+WORKER_MARK = "QUEUECTL_WORKER_ID"
+"""The environment variable that tells whose worker started a process."""
+
+KILL_AFTER = 2.0
+"""Seconds between TERM and KILL."""
+
+_CHUNK = 64 * 1024
+_LAST_OUTPUT = 0.2
+_PATIENCE = 2.0
+
+# Waits for a line from the worker, so that nothing of the command runs before the worker's death would end
+# it. The worker may be gone already: then the pipe ends without one.
+_GATE = "read -r go || exit 125"
+_BEGIN = 'exec </dev/null\nexec /bin/sh -c "$1"'
+# Where the kernel can't watch the pipe for us (macOS), a process of the group does. It is put into the
+# background twice, so that it is no child of the command's.
+_GUARD = "exec 3<&0\n( { read -r gone <&3; kill -KILL 0; } </dev/null >/dev/null 2>&1 & )"
+
+
+class ProcessGroup:
+    """A running command. `run` waits for its end, `stop` may be called by any thread."""
+
+    def __init__(
+        self,
+        command: str,
+        *,
+        cwd: str | None,
+        environment: Mapping[str, str],
+        mark: str,
+        preparation: Sequence[str] = (),
+    ) -> None:
+        """`mark` names a variable of the environment whose value is this command's alone.
+
+        `preparation` are lines of shell that come before it.
+        """
+        self.was_stopped = False
+        self._mark = f"{mark}={environment[mark]}"
+        self._stopping = threading.Lock()
+        lifeline, self._lifeline = os.pipe()  # the write end is this process's alone, for as long as it lives
+        self._wake_read, wake_write = os.pipe()
+        os.set_blocking(wake_write, False)
+        self._wake_write: int | None = wake_write
+        kernel_watches = hasattr(fcntl, "F_SETSIG")
+        lines = [_GATE, *([] if kernel_watches else [_GUARD])]
+        lines += [f"{line} || exit 125" for line in preparation]
+        try:
+            self._process = subprocess.Popen(
+                ["/bin/sh", "-c", "\n".join([*lines, _BEGIN]), "sh", command],
+                stdin=subprocess.PIPE if kernel_watches else lifeline,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                cwd=cwd,
+                env=environment,
+                pass_fds=(lifeline,) if kernel_watches else (),
+                start_new_session=True,
+                bufsize=0,
+            )
+        except BaseException:
+            for descriptor in (lifeline, self._lifeline, self._wake_read, wake_write):
+                os.close(descriptor)
+            raise
+        if kernel_watches:
+            _kill_with_pipe(lifeline, self._process.pid)
+        os.close(lifeline)
+        self._open_gate()
+
+    def _open_gate(self) -> None:
+        with suppress(BrokenPipeError):  # it is dead already, which `run` will find
+            if self._process.stdin is not None:
+                os.write(self._process.stdin.fileno(), b"\n")
+                self._process.stdin.close()
+            else:
+                os.write(self._lifeline, b"\n")
+
+    def stop(self) -> None:
+        """Make `run` end the command: TERM now, KILL after a grace."""
+        with self._stopping:  # not while it is closed: the number may soon be another file's
+            if self._wake_write is not None:
+                with suppress(BlockingIOError):
+                    os.write(self._wake_write, b"\n")
+
+    def run(self, write: Callable[[bytes], None]) -> int:
+        """Hand on the output until the command has ended, end what it left, and return its exit code."""
+        assert self._process.stdout is not None
+        output = self._process.stdout.fileno()
+        os.set_blocking(output, False)
+        with _Exit(self._process) as exited:
+            poll = select.poll()
+            for descriptor in (output, self._wake_read, *exited.descriptors):
+                poll.register(descriptor, select.POLLIN)
+            kill_at: float | None = None
+            while not exited():
+                ready = dict(poll.poll(exited.pause(kill_at)))
+                if output in ready and not _copy(output, write):
+                    poll.unregister(output)
+                if self._wake_read in ready:
+                    poll.unregister(self._wake_read)
+                    self.was_stopped = True
+                    self._signal(signal.SIGTERM)
+                    kill_at = time.monotonic() + KILL_AFTER
+                if kill_at is not None and time.monotonic() >= kill_at:
+                    self._signal(signal.SIGKILL)
+                    kill_at = time.monotonic() + _LAST_OUTPUT
+        self._end_leftovers(output, write)
+        return self._process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+        for pid in marked(self._mark):
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
+
+    def _end_leftovers(self, output: int, write: Callable[[bytes], None]) -> None:
+        """The command is over, and so is what it left in the background, here or outside its group."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        if self.was_stopped or not _drain(output, write, _LAST_OUTPUT):
+            end_marked(self._mark)
+            _drain(output, write, _LAST_OUTPUT)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is left, however `run` went."""
+        if self._process.returncode is None:
+            self._signal(signal.SIGKILL)
+            self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        with self._stopping:
+            assert self._wake_write is not None
+            for descriptor in (self._lifeline, self._wake_read, self._wake_write):
+                os.close(descriptor)
+            self._wake_write = None
+
+
+class _Exit:
+    """Tells when a process has ended, without collecting it: until then its number is its own."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self._pidfd = os.pidfd_open(process.pid) if hasattr(os, "pidfd_open") else None
+        self.descriptors = () if self._pidfd is None else (self._pidfd,)
+
+    def __call__(self) -> bool:
+        if hasattr(os, "waitid"):
+            flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+            return os.waitid(os.P_PID, self._process.pid, flags) is not None
+        return self._process.poll() is not None
+
+    def pause(self, until: float | None) -> int | None:
+        """Milliseconds that a poll may take."""
+        left = None if until is None else max(0, round(1000 * (until - time.monotonic())) + 1)
+        if self._pidfd is not None:
+            return left
+        return 20 if left is None else min(20, left)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+
+
+def marked(mark: str) -> Iterator[int]:
+    """The processes of this machine whose environment began with `NAME=value`. Linux; elsewhere none."""
+    wanted = mark.encode() + b"\0"
+    own = os.getpid()
+    try:
+        names = os.listdir("/proc")
+    except OSError:
+        return
+    for name in names:
+        if name.isdigit() and int(name) != own:
+            try:
+                with open(f"/proc/{name}/environ", "rb") as file:
+                    environment = b"\0" + file.read() + b"\0"
+            except OSError:
+                continue  # it is gone, or another user's
+            if b"\0" + wanted in environment:
+                yield int(name)
+
+
+def end_marked(mark: str) -> None:
+    """Kill every process that carries a mark, also those they start meanwhile."""
+    deadline = time.monotonic() + _PATIENCE
+    while time.monotonic() < deadline:
+        found = False
+        for pid in marked(mark):
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+                found = True
+        if not found:
+            return
+        time.sleep(0.005)
+
+
+def _kill_with_pipe(lifeline: int, group: int) -> None:
+    """Let the kernel kill the group when the other end of the pipe closes."""
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, -group)
+    fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+
+
+def _copy(output: int, write: Callable[[bytes], None]) -> bool:
+    """Hand on what is there; False at the end of the output."""
+    try:
+        data = os.read(output, _CHUNK)
+    except BlockingIOError:
+        return True
+    if data:
+        write(data)
+    return bool(data)
+
+
+def _drain(output: int, write: Callable[[bytes], None], seconds: float) -> bool:
+    """Hand on the last of the output; False if somebody keeps it open for longer."""
+    deadline = time.monotonic() + seconds
+    poll = select.poll()
+    poll.register(output, select.POLLIN)
+    while (left := deadline - time.monotonic()) > 0:
+        if poll.poll(round(1000 * left)) and not _copy(output, write):
+            return True
+    return False

@@ -1,0 +1,321 @@
+"""The supervisor of worker processes: starts them, replaces those that die, and frees their jobs at once.
+
+It runs no job itself, and loads nothing of the application. Its workers are started anew (never forked), in
+sessions of their own: a Ctrl-C at the terminal reaches the supervisor alone, which passes it on. They tell it
+over a pipe who they are; and they hold the end of one that closes when it dies, so that none outlives it.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import Struct
+
+from holdfast import events as e
+from holdfast.errors import HoldfastError, StoreError
+from holdfast.worker.maintenance import reap
+
+if TYPE_CHECKING:
+    from holdfast.queue import Queue
+
+EXIT_CUT_SHORT = 1
+EXIT_NOT_STARTED = 2
+EXIT_EXHAUSTED = 3
+
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
+"""Seconds before a worker that died is replaced: the first, doubled each time, up to the longest."""
+
+LONG_ENOUGH = 60.0
+"""Seconds after which a worker's death is the first again."""
+
+_LOOK = 0.25
+
+
+class Report(Struct, frozen=True, omit_defaults=True):
+    """What a worker process says: that it is up, under which name, or why it can't be."""
+
+    worker_id: str | None = None
+    failure: str | None = None
+
+
+class Supervisor:
+    """Keeps `count` worker processes running until it is told to stop, or all have ended in order.
+
+    `command` starts one; two descriptors are appended to it, for its reports and its lifeline. `on_ready`
+    gets the names of the workers when all are up; `on_death` the name of one that died. While `stop_file`
+    exists, it stops. `tick` is called a few times a second.
+    """
+
+    def __init__(
+        self,
+        queue: Queue,
+        command: Sequence[str],
+        count: int,
+        *,
+        environment: dict[str, str] | None = None,
+        stop_file: str | None = None,
+        on_ready: Callable[[list[str]], None] = lambda _: None,
+        on_death: Callable[[str], None] = lambda _: None,
+        tick: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._queue = queue
+        self._stop_file = stop_file
+        self._on_ready = on_ready
+        self._on_death = on_death
+        self._tick = tick
+        self._selector = selectors.DefaultSelector()
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_write, False)
+        self._seats = [Seat(command, environment) for _ in range(count)]
+        self._requests = 0
+        self._passed_on = 0
+        self._reason = ""
+        self._ready = False
+        self._failure: str | None = None
+        self._unfreed: list[str] = []
+        self._cut_short = False
+
+    def stop(self, reason: str = "asked to") -> None:
+        """Stop the workers in order; said again, at once; a third time, by force. Any thread, or a signal."""
+        self._requests += 1
+        self._reason = self._reason or reason
+        with suppress(BlockingIOError):
+            os.write(self._wake_write, b"\n")
+
+    def run(self) -> bool:
+        """Supervise until all workers have ended; returns whether none had to cut jobs short.
+
+        Raises HoldfastError if no worker could be started.
+        """
+        self._selector.register(self._wake_read, selectors.EVENT_READ)
+        try:
+            for seat in self._seats:
+                self._start(seat)
+            while any(not seat.is_over for seat in self._seats):
+                self._wait()
+                self._look_around()
+            self._free()
+        finally:
+            self._close()
+        if self._failure is not None:
+            raise HoldfastError(self._failure)
+        return not self._cut_short
+
+    def _start(self, seat: Seat) -> None:
+        try:
+            seat.start()
+        except OSError as error:  # no more processes or memory to be had
+            seat.failure = f"it could not be started: {error}"
+            self._died(seat, EXIT_NOT_STARTED, None)
+        else:
+            self._selector.register(seat.reports, selectors.EVENT_READ, seat)
+
+    def _wait(self) -> None:
+        for key, _ in self._selector.select(_LOOK):
+            if key.data is None:
+                os.read(self._wake_read, 4096)
+            else:
+                self._hear(key.data)
+
+    def _hear(self, seat: Seat) -> None:
+        reports = seat.read()
+        if reports is None:
+            self._selector.unregister(seat.reports)
+            self._ended(seat, seat.collect())
+            return
+        for report in reports:
+            seat.failure = report.failure or seat.failure
+            seat.worker_id = report.worker_id or seat.worker_id
+        if not self._ready and all(seat.worker_id for seat in self._seats):
+            self._ready = True
+            self._on_ready([seat.worker_id or "" for seat in self._seats])
+
+    def _ended(self, seat: Seat, code: int) -> None:
+        """A worker process is gone: as it should, to be replaced, or dead."""
+        worker_id, seat.worker_id = seat.worker_id, None
+        if code in (0, EXIT_CUT_SHORT):
+            self._cut_short = self._cut_short or code == EXIT_CUT_SHORT
+            seat.is_over = True
+        elif code == EXIT_NOT_STARTED and not self._ready:
+            # It would fail again and again: a wrong --app, a database that can't be opened.
+            self._failure = self._failure or seat.failure or "a worker process could not start"
+            seat.is_over = True
+            self.stop(self._failure)
+        elif code == EXIT_EXHAUSTED:
+            self._queue.events.emit(e.WorkerRecycled(worker_id=worker_id, pid=seat.pid))
+            self._replace(seat, 0.0)
+        else:
+            self._died(seat, code, worker_id)
+
+    def _died(self, seat: Seat, code: int, worker_id: str | None) -> None:
+        if worker_id is not None:
+            self._unfreed.append(worker_id)
+            self._on_death(worker_id)
+            self._free()
+        pause = seat.next_pause()
+        self._queue.events.emit(
+            e.WorkerDied(
+                worker_id=worker_id,
+                pid=seat.pid,
+                how=_how(code) + (f" ({seat.failure})" if seat.failure else ""),
+                restart_in=None if self._requests else pause,
+            )
+        )
+        self._replace(seat, pause)
+
+    def _replace(self, seat: Seat, pause: float) -> None:
+        if self._requests:
+            seat.is_over = True
+        else:
+            seat.start_at = time.monotonic() + pause
+
+    def _look_around(self) -> None:
+        self._tick()
+        if self._stop_file is not None and not self._requests and os.path.lexists(self._stop_file):
+            self.stop(f"{self._stop_file} exists")
+        if self._requests > self._passed_on:
+            self._pass_on()
+        for seat in self._seats:
+            if seat.start_at is not None and time.monotonic() >= seat.start_at:
+                self._start(seat)
+        if self._unfreed:
+            self._free()
+
+    def _pass_on(self) -> None:
+        """Tell the workers what we were told."""
+        if not self._passed_on:
+            running = sum(seat.is_running for seat in self._seats)
+            self._queue.events.emit(e.SupervisorStopping(workers=running, reason=self._reason))
+        for seat in self._seats:
+            if seat.start_at is not None:
+                seat.start_at = None
+                seat.is_over = True
+            for number in range(self._passed_on + 1, self._requests + 1):
+                seat.signal(signal.SIGTERM if number <= 2 else signal.SIGKILL)
+        self._passed_on = self._requests
+
+    def _free(self) -> None:
+        """Give the jobs of dead workers back. Their exit status was collected, so there is nobody to ask."""
+        store = self._queue.store
+        while self._unfreed:
+            worker_id = self._unfreed[0]
+            try:
+                with store.transaction():
+                    freed = reap(
+                        store, store.list_held(worker_id), self._queue.refresh_settings(), expired_only=False
+                    )
+                    store.remove_workers([worker_id])
+            except StoreError:
+                return  # the next look tries again; at worst the leases run out
+            del self._unfreed[0]
+            for lost, status in freed:
+                self._queue.events.emit(
+                    e.JobReaped(
+                        job_id=lost.id,
+                        type=lost.type,
+                        attempt=lost.attempts,
+                        worker_id=worker_id,
+                        status=status,
+                    )
+                )
+
+    def _close(self) -> None:
+        for seat in self._seats:
+            seat.signal(signal.SIGKILL)
+            seat.close()
+        self._selector.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+
+class Seat:
+    """The place of one worker process, which several may take one after another."""
+
+    def __init__(self, command: Sequence[str], environment: dict[str, str] | None) -> None:
+        self._command = command
+        self._environment = environment
+        self._process: subprocess.Popen[bytes] | None = None
+        self._buffer = b""
+        self._lifeline = -1
+        self._started = 0.0
+        self._pause = 0.0
+        self.reports = -1
+        self.pid = 0
+        self.worker_id: str | None = None
+        self.failure: str | None = None
+        self.start_at: float | None = None
+        self.is_over = False
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None
+
+    def start(self) -> None:
+        self.start_at = None
+        self.failure = None
+        self._buffer = b""
+        self.reports, theirs = os.pipe()
+        lifeline, self._lifeline = os.pipe()
+        try:
+            process = subprocess.Popen(
+                [*self._command, str(theirs), str(lifeline)],
+                pass_fds=(theirs, lifeline),
+                stdin=subprocess.DEVNULL,
+                env=self._environment,
+                start_new_session=True,
+            )
+        except OSError:
+            os.close(self.reports)
+            os.close(self._lifeline)
+            raise
+        finally:
+            os.close(theirs)
+            os.close(lifeline)
+        self._process = process
+        self.pid = process.pid
+        self._started = time.monotonic()
+
+    def read(self) -> list[Report] | None:
+        """What the process has reported since, or None when it has ended."""
+        data = os.read(self.reports, 65_536)
+        if not data:
+            return None
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        return [msgspec.json.decode(line, type=Report) for line in lines]
+
+    def collect(self) -> int:
+        """The exit status of a process whose reports have ended."""
+        assert self._process is not None
+        code = self._process.wait()
+        self.close()
+        return code
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.wait()
+            self._process = None
+            os.close(self.reports)
+            os.close(self._lifeline)
+
+    def signal(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    def next_pause(self) -> float:
+        """How long to wait before the next start: longer each time, unless this one has lived for long."""
+        lived = time.monotonic() - self._started
+        first = lived >= LONG_ENOUGH or not self._pause
+        self._pause = FIRST_PAUSE if first else min(2 * self._pause, LONGEST_PAUSE)
+        return self._pause
+
+
+def _how(code: int) -> str:
+    return f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
