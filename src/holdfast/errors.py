@@ -227,6 +227,15 @@ class ProcessDied(HoldfastError):
         self.exit_code = exit_code
 
 
+class CommandNotStarted(HoldfastError):
+    """A shell command could not be started. `permanent` means that trying again would not help."""
+
+    def __init__(self, problem: str, *, permanent: bool = False) -> None:
+        super().__init__(f"the command could not be started: {problem}")
+        self.problem = problem
+        self.permanent = permanent
+
+
 class CommandFailed(HoldfastError):
     """A shell command ended with an exit code other than 0, or by a signal."""
 

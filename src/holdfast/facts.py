@@ -17,7 +17,6 @@ def facts_about(job: Job, store: Store, settings: Settings, workers: Sequence[Wo
     paused = store.list_paused()
     able = [w for w in workers if job.type in w.types or base_type(job.type) in w.types]
     rate = settings.resolve("rate_limit", job.type)
-    own_slots = settings.resolve("concurrency", job.type)
     cap = settings.resolve("max_running", job.type)
     running = {type: counts[Status.PROCESSING] for type, counts in store.count_jobs().items()}
     line = store.line_before(job.id, _LINE_CAP)
@@ -27,9 +26,7 @@ def facts_about(job: Job, store: Store, settings: Settings, workers: Sequence[Wo
         paused_type=job.type in paused,
         workers=len(workers),
         workers_for_type=len(able),
-        slots_for_type=sum(
-            min(w.concurrency, own_slots.value) if own_slots.source else w.concurrency for w in able
-        ),
+        slots_for_type=sum(_slots_for(job.type, worker, settings) for worker in able),
         running=running.get(job.type, 0),
         slots=sum(worker.concurrency for worker in workers),
         running_in_all=sum(running.values()),
@@ -44,3 +41,11 @@ def facts_about(job: Job, store: Store, settings: Settings, workers: Sequence[Wo
         ahead=line.ahead,
         ahead_capped=line.capped,
     )
+
+
+def _slots_for(type: str, worker: WorkerRecord, settings: Settings) -> int:
+    """The jobs of a type that a worker runs at a time: as stored for the type, else as its code says."""
+    for name in (type, base_type(type)):
+        if ("concurrency", name) in settings.stored:
+            return min(worker.concurrency, int(settings.get("concurrency", name)))
+    return min(worker.concurrency, worker.slots.get(base_type(type), worker.concurrency))

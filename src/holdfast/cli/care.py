@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.cli.command import DONE, FAILED, Call, Parser, command
-from holdfast.cli.output import console, on_terminal, print_json, print_line
+from holdfast.cli.output import console, on_terminal, print_json, print_line, style_of
 from holdfast.errors import HoldfastError, one_line
 from holdfast.store.protocol import Finding
 
@@ -62,20 +62,21 @@ def doctor(call: Call) -> int:
     return FAILED if problems else DONE
 
 
-_LEVEL_STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
+_LEVEL_WIDTH, _CHECK_WIDTH = 7, 11
 
 
 def _print_finding(finding: Finding) -> None:
     if not on_terminal():
         print_line(finding.level, finding.check, finding.text, *([finding.advice] if finding.advice else []))
         return
-    from rich.padding import Padding
+    from rich.table import Table
     from rich.text import Text
 
-    out = console()
-    line = Text(f"{finding.level:<8} ", style=_LEVEL_STYLES[finding.level])
-    line.append(f"{finding.check:<12} ", style="bold")
-    line.append(one_line(finding.text), style="default not bold")
-    out.print(line)
+    words = Text(one_line(finding.text))
     if finding.advice:
-        out.print(Padding(Text(one_line(finding.advice), style="italic"), (0, 0, 0, 9)))
+        words.append(f"\n{one_line(finding.advice)}", "italic")
+    line = Table.grid(padding=(0, 2))
+    line.add_column(width=_LEVEL_WIDTH)
+    line.add_column(width=_CHECK_WIDTH)
+    line.add_row(Text(finding.level, style_of(finding.level)), Text(finding.check, "bold"), words)
+    console().print(line)

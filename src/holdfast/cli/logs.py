@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
+from io import BytesIO
+from shutil import copyfileobj
 from typing import BinaryIO
 
 from holdfast.cli.command import DONE, Call, Parser, command
@@ -34,20 +36,17 @@ def logs(call: Call) -> int:
     if call.arguments.follow:
         _follow(call, job)
         return DONE
-    try:
-        with open(log_path(job.id), "rb") as file:
-            data = file.read()
-    except FileNotFoundError:
-        data = b""
-        if job.started_at is not None:
-            raise HoldfastError(
-                f"the output of job {job.id!r} is not here",
-                hint=f"it was kept in {os.path.dirname(log_path(job.id))} on the machine of its worker",
-            ) from None
-    if call.wants_json:
-        print_json({"id": job.id, "log": data.decode("utf-8", "replace")})
-    else:
-        sys.stdout.buffer.write(data)
+    file = _opened(job.id)
+    if file is None and job.started_at is not None:
+        raise HoldfastError(
+            f"the output of job {job.id!r} is not here",
+            hint=f"it was kept in {os.path.dirname(log_path(job.id))} on the machine of its worker",
+        )
+    with file or BytesIO() as file:
+        if call.wants_json:
+            print_json({"id": job.id, "log": file.read().decode("utf-8", "replace")})
+        else:
+            copyfileobj(file, sys.stdout.buffer)
     return DONE
 
 

@@ -96,7 +96,7 @@ def _print_rows(jobs: list[Job], now: datetime) -> None:
         Column("TYPE"),
         Column("TRIES", right=True, whole=True),
         Column("AGE", right=True, whole=True),
-        Column("WHAT", wide=True),
+        Column("WHAT", below=True),
     ]
     rows = [
         (
@@ -151,9 +151,8 @@ def print_job(job: Job, now: datetime, children: list[str] | None = None) -> Non
     out = _Lines()
     out.field("id", job.id)
     out.field("type", job.type)
-    out.field(
-        "status", job.status.value + (", asked to stop" if job.cancel_requested else ""), job.status.value
-    )
+    asked = ", asked to stop" if job.cancel_requested and not job.is_finished else ""
+    out.field("status", job.status.value + asked, job.status.value)
     out.field("attempts", f"{job.attempts} of {job.max_attempts}")
     for name, value in _optional_fields(job, now, children or []):
         if value:
@@ -203,13 +202,12 @@ def _timeline(job: Job) -> list[tuple[datetime, str, str]]:
     events: list[tuple[datetime, str, str]] = [(job.created_at, "enqueued", "")]
     for failure in job.errors:
         took = seconds_text((failure.finished_at - failure.started_at).total_seconds())
-        events.append(
-            (failure.started_at, f"attempt {failure.attempt} on worker {failure.worker_id or 'unknown'}", "")
-        )
+        events.append((failure.started_at, _attempt(failure.attempt, failure.worker_id), ""))
         events.append((failure.finished_at, f"failed after {took}: {first_line(failure.error)}", "red"))
     last_failure = job.errors[-1].finished_at if job.errors else None
-    if job.started_at is not None and (last_failure is None or job.started_at >= last_failure):
-        events.append((job.started_at, f"attempt {job.attempts} on worker {job.worker_id or 'unknown'}", ""))
+    is_last = job.started_at is not None and (last_failure is None or job.started_at >= last_failure)
+    if job.started_at is not None and is_last and job.status in ("processing", "completed", "cancelled"):
+        events.append((job.started_at, _attempt(job.attempts, job.worker_id), ""))
     if job.finished_at is not None:
         took = ""
         if job.status == "completed" and job.started_at is not None:
@@ -220,6 +218,10 @@ def _timeline(job: Job) -> list[tuple[datetime, str, str]]:
     elif job.status == "scheduled" and job.run_at is not None:
         events.append((job.run_at, "to run", "cyan"))
     return events
+
+
+def _attempt(number: int, worker_id: str | None) -> str:
+    return f"attempt {number}" + (f", worker {worker_id}" if worker_id else "")
 
 
 class _Lines:
@@ -242,7 +244,7 @@ class _Lines:
         self._print(text, "bold")
 
     def event(self, moment: datetime, text: str, style: str) -> None:
-        self._print(f"  {moment:%Y-%m-%d %H:%M:%S.%f}"[:-3] + f"  {text}", style)
+        self._print(f"{moment:%Y-%m-%d %H:%M:%S.%f}"[:-3] + f"  {text}", style)
 
     def json(self, name: str, value: Any) -> None:
         self.heading(name)

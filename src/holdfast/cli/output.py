@@ -12,6 +12,7 @@ from holdfast.errors import one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
 STATUS_STYLES = {
     "scheduled": "cyan",
@@ -46,50 +47,101 @@ def console() -> Console:
     return Console(highlight=False, emoji=False, markup=False, soft_wrap=False)
 
 
+class Column:
+    """A column of a table.
+
+    `whole` is never cut: it is there to be copied. `below` is put under its row where the terminal is too
+    narrow for it. `spare` is left out then.
+    """
+
+    def __init__(
+        self, name: str, *, whole: bool = False, right: bool = False, below: bool = False, spare: bool = False
+    ) -> None:
+        self.name = name
+        self.whole = whole
+        self.right = right
+        self.below = below
+        self.spare = spare
+
+
+_GAP = 2
+_NARROWEST = 8
+_ENOUGH_BELOW = 24
+
+
 def print_table(columns: Sequence[Column], rows: Sequence[Sequence[object]], *, empty: str) -> None:
     """Rows as a table with headings on a terminal, as lines with tabs elsewhere."""
     if not on_terminal():
         for row in rows:
             print_line(*row)
     elif rows:
-        console().print(table(columns, rows))
+        out = console()
+        out.print(table(columns, rows, out.width), soft_wrap=True)
     else:
         console().print(empty, style="bright_black")
 
 
-class Column:
-    """A column of a table. One that is `whole` is never cut: it is there to be copied."""
-
-    def __init__(self, name: str, *, whole: bool = False, right: bool = False, wide: bool = False) -> None:
-        self.name = name
-        self.whole = whole
-        self.right = right
-        self.wide = wide
-
-
-def table(columns: Sequence[Column], rows: Sequence[Sequence[object]]) -> Any:
-    from rich.table import Table
+def table(columns: Sequence[Column], rows: Sequence[Sequence[object]], width: int) -> Text:
+    """A table that fits into a terminal of this width, as long as its whole columns do."""
     from rich.text import Text
 
-    made = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
-    for column in columns:
-        made.add_column(
-            column.name,
-            justify="right" if column.right else "left",
-            no_wrap=True,
-            overflow="fold" if column.whole else "ellipsis",
-            min_width=column_width(column, rows, columns.index(column)),
-            ratio=1 if column.wide else None,
-        )
-    for row in rows:
-        made.add_row(*(Text(one_line(str(cell)), style=style_of(str(cell))) for cell in row))
-    return made
+    cells = [[one_line(str(cell)) for cell in row] for row in rows]
+    shown, widths = _fit(columns, cells, width)
+    lines = [Text((" " * _GAP).join(_pad(columns[i].name, w, columns[i]) for i, w in widths.items()), "bold")]
+    for row in cells:
+        line = Text()
+        for place, cell_width in widths.items():
+            line.append(" " * (_GAP if line else 0))
+            line.append(_pad(row[place], cell_width, columns[place]), style_of(row[place]))
+        line.rstrip()
+        lines.append(line)
+        for place in shown - widths.keys():
+            if row[place]:
+                lines.append(Text(f"    {_cut(row[place], max(_NARROWEST, width - 4))}", "bright_black"))
+    return Text("\n").join(lines)
 
 
-def column_width(column: Column, rows: Sequence[Sequence[object]], place: int) -> int | None:
-    if not column.whole:
-        return None
-    return max([len(column.name), *(len(str(row[place])) for row in rows)])
+def _fit(columns: Sequence[Column], cells: list[list[str]], width: int) -> tuple[set[int], dict[int, int]]:
+    """Which columns are shown at all, and the widths of those in the rows; the others go below theirs."""
+    from rich.cells import cell_len
+
+    natural = {
+        place: max([len(column.name), *(cell_len(row[place]) for row in cells)])
+        for place, column in enumerate(columns)
+    }
+
+    def excess(widths: dict[int, int]) -> int:
+        return sum(widths.values()) + _GAP * (len(widths) - 1) - width
+
+    shown, widths = set(natural), dict(natural)
+    for place in [place for place, column in enumerate(columns) if column.below]:
+        room = widths[place] - max(0, excess(widths))
+        if room >= min(widths[place], _ENOUGH_BELOW):
+            widths[place] = room
+        else:
+            del widths[place]
+    for place in [place for place, column in enumerate(columns) if column.spare]:
+        if excess(widths) > 0:
+            shown.discard(place)
+            del widths[place]
+    for place in sorted(widths, key=lambda place: -widths[place]):
+        if not columns[place].whole and excess(widths) > 0:
+            widths[place] = max(min(widths[place], _NARROWEST), widths[place] - excess(widths))
+    return shown, widths
+
+
+def _pad(text: str, width: int, column: Column) -> str:
+    from rich.cells import cell_len
+
+    text = _cut(text, width)
+    space = " " * (width - cell_len(text))
+    return space + text if column.right else text + space
+
+
+def _cut(text: str, width: int) -> str:
+    from rich.cells import cell_len, set_cell_size
+
+    return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
 
 
 def style_of(word: str) -> str:

@@ -8,6 +8,7 @@ from holdfast.cli.command import DONE, FAILED, Call, Parser, UsageError, command
 from holdfast.cli.enqueue import parse_object
 from holdfast.cli.look import print_jobs
 from holdfast.cli.output import print_json, print_line
+from holdfast.jobs import install
 from holdfast.observe import shapes
 
 
@@ -33,6 +34,7 @@ def retry(call: Call) -> int:
         if len(arguments.ids) > 1:
             raise UsageError("queuectl retry: --payload goes with one ID")
         payload = parse_object(arguments.payload, "--payload")
+        install(call.queue)  # which checks the payload of a built-in type
     return _answer(
         call, arguments.ids, lambda id: shapes.retried(call.queue.retry(id, payload)), "{id} is pending again"
     )
@@ -77,8 +79,6 @@ def _answer(call: Call, ids: list[str], action: Any, text: str) -> int:
 
 def _with_logs(call: Call) -> None:
     """Let the logs of deleted commands be removed, too."""
-    from holdfast.jobs import install
-
     install(call.queue)
 
 

@@ -41,7 +41,7 @@ def list_settings(call: Call) -> int:
         Column("SETTING", whole=True),
         Column("VALUE", whole=True),
         Column("FROM", whole=True),
-        Column("ALLOWED", wide=True),
+        Column("ALLOWED", spare=True),
     ]
     rows: list[tuple[Any, ...]] = [
         (name, shown_value(value), _source(stored, name, type), SETTINGS[name].allowed)

@@ -48,7 +48,8 @@ def _print_status(call: Call, view: Overview) -> None:
     if call.wants_json:
         print_json(_shape(view), compact=bool(call.arguments.watch))
     elif on_terminal():
-        console().print(_screen(view))
+        out = console()
+        out.print(_screen(view, out.width))
     else:
         for line in _plain(view):
             print_line(*line)
@@ -66,7 +67,7 @@ def _watch(call: Call) -> None:
     with Live(console=console(), screen=True, auto_refresh=False) as live:
         while True:
             try:
-                shown = _screen(overview(call.queue), live=True)
+                shown = _screen(overview(call.queue), live.console.width, live=True)
             except StoreError as error:  # a full disk or a locked file may pass
                 shown = Text(one_line(str(error)), style="red")
             live.update(shown, refresh=True)
@@ -104,9 +105,9 @@ def _notices(view: Overview) -> list[str]:
         notices.append(f"type {type} is paused" if type else "the whole queue is paused")
     for type, count in view.without_worker.items():
         if view.workers:
-            notices.append(f"{_jobs(count)} of type {type} wait, and no running worker handles it")
+            notices.append(f"{_waiting(count, f' of type {type}')}, and no running worker handles it")
     if view.without_worker and not view.workers:
-        notices.append(f"{_jobs(sum(view.without_worker.values()))} wait, and no worker is running")
+        notices.append(f"{_waiting(sum(view.without_worker.values()))}, and no worker is running")
     for job in view.stuck[:5]:
         notices.append(f"{job.id} ({job.type}) runs for {age(job.started_at, view.now)} and may be stuck")
     if len(view.stuck) > 5:
@@ -117,11 +118,11 @@ def _notices(view: Overview) -> list[str]:
     return notices
 
 
-def _jobs(count: int) -> str:
-    return "1 job" if count == 1 else f"{count} jobs"
+def _waiting(count: int, which: str = "") -> str:
+    return f"1 job{which} waits" if count == 1 else f"{count} jobs{which} wait"
 
 
-def _screen(view: Overview, *, live: bool = False) -> Any:
+def _screen(view: Overview, width: int, *, live: bool = False) -> Any:
     """All of it, for a terminal."""
     from rich.console import Group
     from rich.text import Text
@@ -129,18 +130,18 @@ def _screen(view: Overview, *, live: bool = False) -> Any:
     parts: list[Any] = []
     if live:
         parts.append(Text(f"{view.now:%Y-%m-%d %H:%M:%S} UTC, Ctrl-C ends", style="bright_black"))
-    parts += [_type_table(view), Text()]
+    parts += [_type_table(view, width), Text()]
     if view.workers:
-        parts += [table(WORKER_COLUMNS, worker_rows(view.workers, view.running, view.now)), Text()]
+        parts += [table(WORKER_COLUMNS, worker_rows(view.workers, view.running, view.now), width), Text()]
     else:
         parts += [Text("no worker is running", style="bright_black"), Text()]
     parts += [Text(one_line(notice), style="yellow") for notice in _notices(view)]
     return Group(*parts)
 
 
-def _type_table(view: Overview) -> Any:
+def _type_table(view: Overview, width: int) -> Any:
     columns = [Column("TYPE"), *(Column(state.value.upper(), right=True, whole=True) for state in Status)]
-    columns += [Column("DONE/S", right=True, whole=True), Column("FAILS/S", right=True, whole=True)]
+    columns += [Column("DONE/S", right=True, whole=True), Column("FAILS/S", right=True, spare=True)]
     rows: list[list[object]] = []
     for type, counts in view.counts["by_type"].items():
         rate = view.rates.get(type)
@@ -149,7 +150,7 @@ def _type_table(view: Overview) -> Any:
     totals = [_rate(sum(r.completed for r in view.rates.values()))]
     totals.append(_rate(sum(r.failed + r.retried for r in view.rates.values())))
     rows.append(["all", *(view.counts[state] for state in Status), *totals])
-    return table(columns, rows)
+    return table(columns, rows, width)
 
 
 def _rate(value: float) -> str:
@@ -171,7 +172,7 @@ def report(call: Call) -> int:
         if on_terminal():
             out = console()
             out.print(question, style="bold")
-            out.print(table(columns, rows) if rows else none)
+            out.print(table(columns, rows, out.width) if rows else none, soft_wrap=True)
             out.print()
         else:
             print_line(question)
@@ -220,7 +221,7 @@ def _answers(found: Answers) -> list[tuple[str, list[Column], list[tuple[object,
                 Column("ID", whole=True),
                 Column("TYPE"),
                 Column("WHEN", whole=True),
-                Column("ERROR", wide=True),
+                Column("ERROR", below=True),
             ],
             [(j.id, j.type, moment_text(j.finished_at), first_line(j.error)) for j in found.failed],
             "nothing",
@@ -231,7 +232,7 @@ def _answers(found: Answers) -> list[tuple[str, list[Column], list[tuple[object,
                 Column("ID", whole=True),
                 Column("TYPE"),
                 Column("SINCE", whole=True),
-                Column("WORKER", wide=True),
+                Column("WORKER", below=True),
             ],
             [(j.id, j.type, moment_text(j.started_at), j.worker_id) for j in found.stuck],
             "nothing",
@@ -250,7 +251,7 @@ def _answers(found: Answers) -> list[tuple[str, list[Column], list[tuple[object,
         ),
         (
             "Are there duplicate jobs?",
-            [Column("TYPE"), Column("KEY", wide=True), Column("JOBS", right=True)],
+            [Column("TYPE"), Column("KEY", below=True), Column("JOBS", right=True)],
             [(r.type, r.key, r.jobs) for r in found.reused_keys],
             "none: no key was used twice",
         ),

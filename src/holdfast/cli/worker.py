@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import socket
@@ -13,19 +14,23 @@ from typing import Any
 
 import msgspec
 
-from holdfast.cli.command import DONE, FAILED, Call, Parser, UsageError, command, say
+from holdfast.cli.command import DONE, FAILED, WRONG_USAGE, Call, Parser, UsageError, command, say
 from holdfast.cli.output import Column, age, print_json, print_line, print_table
 from holdfast.config import home_folder, parse_duration, parse_setting, stop_file
 from holdfast.core.clock import to_datetime
 from holdfast.core.job import check_type
 from holdfast.errors import ConfigError, HoldfastError
-from holdfast.jobs.process_group import WORKER_MARK, end_marked
+from holdfast.events import Events
+from holdfast.jobs.process_group import MARKS, WORKER_MARK, end_marked
 from holdfast.observe import log, shapes
 from holdfast.observe.overview import MOST_RUNNING
 from holdfast.store.protocol import Running, StopRequest, WorkerRecord
 from holdfast.worker.supervisor import Supervisor
 
 MOST_WORKERS = 1000
+PYTHON = (sys.executable, "-P", "-m")
+"""Runs one of our modules; not from the current folder, where a queue.py would hide the standard one."""
+
 _START_PATIENCE = 60.0
 _STOP_MARGIN = 10.0
 _PAUSE = 0.1
@@ -43,7 +48,7 @@ def _start_arguments(parser: Parser) -> None:
     )
     parser.add_argument("--drain", action="store_true", help="end when nothing is left to do")
     parser.add_argument("--log-format", choices=("text", "json"), help="(text on a terminal, JSON elsewhere)")
-    parser.add_argument("--ready-fd", type=int, help="==SUPPRESS==")
+    parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
 
 
 @command(
@@ -64,12 +69,13 @@ def start(call: Call) -> int:
     _refuse_stop_file()
     if arguments.detach:
         return _detach(call, options)
+    if call.wants_json:
+        raise UsageError("queuectl worker start: --json goes with --detach; the log has --log-format json")
     log.configure(options["log_format"])
-    call.queue.open()
     supervisor = Supervisor(
-        call.queue,
-        [sys.executable, "-m", "holdfast.cli.worker_process", msgspec.json.encode(options).decode()],
+        [*PYTHON, "holdfast.cli.worker_process", msgspec.json.encode(options).decode()],
         arguments.count,
+        events=Events(),
         environment=clean_environment(),
         stop_file=stop_file(),
         on_ready=lambda ids: _tell_ready(arguments.ready_fd, ids),
@@ -109,12 +115,8 @@ def _refuse_stop_file() -> None:
 
 
 def clean_environment() -> dict[str, str]:
-    """Ours without the marks of a job: workers that a command starts are not the command's."""
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if name not in (WORKER_MARK, "QUEUECTL_RUN", "QUEUECTL_JOB_ID", "QUEUECTL_ATTEMPT")
-    }
+    """Ours without the marks of a job: workers that a command starts are not to end with it."""
+    return {name: value for name, value in os.environ.items() if name not in MARKS}
 
 
 def _handle_signals(supervisor: Supervisor) -> None:
@@ -129,7 +131,6 @@ def _handle_signals(supervisor: Supervisor) -> None:
 def _detach(call: Call, options: dict[str, Any]) -> int:
     """Start the supervisor in a session of its own and wait until it says that its workers are up."""
     arguments = call.arguments
-    call.queue.open()  # what is wrong with the database is said here, not in a log
     path = _log_file()
     words = ["--count", str(arguments.count), "--log-format", arguments.log_format or "text"]
     for name in ("database", "app", "types", "concurrency"):
@@ -140,7 +141,7 @@ def _detach(call: Call, options: dict[str, Any]) -> int:
     ready, theirs = os.pipe()
     with open(path, "ab") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "holdfast.cli", "worker", "start", *words, "--ready-fd", str(theirs)],
+            [*PYTHON, "holdfast.cli", "worker", "start", *words, "--ready-fd", str(theirs)],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,
@@ -176,11 +177,11 @@ def _wait_until_ready(ready: int, process: subprocess.Popen[bytes], path: str) -
     if process.poll() is None and time.monotonic() >= deadline:
         process.terminate()
         raise HoldfastError(f"the workers were not up after {_START_PATIENCE:g} s", hint=f"see {path}")
-    process.wait()
+    code = process.wait()
     with open(path, encoding="utf-8", errors="replace") as file:
         said = [line.strip() for line in file if line.startswith("queuectl: ")]
     reason = said[-1].removeprefix("queuectl: ") if said else f"see {path}"
-    raise HoldfastError(f"the workers could not be started: {reason}")
+    raise (ConfigError if code == WRONG_USAGE else HoldfastError)(reason)
 
 
 def _tell_ready(descriptor: int | None, ids: list[str]) -> None:
@@ -313,7 +314,8 @@ WORKER_COLUMNS = (
     Column("STATE"),
     Column("UP", right=True, whole=True),
     Column("BEAT", right=True, whole=True),
-    Column("RUNNING", wide=True),
+    Column("SLOTS", right=True, whole=True),
+    Column("RUNNING", below=True),
 )
 
 
@@ -329,7 +331,8 @@ def worker_rows(workers: list[WorkerRecord], running: list[Running], now: Any) -
                 worker.state,
                 age(worker.started_at, now),
                 age(worker.heartbeat_at, now),
-                f"{len(jobs)}/{worker.concurrency} {', '.join(jobs)}".strip(),
+                f"{len(jobs)}/{worker.concurrency}",
+                ", ".join(jobs),
             )
         )
     return rows

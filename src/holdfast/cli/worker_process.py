@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from holdfast.cli.app import load_app
-from holdfast.errors import HoldfastError
+from holdfast.errors import ConfigError, HoldfastError, UnknownType
 from holdfast.events import Event, WorkerStarted
 from holdfast.jobs import install
 from holdfast.observe import log
@@ -53,12 +53,13 @@ def _work(options: Options, reports: int) -> int:
         )
         queue.open()
     except HoldfastError as error:
-        _report(reports, Report(failure=str(error)))
+        wrong_usage = isinstance(error, ConfigError | UnknownType)
+        _report(reports, Report(failure=str(error), wrong_usage=wrong_usage))
         return EXIT_NOT_STARTED
 
     def tell(event: Event) -> None:
         if isinstance(event, WorkerStarted):
-            _report(reports, Report(worker_id=event.worker_id))
+            _report(reports, Report(worker_id=event.worker_id, database=queue.url))
 
     queue.events.subscribe(tell)
     try:

@@ -13,8 +13,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Self
 
-WORKER_MARK = "QUEUECTL_WORKER_ID"
-"""The environment variable that tells whose worker started a process."""
+WORKER_MARK, RUN_MARK = "QUEUECTL_WORKER_ID", "QUEUECTL_RUN"
+"""The environment variables that tell which worker started a process, and for which job."""
+
+MARKS = (WORKER_MARK, RUN_MARK, "QUEUECTL_JOB_ID", "QUEUECTL_ATTEMPT")
+"""All that a command finds in its environment. Workers that a command starts are not the command's."""
 
 KILL_AFTER = 2.0
 """Seconds between TERM and KILL."""

@@ -17,13 +17,12 @@ from msgspec import Meta, Struct
 from holdfast.context import Context
 from holdfast.core.clock import from_datetime, to_iso
 from holdfast.core.job import base_type
-from holdfast.errors import CommandFailed, Fail, Retry, one_line
+from holdfast.errors import CommandFailed, CommandNotStarted, one_line
 from holdfast.events import Event, JobDeleted, JobsPruned
 from holdfast.jobs.output_log import OutputLog, log_path
-from holdfast.jobs.process_group import WORKER_MARK, ProcessGroup, end_marked
+from holdfast.jobs.process_group import RUN_MARK, WORKER_MARK, ProcessGroup, end_marked
 
 TYPE = "shell"
-RUN_MARK = "QUEUECTL_RUN"
 
 _Positive = Annotated[int, Meta(ge=1, le=2**62)]
 
@@ -72,9 +71,8 @@ def run_command(payload: Command, ctx: Context) -> dict[str, Any]:
         )
     except (OSError, subprocess.SubprocessError) as error:
         log.end(f"not started: {error}")
-        if isinstance(error, OSError) and error.errno == errno.E2BIG:  # it will not become shorter
-            raise Fail(f"the command could not be started: {error}") from None
-        raise Retry(f"the command could not be started: {error}") from None
+        too_long = isinstance(error, OSError) and error.errno == errno.E2BIG  # it will not become shorter
+        raise CommandNotStarted(str(error), permanent=too_long) from None
     with group:
         ctx.on_interrupt(group.stop)
         exit_code = group.run(log.write)

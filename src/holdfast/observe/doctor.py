@@ -71,12 +71,13 @@ def _clock(queue: Queue, view: Overview) -> Iterator[Finding]:
 
 
 def _workers(view: Overview) -> Iterator[Finding]:
-    waiting = sum(view.counts[state] for state in ("pending", "scheduled"))
+    pending, scheduled = view.counts["pending"], view.counts["scheduled"]
     if view.workers:
         yield Finding(level="ok", check="workers", text=f"{len(view.workers)} running")
-    elif waiting:
-        text = f"none is running, and {waiting} jobs wait"
-        yield Finding(level="problem", check="workers", text=text, advice="queuectl worker start")
+    elif pending or scheduled:
+        text = f"none is running, and jobs wait ({pending} pending, {scheduled} scheduled)"
+        level = "problem" if pending else "warning"
+        yield Finding(level=level, check="workers", text=text, advice="queuectl worker start")
     else:
         yield Finding(level="ok", check="workers", text="none is running, and no job waits")
     for type, count in view.without_worker.items():
@@ -84,7 +85,7 @@ def _workers(view: Overview) -> Iterator[Finding]:
             yield Finding(
                 level="warning",
                 check="types",
-                text=f"{count} jobs of type {type} wait, and no running worker handles it",
+                text=f"{type} has waiting jobs ({count}), and no running worker handles it",
                 advice="start a worker whose --app registers a handler for it, or cancel them",
             )
 

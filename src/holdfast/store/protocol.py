@@ -143,7 +143,10 @@ class Beat(Struct, frozen=True):
 
 
 class WorkerRecord(Struct, frozen=True, kw_only=True):
-    """A worker as the others see it. Its times are the database's to fill in."""
+    """A worker as the others see it. Its times are the database's to fill in.
+
+    `slots` are those that its code gives a type, where that is fewer than its concurrency.
+    """
 
     id: str
     host: str
@@ -151,6 +154,7 @@ class WorkerRecord(Struct, frozen=True, kw_only=True):
     state: str
     concurrency: int
     types: tuple[str, ...]
+    slots: dict[str, int] = {}
     started_at: datetime | None = None
     heartbeat_at: datetime | None = None
 
@@ -423,7 +427,7 @@ class Store(Protocol):
         """The running attempts, those first whose lease ends first."""
 
     def oldest_waiting(self) -> Waiting | None:
-        """The pending job that has waited longest."""
+        """The pending job that was enqueued first."""
 
     def list_reused_keys(self, limit: int) -> list[ReusedKey]: ...
 

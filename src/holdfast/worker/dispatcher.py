@@ -374,6 +374,11 @@ class Dispatcher:
             state=self._state(),
             concurrency=self._slots.concurrency,
             types=tuple(sorted(served)),
+            slots={
+                handler.type: slots
+                for handler in handlers
+                if isinstance(slots := self._queue.registry.declared(handler.type).get("concurrency"), int)
+            },
         )
         types = [TypeRecord(type=h.type, executor=h.executor, schema=h.schema) for h in handlers]
         self._store.register_worker(record, types)

@@ -15,7 +15,16 @@ from msgspec import Struct
 from holdfast.context import CANCELLED, LOST, STOPPING, TIMED_OUT, Attempt
 from holdfast.core.lifecycle import Completed, Errored, Outcome, Released, Stopped
 from holdfast.core.payload import decode, encode_result
-from holdfast.errors import CommandFailed, Fail, Interrupted, InvalidPayload, LeaseLost, Retry, TimedOut
+from holdfast.errors import (
+    CommandFailed,
+    CommandNotStarted,
+    Fail,
+    Interrupted,
+    InvalidPayload,
+    LeaseLost,
+    Retry,
+    TimedOut,
+)
 
 MAX_ERROR = 8 * 1024
 MAX_TRACEBACK = 64 * 1024
@@ -95,6 +104,11 @@ def ending_of_error(attempt: Attempt, error: BaseException) -> Ending:
         return LetGo()
     if isinstance(error, Interrupted | asyncio.CancelledError) and attempt.stop_reason is not None:
         return ending_of_stop(attempt)
+    # Where our own code raised these would tell nobody anything: they carry no traceback.
+    if isinstance(error, CommandFailed):
+        return Errored(describe(error), detail=attempt.detail)
+    if isinstance(error, CommandNotStarted):
+        return Errored(describe(error), permanent=error.permanent)
     if isinstance(error, Fail):
         return _errored(error, attempt.detail, permanent=True)
     if isinstance(error, Retry):
@@ -121,9 +135,7 @@ def _errored(
     permanent: bool = False,
     delay: float | None = None,
 ) -> Errored:
-    trace = None
-    if not isinstance(error, CommandFailed):  # where ours raised it would tell nobody anything
-        trace = storable("".join(traceback.format_exception(error)), MAX_TRACEBACK)
+    trace = storable("".join(traceback.format_exception(error)), MAX_TRACEBACK)
     return Errored(describe(error), trace, detail, permanent=permanent, delay=delay)
 
 

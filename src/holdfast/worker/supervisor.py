@@ -14,17 +14,16 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Struct
 
 from holdfast import events as e
-from holdfast.errors import HoldfastError, StoreError
+from holdfast.core.job import Status
+from holdfast.errors import ConfigError, HoldfastError, StoreError
+from holdfast.queue import Queue
+from holdfast.store.protocol import Expired
 from holdfast.worker.maintenance import reap
-
-if TYPE_CHECKING:
-    from holdfast.queue import Queue
 
 EXIT_CUT_SHORT = 1
 EXIT_NOT_STARTED = 2
@@ -40,10 +39,12 @@ _LOOK = 0.25
 
 
 class Report(Struct, frozen=True, omit_defaults=True):
-    """What a worker process says: that it is up, under which name, or why it can't be."""
+    """What a worker process says: its name and its database when it is up, or why it can't be."""
 
     worker_id: str | None = None
+    database: str = ""
     failure: str | None = None
+    wrong_usage: bool = False
 
 
 class Supervisor:
@@ -56,17 +57,17 @@ class Supervisor:
 
     def __init__(
         self,
-        queue: Queue,
         command: Sequence[str],
         count: int,
         *,
+        events: e.Events,
         environment: dict[str, str] | None = None,
         stop_file: str | None = None,
         on_ready: Callable[[list[str]], None] = lambda _: None,
         on_death: Callable[[str], None] = lambda _: None,
         tick: Callable[[], None] = lambda: None,
     ) -> None:
-        self._queue = queue
+        self._events = events
         self._stop_file = stop_file
         self._on_ready = on_ready
         self._on_death = on_death
@@ -79,8 +80,9 @@ class Supervisor:
         self._passed_on = 0
         self._reason = ""
         self._ready = False
-        self._failure: str | None = None
-        self._unfreed: list[str] = []
+        self._failure: Report | None = None
+        self._unfreed: list[Report] = []
+        self._queues: dict[str, Queue] = {}
         self._cut_short = False
 
     def stop(self, reason: str = "asked to") -> None:
@@ -106,15 +108,15 @@ class Supervisor:
         finally:
             self._close()
         if self._failure is not None:
-            raise HoldfastError(self._failure)
+            raise (ConfigError if self._failure.wrong_usage else HoldfastError)(self._failure.failure)
         return not self._cut_short
 
     def _start(self, seat: Seat) -> None:
         try:
             seat.start()
         except OSError as error:  # no more processes or memory to be had
-            seat.failure = f"it could not be started: {error}"
-            self._died(seat, EXIT_NOT_STARTED, None)
+            seat.failure = Report(failure=f"it could not be started: {error}")
+            self._died(seat, EXIT_NOT_STARTED, Report())
         else:
             self._selector.register(seat.reports, selectors.EVENT_READ, seat)
 
@@ -132,40 +134,44 @@ class Supervisor:
             self._ended(seat, seat.collect())
             return
         for report in reports:
-            seat.failure = report.failure or seat.failure
-            seat.worker_id = report.worker_id or seat.worker_id
-        if not self._ready and all(seat.worker_id for seat in self._seats):
+            if report.failure is not None:
+                seat.failure = report
+            else:
+                seat.worker = report
+        if not self._ready and all(seat.worker for seat in self._seats):
             self._ready = True
             self._on_ready([seat.worker_id or "" for seat in self._seats])
 
     def _ended(self, seat: Seat, code: int) -> None:
         """A worker process is gone: as it should, to be replaced, or dead."""
-        worker_id, seat.worker_id = seat.worker_id, None
+        worker, seat.worker = seat.worker or Report(), None
         if code in (0, EXIT_CUT_SHORT):
             self._cut_short = self._cut_short or code == EXIT_CUT_SHORT
             seat.is_over = True
         elif code == EXIT_NOT_STARTED and not self._ready:
             # It would fail again and again: a wrong --app, a database that can't be opened.
-            self._failure = self._failure or seat.failure or "a worker process could not start"
+            self._failure = (
+                self._failure or seat.failure or Report(failure="a worker process could not start")
+            )
             seat.is_over = True
-            self.stop(self._failure)
+            self.stop("a worker process could not start")
         elif code == EXIT_EXHAUSTED:
-            self._queue.events.emit(e.WorkerRecycled(worker_id=worker_id, pid=seat.pid))
+            self._events.emit(e.WorkerRecycled(worker_id=worker.worker_id, pid=seat.pid))
             self._replace(seat, 0.0)
         else:
-            self._died(seat, code, worker_id)
+            self._died(seat, code, worker)
 
-    def _died(self, seat: Seat, code: int, worker_id: str | None) -> None:
-        if worker_id is not None:
-            self._unfreed.append(worker_id)
-            self._on_death(worker_id)
+    def _died(self, seat: Seat, code: int, worker: Report) -> None:
+        if worker.worker_id is not None:
+            self._unfreed.append(worker)
+            self._on_death(worker.worker_id)
             self._free()
         pause = seat.next_pause()
-        self._queue.events.emit(
+        self._events.emit(
             e.WorkerDied(
-                worker_id=worker_id,
+                worker_id=worker.worker_id,
                 pid=seat.pid,
-                how=_how(code) + (f" ({seat.failure})" if seat.failure else ""),
+                how=_how(code) + (f" ({seat.failure.failure})" if seat.failure else ""),
                 restart_in=None if self._requests else pause,
             )
         )
@@ -179,6 +185,8 @@ class Supervisor:
 
     def _look_around(self) -> None:
         self._tick()
+        if os.getpid() == 1:
+            self._collect_orphans()
         if self._stop_file is not None and not self._requests and os.path.lexists(self._stop_file):
             self.stop(f"{self._stop_file} exists")
         if self._requests > self._passed_on:
@@ -189,11 +197,20 @@ class Supervisor:
         if self._unfreed:
             self._free()
 
+    def _collect_orphans(self) -> None:
+        """As a container's first process we inherit whatever lost its parent, and nobody else collects it."""
+        ours = {seat.pid for seat in self._seats if seat.is_running}
+        with suppress(ChildProcessError):
+            while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                if ended.si_pid in ours:
+                    return  # its reports end, too, and tell us
+                os.waitpid(ended.si_pid, 0)
+
     def _pass_on(self) -> None:
         """Tell the workers what we were told."""
-        if not self._passed_on:
+        if not self._passed_on and self._failure is None:
             running = sum(seat.is_running for seat in self._seats)
-            self._queue.events.emit(e.SupervisorStopping(workers=running, reason=self._reason))
+            self._events.emit(e.SupervisorStopping(workers=running, reason=self._reason))
         for seat in self._seats:
             if seat.start_at is not None:
                 seat.start_at = None
@@ -204,20 +221,15 @@ class Supervisor:
 
     def _free(self) -> None:
         """Give the jobs of dead workers back. Their exit status was collected, so there is nobody to ask."""
-        store = self._queue.store
         while self._unfreed:
-            worker_id = self._unfreed[0]
+            worker_id = self._unfreed[0].worker_id or ""
             try:
-                with store.transaction():
-                    freed = reap(
-                        store, store.list_held(worker_id), self._queue.refresh_settings(), expired_only=False
-                    )
-                    store.remove_workers([worker_id])
+                freed = self._free_worker(worker_id, self._unfreed[0].database)
             except StoreError:
                 return  # the next look tries again; at worst the leases run out
             del self._unfreed[0]
             for lost, status in freed:
-                self._queue.events.emit(
+                self._events.emit(
                     e.JobReaped(
                         job_id=lost.id,
                         type=lost.type,
@@ -227,10 +239,23 @@ class Supervisor:
                     )
                 )
 
+    def _free_worker(self, worker_id: str, database: str) -> list[tuple[Expired, Status]]:
+        queue = self._queues.get(database)
+        if queue is None:
+            queue = self._queues[database] = Queue(database)
+        store = queue.store
+        with store.transaction():
+            held = store.list_held(worker_id)
+            freed = reap(store, held, queue.refresh_settings(), expired_only=False)
+            store.remove_workers([worker_id])
+        return freed
+
     def _close(self) -> None:
         for seat in self._seats:
             seat.signal(signal.SIGKILL)
             seat.close()
+        for queue in self._queues.values():
+            queue.close()
         self._selector.close()
         os.close(self._wake_read)
         os.close(self._wake_write)
@@ -249,14 +274,18 @@ class Seat:
         self._pause = 0.0
         self.reports = -1
         self.pid = 0
-        self.worker_id: str | None = None
-        self.failure: str | None = None
+        self.worker: Report | None = None
+        self.failure: Report | None = None
         self.start_at: float | None = None
         self.is_over = False
 
     @property
     def is_running(self) -> bool:
         return self._process is not None
+
+    @property
+    def worker_id(self) -> str | None:
+        return None if self.worker is None else self.worker.worker_id
 
     def start(self) -> None:
         self.start_at = None

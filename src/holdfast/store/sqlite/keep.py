@@ -41,6 +41,14 @@ WHERE holdfast_jobs.seq = p.seq AND holdfast_jobs.version = p.version
 """
 
 
+_REGISTER = """
+INSERT INTO holdfast_workers (id, host, pid, state, concurrency, types, slots, started_at, heartbeat_at)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?8)
+ON CONFLICT (id) DO UPDATE SET state = excluded.state, concurrency = excluded.concurrency,
+    types = excluded.types, slots = excluded.slots
+"""
+
+
 def heartbeat(
     connection: sqlite3.Connection,
     worker_id: str,
@@ -81,10 +89,17 @@ def register_worker(
     connection: sqlite3.Connection, worker: WorkerRecord, types: Sequence[TypeRecord], now: int
 ) -> None:
     connection.execute(
-        "INSERT INTO holdfast_workers (id, host, pid, state, concurrency, types, started_at, heartbeat_at)"
-        " VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?7) ON CONFLICT (id) DO UPDATE SET"
-        " state = excluded.state, concurrency = excluded.concurrency, types = excluded.types",
-        (worker.id, worker.host, worker.pid, worker.state, worker.concurrency, json.dumps(worker.types), now),
+        _REGISTER,
+        (
+            worker.id,
+            worker.host,
+            worker.pid,
+            worker.state,
+            worker.concurrency,
+            json.dumps(worker.types),
+            json.dumps(worker.slots),
+            now,
+        ),
     )
     connection.executemany(
         "REPLACE INTO holdfast_types (type, executor, schema) VALUES (?, ?, ?)",
@@ -102,7 +117,7 @@ def remove_silent_workers(connection: sqlite3.Connection, silent_since: int) -> 
 
 
 def worker_from(row: Sequence[Any]) -> WorkerRecord:
-    id, host, pid, state, concurrency, types, started_at, heartbeat_at = row
+    id, host, pid, state, concurrency, types, slots, started_at, heartbeat_at = row
     return WorkerRecord(
         id=id,
         host=host,
@@ -110,6 +125,7 @@ def worker_from(row: Sequence[Any]) -> WorkerRecord:
         state=state,
         concurrency=concurrency,
         types=tuple(json.loads(types)),
+        slots=json.loads(slots),
         started_at=to_datetime(started_at),
         heartbeat_at=to_datetime(heartbeat_at),
     )

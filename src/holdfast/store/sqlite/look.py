@@ -9,7 +9,7 @@ from holdfast.core.job import RETRYING, Status
 from holdfast.store.protocol import JobFilter, ReusedKey, Running, Waiting
 from holdfast.store.sqlite.database import Database
 
-_MOST_PRIORITIES = 100
+_MOST_STEPS = 100
 
 
 def conditions(filter: JobFilter) -> tuple[str, list[Any]]:
@@ -87,24 +87,30 @@ def list_running(database: Database, limit: int) -> list[Running]:
 
 
 def oldest_waiting(database: Database) -> Waiting | None:
-    """Step through the index of pending jobs, one row for each type and priority: the line may be long."""
-    firsts: list[tuple[int, str, str]] = []
-    for (type,) in database.read("SELECT type FROM holdfast_counts WHERE pending > 0"):
-        below = 2**31
-        for _ in range(_MOST_PRIORITIES):
-            row = database.read_one(
-                "SELECT priority, due_at, id FROM holdfast_jobs WHERE status = 'pending' AND type = ?"
-                " AND priority < ? ORDER BY priority DESC, seq LIMIT 1",
-                (type, below),
-            )
-            if row is None:
-                break
-            below = row[0]
-            firsts.append((row[1], row[2], type))
-    if not firsts:
-        return None
-    due_at, id, type = min(firsts)
-    return Waiting(id=id, type=type, since=to_datetime(due_at))
+    types = [row[0] for row in database.read("SELECT type FROM holdfast_counts WHERE pending > 0")]
+    first = min((seq for type in types if (seq := _first_pending(database, type)) is not None), default=None)
+    rows = database.read("SELECT id, type, due_at FROM holdfast_jobs WHERE seq = ?", (first,))
+    return Waiting(id=rows[0][0], type=rows[0][1], since=to_datetime(rows[0][2])) if rows else None
+
+
+def _first_pending(database: Database, type: str) -> int | None:
+    """The lowest seq of a type's pending jobs: a step in the index for each priority, as the line may be long."""
+    firsts = []
+    below = 2**31
+    for _ in range(_MOST_STEPS):
+        row = database.read_one(
+            "SELECT priority, seq FROM holdfast_jobs WHERE status = 'pending' AND type = ? AND priority < ?"
+            " ORDER BY priority DESC, seq LIMIT 1",
+            (type, below),
+        )
+        if row is None:
+            return min(firsts, default=None)
+        below = row[0]
+        firsts.append(row[1])
+    row = database.read_one(
+        "SELECT min(seq) FROM holdfast_jobs WHERE status = 'pending' AND type = ?", (type,)
+    )
+    return row[0] if row else None
 
 
 def list_reused_keys(database: Database, limit: int) -> list[ReusedKey]:

@@ -156,9 +156,11 @@ _TABLES = (
     ) WITHOUT ROWID""",
 )
 
-_STOPPING = (
+_WORKERS = (
     # 0: go on, 1: stop in order, 2: stop at once
     "ALTER TABLE holdfast_workers ADD COLUMN stop INTEGER NOT NULL DEFAULT 0",
+    # the slots that its code gives a type, by type
+    "ALTER TABLE holdfast_workers ADD COLUMN slots TEXT NOT NULL DEFAULT '{}'",
     # drain, and lists of what waits for a retry
     """CREATE INDEX holdfast_jobs_retrying ON holdfast_jobs (type, seq)
     WHERE status = 'scheduled' AND attempts > 0""",
@@ -166,5 +168,5 @@ _STOPPING = (
 
 MIGRATIONS = (
     Migration(1, "the queue", (*_TABLES, *_INDEXES, *_COUNTING)),
-    Migration(2, "workers can be asked to stop", _STOPPING),
+    Migration(2, "workers can be asked to stop, and tell the slots of a type", _WORKERS),
 )

@@ -180,7 +180,7 @@ class SqliteStore:
         return [
             keep.worker_from(row)
             for row in self.database.read(
-                "SELECT id, host, pid, state, concurrency, types, started_at, heartbeat_at"
+                "SELECT id, host, pid, state, concurrency, types, slots, started_at, heartbeat_at"
                 " FROM holdfast_workers ORDER BY started_at, id"
             )
         ]

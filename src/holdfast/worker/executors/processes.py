@@ -127,7 +127,7 @@ class Child:
         theirs = (commands_read, replies_write, lifeline)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "holdfast.worker.executors.child", *map(str, theirs)],
+                [sys.executable, "-P", "-m", "holdfast.worker.executors.child", *map(str, theirs)],
                 pass_fds=theirs,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # its own group: it can be killed with all it started
