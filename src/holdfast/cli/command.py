@@ -109,13 +109,13 @@ def command(
 
 def for_each(ids: list[str], action: Callable[[str], Any]) -> tuple[list[Any], int]:
     """Do something for each id: what came of those that worked, and the exit code. Each failure is a line."""
-    from holdfast.errors import ConfigError, HoldfastError, StoreError
+    from holdfast.errors import ConfigError, HoldfastError, InvalidPayload, StoreError
 
     done, code = [], DONE
     for id in ids:
         try:
             done.append(action(id))
-        except (StoreError, ConfigError):
+        except (StoreError, ConfigError, InvalidPayload):
             raise  # not about this one
         except HoldfastError as error:
             say(str(error))
@@ -125,5 +125,7 @@ def for_each(ids: list[str], action: Callable[[str], Any]) -> tuple[list[Any], i
 
 def say(message: str) -> None:
     """A line for people, beside the data."""
-    sys.stderr.write(f"queuectl: {message}\n")
+    from holdfast.errors import one_line
+
+    sys.stderr.write(f"queuectl: {one_line(message)}\n")
     sys.stderr.flush()

@@ -11,8 +11,16 @@ from holdfast.cli.command import DONE, Call, Parser, command
 _SCRIPTS = {
     "bash": """\
 _queuectl() {
+    # Not COMP_WORDS: bash splits those at colons and equals signs, and completes only what comes after them.
+    local line=${COMP_LINE:0:COMP_POINT} last done
+    local -a words
+    IFS=$' \\t' read -ra words <<< "$line"
+    [[ $line == *[[:space:]] ]] && words+=("")
+    last=${words[${#words[@]}-1]}
+    done=${last%"${last##*[:=]}"}
     local IFS=$'\\n'
-    COMPREPLY=($(queuectl __complete "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null))
+    COMPREPLY=($(queuectl __complete "${words[@]:1}" 2>/dev/null))
+    COMPREPLY=("${COMPREPLY[@]#"$done"}")
 }
 complete -o default -F _queuectl queuectl
 """,
@@ -67,24 +75,30 @@ def complete(words: list[str]) -> int:
 
 
 def _candidates(before: list[str], last: str) -> Iterable[str]:
-    from holdfast.cli.main import COMMANDS, GROUPS, find_command, load
+    from holdfast.cli.main import COMMANDS, GROUPS, find_command, leading_options, load
 
+    before, database = leading_options(before)
     if not before:
         return [*{name.split()[0] for name in COMMANDS}, "--database", "--help", "--version"]
     if before[0] in GROUPS and len(before) == 1:
         return [name.split()[1] for name in COMMANDS if name.startswith(f"{before[0]} ")]
     name, rest = find_command(before)
     parser = load(name).parser(name)
-    option = next((a for a in parser._actions if rest and rest[-1] in a.option_strings), None)
+    if "--database" in rest[:-1]:
+        database = rest[rest.index("--database") + 1]
+    flag, equals, _ = last.partition("=")
+    asked = flag if equals else rest[-1] if rest else ""
+    option = next((a for a in parser._actions if asked in a.option_strings), None)
     if option is not None and option.nargs != 0:
-        return _values(option, rest)
+        prefix = f"{flag}=" if equals else ""
+        return [prefix + value for value in _values(option, database)]
     if last.startswith("-"):
         return [s for a in parser._actions if a.help != argparse.SUPPRESS for s in a.option_strings]
     positional = next((a for a in parser._actions if not a.option_strings), None)
-    return [] if positional is None else _values(positional, rest)
+    return [] if positional is None else _values(positional, database)
 
 
-def _values(action: argparse.Action, words: list[str]) -> Iterable[str]:
+def _values(action: argparse.Action, database: str | None) -> Iterable[str]:
     """What an option or an argument may be."""
     if action.choices is not None:
         return [str(choice) for choice in action.choices]
@@ -97,15 +111,11 @@ def _values(action: argparse.Action, words: list[str]) -> Iterable[str]:
     if action.dest == "type":
         from holdfast.queue import Queue
 
-        with Queue(_database(words)) as queue:
+        with Queue(database) as queue:
             return list(queue.stats()["by_type"])
     if action.dest in ("id", "ids") and not action.option_strings:
         from holdfast.queue import Queue
 
-        with Queue(_database(words)) as queue:
+        with Queue(database) as queue:
             return [job.id for job in queue.jobs(limit=_MOST)]
     return []
-
-
-def _database(words: list[str]) -> str | None:
-    return words[words.index("--database") + 1] if "--database" in words[:-1] else None

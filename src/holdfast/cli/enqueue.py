@@ -72,7 +72,7 @@ def enqueue(call: Call) -> int:
     if arguments.chunk is not None:
         raise UsageError("queuectl enqueue: --chunk goes with --file")
     type, payload, options = job_from(_given(arguments))
-    if is_shell(type) and not (payload.keys() == {"command"} and isinstance(payload["command"], str)):
+    if is_shell(type) and not _is_plain_command(payload):
         from holdfast.jobs import install
 
         install(call.queue)  # which checks the payload; a plain command needs none, and starts faster without
@@ -84,6 +84,11 @@ def enqueue(call: Call) -> int:
     else:
         sys.stdout.write(f"{job.id}\n")
     return DONE
+
+
+def _is_plain_command(payload: dict[str, Any]) -> bool:
+    command = payload.get("command")
+    return payload.keys() == {"command"} and isinstance(command, str) and command != ""
 
 
 def is_shell(type: object) -> bool:
@@ -138,6 +143,8 @@ def _what(said: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         type, lane = said.get("type", SHELL), said.get("lane")
         if "payload" in said or not is_shell(type):
             raise ConfigError(f"command and {'payload' if 'payload' in said else 'type'} exclude each other")
+        if lane is not None and not (isinstance(lane, str) and lane):
+            raise ConfigError(f"lane must be text that is not empty, not {shown(lane)}")
         command = said["command"]
         if not isinstance(command, str) or not command.strip():
             raise ConfigError(f"command must be text that is not empty, not {shown(command)}")
@@ -184,11 +191,11 @@ def parse_object(text: str, what: str) -> dict[str, Any]:
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {twice!r} stands twice in one object")
+    made: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in made:
+            raise ValueError(f"the key {name!r} stands twice in one object")
+        made[name] = value
     return made
 
 

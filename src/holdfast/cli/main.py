@@ -67,12 +67,22 @@ def run(words: list[str]) -> int:
     except UsageError as error:
         say(str(error).removeprefix("queuectl: "))
         return WRONG_USAGE
+    except Exception as error:
+        if os.environ.get("QUEUECTL_DEBUG"):
+            raise
+        say(f"this should not happen: {type(error).__name__}: {error} (QUEUECTL_DEBUG=1 shows where)")
+        return FAILED
     return code
 
 
 def _dispatch(words: list[str]) -> int:
-    words, database = _leading_options(words)
-    if not words or words[0] in _HELP or words == ["help"]:
+    for word in words:
+        if not word.isascii() and word != word.encode("utf-8", "replace").decode():
+            raise UsageError(f"{word!r} is not UTF-8 text")
+    words, database = leading_options(words)
+    if words and words[0] == "help":
+        words = [*words[1:], "--help"]
+    if not words or words[0] in _HELP:
         sys.stdout.write(_overview())
         return DONE if words else WRONG_USAGE
     if words[0] == "--version":
@@ -91,7 +101,7 @@ def _dispatch(words: list[str]) -> int:
     return _call(load(name), name, rest, database)
 
 
-def _leading_options(words: list[str]) -> tuple[list[str], str | None]:
+def leading_options(words: list[str]) -> tuple[list[str], str | None]:
     """`--database URL` may stand before the command, too."""
     if words and words[0] == "--database":
         if len(words) == 1:

@@ -27,7 +27,11 @@ LEVEL_STYLES = {"ok": "green", "warning": "yellow", "problem": "red"}
 
 
 def print_json(value: Any, *, compact: bool = False) -> None:
-    text = json.dumps(value, ensure_ascii=False, indent=None if compact else 2)
+    """One JSON document, in which nothing can act on a terminal."""
+    plain = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
+    text = json.dumps(value, ensure_ascii=plain, indent=None if compact else 2)
+    if not text.replace("\n", "").isprintable():
+        text = "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
     sys.stdout.write(text + "\n")
 
 

@@ -7,6 +7,7 @@ import sqlite3
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
+from tempfile import mkstemp
 
 from holdfast.errors import StoreUnavailable
 from holdfast.store.protocol import Finding
@@ -26,10 +27,12 @@ def back_up(database: Database, path: str) -> None:
         raise StoreUnavailable(f"{path} exists already", hint="name a file that does not")
     if not os.path.isdir(os.path.dirname(path)):
         raise StoreUnavailable(f"the folder {os.path.dirname(path)} does not exist", hint="make it first")
-    part = f"{path}.{os.getpid()}.part"
+    part = None
     try:
+        # Made here, empty and for us alone: VACUUM INTO takes an empty file, and would make one for everybody.
+        descriptor, part = mkstemp(".part", f"{os.path.basename(path)}.", os.path.dirname(path))
+        os.close(descriptor)
         database.read("VACUUM INTO ?", (part,))
-        os.chmod(part, 0o600)
         _sync(part)
         os.link(part, path)  # unlike a rename, refuses a file that somebody made meanwhile
         _sync(os.path.dirname(path))
@@ -38,7 +41,7 @@ def back_up(database: Database, path: str) -> None:
     except sqlite3.Error as error:
         raise StoreUnavailable(f"{path}: {error}") from error
     finally:
-        with suppress(OSError):
+        if part is not None:
             os.unlink(part)
 
 

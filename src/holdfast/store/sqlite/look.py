@@ -94,8 +94,8 @@ def oldest_waiting(database: Database) -> Waiting | None:
 
 
 def _first_pending(database: Database, type: str) -> int | None:
-    """The lowest seq of a type's pending jobs: a step in the index for each priority, as the line may be long."""
-    firsts = []
+    """The lowest seq of a type's pending jobs, by a step in the index for each priority: it may be long."""
+    firsts: list[int] = []
     below = 2**31
     for _ in range(_MOST_STEPS):
         row = database.read_one(

@@ -56,7 +56,10 @@ def _parse(url: str) -> tuple[str, dict[str, str]]:
     for key, allowed in (("synchronous", _SYNCHRONOUS), ("network", ("refuse", "allow"))):
         if options[key] not in allowed:
             raise ConfigError(f"{url!r}: {key} must be one of {', '.join(allowed)}")
-    return os.path.abspath(_unquote(path[1:])), options
+    path = _unquote(path[1:])
+    if "\0" in path:
+        raise ConfigError(f"{url!r} does not name a file: it holds a NUL")
+    return os.path.abspath(path), options
 
 
 def _unquote(text: str) -> str:
