@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.core.job import Status
+from holdfast.core.job import RETRYING, Status
 from holdfast.core.lifecycle import Completed, Errored, LeaseEnded, Outcome, Released
-from holdfast.store.protocol import Claim
+from holdfast.store.protocol import Claim, JobFilter
 from holdfast.store.sqlite import SqliteStore, open_store
 from holdfast.store.sqlite.claim import CANDIDATES
 from holdfast.store.sqlite.insert import HOLDER
@@ -128,7 +128,29 @@ def operate(store: SqliteStore, clock: MovableClock) -> None:
     store.line_before("child", 100)
 
 
-@pytest.mark.parametrize("work", [turn, enqueue, operate])
+def watch(store: SqliteStore, clock: MovableClock) -> None:
+    """What a worker that drains, and somebody who looks every second, ask."""
+    store.list_running(100)
+    store.oldest_waiting()
+    for filter in (
+        JobFilter(),
+        JobFilter(statuses=("failed",), type="email"),
+        JobFilter(parent_id="parent"),
+        JobFilter(statuses=(RETRYING,), type="email"),
+    ):
+        store.count_matching(filter, 100)
+
+
+def retry_failed(store: SqliteStore, clock: MovableClock) -> None:
+    insert(store, "dead", type="crawl", key="mine", max_attempts=1)
+    [claimed] = claim(store, "crawl")
+    finish(store, claimed, Errored("boom"))
+    store.retry_failed_jobs(None, after=3, limit=2)
+    store.retry_failed_jobs("crawl", after=3, limit=2)
+    store.retry_failed_jobs(None, after=0, limit=2)
+
+
+@pytest.mark.parametrize("work", [turn, enqueue, operate, watch, retry_failed])
 def test_no_statement_reads_or_sorts_the_whole_table(
     store: SqliteStore, clock: MovableClock, work: Callable[[SqliteStore, MovableClock], None]
 ) -> None:
@@ -154,6 +176,32 @@ def explainable(sql: str) -> bool:
         and sql.strip().upper().startswith(words)
         and not sql.endswith("ORDER BY due_at LIMIT 1")
     )
+
+
+def test_jobs_that_wait_for_a_retry_are_counted_in_their_own_index(store: SqliteStore) -> None:
+    lines = traced_plans(store, store.count_retrying)
+    assert lines == ["SCAN holdfast_jobs USING COVERING INDEX holdfast_jobs_retrying"]
+
+
+def test_jobs_that_finished_lately_are_found_by_when(store: SqliteStore) -> None:
+    lines = traced_plans(store, lambda: store.count_finished(store.now()))
+    assert lines[0] == "SEARCH holdfast_jobs USING INDEX holdfast_jobs_finished (finished_at>?)"
+
+
+def test_jobs_that_wait_for_a_retry_are_listed_from_their_own_index(store: SqliteStore) -> None:
+    lines = traced_plans(store, lambda: store.list_jobs(JobFilter(statuses=(RETRYING,), type="email")))
+    assert lines == ["SEARCH holdfast_jobs USING INDEX holdfast_jobs_retrying (type=?)"]
+
+
+def traced_plans(store: SqliteStore, work: Callable[[], object]) -> list[str]:
+    """The plan of the one statement on jobs that some work runs."""
+    statements: list[str] = []
+    connection = store.database.connection()
+    connection.set_trace_callback(statements.append)
+    work()
+    connection.set_trace_callback(None)
+    [sql] = [sql for sql in statements if explainable(sql)]
+    return plan(store, sql, ())
 
 
 # What it costs, counted in steps of SQLite's own machine.
@@ -187,6 +235,16 @@ HOT: dict[str, Callable[[SqliteStore], object]] = {
     "enqueue": lambda store: store.insert_jobs([new_job("new", key="new", max_depth=100_000)]),
     "found key": lambda store: store.insert_jobs([new_job("found", key="held")]),
     "counts": lambda store: store.count_jobs(),
+    "running": lambda store: store.list_running(100),
+    "count": lambda store: store.count_matching(JobFilter(statuses=("completed",)), 10_000),
+    "count of a type": lambda store: store.count_matching(JobFilter(type="email"), 10_000),
+    "count of children": lambda store: store.count_matching(JobFilter(parent_id="held"), 10_000),
+    "retrying": lambda store: store.count_retrying(),
+    "count of what is retrying": lambda store: store.count_matching(JobFilter(statuses=(RETRYING,)), 10_000),
+    "finished lately": lambda store: store.count_finished(store.now() + 1),
+    "oldest": lambda store: store.oldest_waiting(),
+    "stop request": lambda store: store.get_stop_request("worker"),
+    "reused keys": lambda store: store.list_reused_keys(10),
 }
 
 

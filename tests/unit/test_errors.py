@@ -45,6 +45,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "TimedOut": {"after": 30.0},
     "WorkerLost": {"worker_id": "w1", "last_seen": "2030-01-01T00:00:00Z"},
     "ProcessDied": {"exit_code": -9},
+    "CommandNotStarted": {"problem": "no such folder", "permanent": True},
     "CommandFailed": {"exit_code": 3, "last_line": "not found"},
     "BulkRefused": {"line": 3, "error": HoldfastError("wrong"), "stored": 0},
 }

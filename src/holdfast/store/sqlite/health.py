@@ -29,7 +29,7 @@ def back_up(database: Database, path: str) -> None:
         raise StoreUnavailable(f"the folder {os.path.dirname(path)} does not exist", hint="make it first")
     part = None
     try:
-        # Made here, empty and for us alone: VACUUM INTO takes an empty file, and would make one for everybody.
+        # Made here, empty and for us alone: VACUUM INTO takes an empty file, but makes one for all to read.
         descriptor, part = mkstemp(".part", f"{os.path.basename(path)}.", os.path.dirname(path))
         os.close(descriptor)
         database.read("VACUUM INTO ?", (part,))
