@@ -21,7 +21,7 @@ from holdfast.core.clock import Clock, from_datetime, microseconds, system_clock
 from holdfast.core.job import Job, Status, check_type, parse_status
 from holdfast.core.settings import Settings
 from holdfast.enqueue import Admission, Enqueuer
-from holdfast.errors import LONGEST_DURATION, ConfigError, JobNotFound, StoreBusy, StoreError, shown
+from holdfast.errors import LONGEST_DURATION, ConfigError, JobNotFound, StoreBusy, shown
 from holdfast.events import (
     Events,
     JobCancelled,
@@ -33,6 +33,7 @@ from holdfast.events import (
     QueueResumed,
     SettingChanged,
 )
+from holdfast.live_settings import LiveSettings
 from holdfast.registry import OPTIONS, Registry
 from holdfast.store.open import open_store
 from holdfast.store.protocol import JobFilter, Store, WorkerRecord
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_SETTINGS_AGE = 0.5
 _BREATH = 0.002
 _BATCH = 500
 """Jobs that a long operation changes in one commit."""
@@ -77,7 +77,7 @@ class Queue:
         self._lock = threading.RLock()
         self._store: Store | None = None
         self._enqueuer: Enqueuer | None = None
-        self._settings: tuple[float, int, Settings] | None = None
+        self._settings = LiveSettings(lambda: self.store, self.registry, lambda: self.defaults)
 
     @property
     def store(self) -> Store:
@@ -116,7 +116,8 @@ class Queue:
         """Close the database connections. The queue opens again when it is used again."""
         with self._lock:
             store, enqueuer = self._store, self._enqueuer
-            self._store = self._enqueuer = self._settings = None
+            self._store = self._enqueuer = None
+            self._settings.forget()
         if enqueuer is not None:
             enqueuer.close()
         if store is not None:
@@ -380,28 +381,11 @@ class Queue:
 
     def settings(self) -> Settings:
         """The settings as they stand, read half a second ago or, in trouble, when that was last possible."""
-        now = time.monotonic()
-        cached = self._settings
-        if cached is None:
-            return self.refresh_settings()
-        if now - cached[0] > _SETTINGS_AGE or cached[1] != self.registry.generation:
-            try:
-                return self.refresh_settings()
-            except StoreError:
-                pass  # what is known will do: a handler's work must not fail for it
-        return cached[2]
+        return self._settings.get()
 
     def refresh_settings(self) -> Settings:
         """The settings as they stand now."""
-        generation = self.registry.generation
-        stored = self.store.get_settings()
-        cached = self._settings
-        if cached is not None and cached[1] == generation and cached[2].stored == stored:
-            settings = cached[2]  # with all that it has looked up already
-        else:
-            settings = Settings(stored, declared=self.registry.declared, defaults=self.defaults)
-        self._settings = (time.monotonic(), generation, settings)
-        return settings
+        return self._settings.refresh()
 
     def config(self, type: str | None = None) -> dict[str, Value]:
         """Every setting's value in force, for a type or for the whole queue."""

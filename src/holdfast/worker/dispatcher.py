@@ -9,7 +9,6 @@ or a time it knows of has come. While idle it only looks; it writes when there i
 from __future__ import annotations
 
 import os
-import socket
 import threading
 import time
 from collections import deque
@@ -18,10 +17,9 @@ from typing import TYPE_CHECKING
 
 from holdfast import events as e
 from holdfast.context import LOST, Attempt
-from holdfast.core.job import base_type
 from holdfast.core.lifecycle import Errored
 from holdfast.errors import QueueClosed, StoreError
-from holdfast.store.protocol import Claimed, Demand, StopRequest, TypeRecord, WorkerRecord
+from holdfast.store.protocol import Claimed, Demand, StopRequest
 from holdfast.worker.claiming import Claiming
 from holdfast.worker.enforce import GRACE, Enforcer
 from holdfast.worker.executors import Executor
@@ -30,6 +28,7 @@ from holdfast.worker.executors.processes import ProcessExecutor
 from holdfast.worker.executors.threads import ThreadExecutor
 from holdfast.worker.heartbeat import Heartbeat
 from holdfast.worker.maintenance import Maintenance
+from holdfast.worker.registration import describe_worker
 from holdfast.worker.run import Ending, LetGo, describe
 from holdfast.worker.settle import Ended
 from holdfast.worker.slots import Slots
@@ -361,27 +360,15 @@ class Dispatcher:
 
     def _register(self) -> None:
         generation = self._queue.registry.generation
-        named = {type for type in self._types or () if self._claiming.served(type)}
-        bases = {base_type(type) for type in named}
-        handlers = [
-            h for h in self._queue.registry.handlers() if h.type in bases or self._claiming.served(h.type)
-        ]
-        served = named or {handler.type for handler in handlers}
-        record = WorkerRecord(
-            id=self._id,
-            host=socket.gethostname(),
-            pid=os.getpid(),
+        worker, types = describe_worker(
+            self._id,
+            self._queue.registry,
+            self._claiming,
+            self._types,
             state=self._state(),
             concurrency=self._slots.concurrency,
-            types=tuple(sorted(served)),
-            slots={
-                handler.type: slots
-                for handler in handlers
-                if isinstance(slots := self._queue.registry.declared(handler.type).get("concurrency"), int)
-            },
         )
-        types = [TypeRecord(type=h.type, executor=h.executor, schema=h.schema) for h in handlers]
-        self._store.register_worker(record, types)
+        self._store.register_worker(worker, types)
         self._registered = generation
 
     def _is_done(self) -> bool:
