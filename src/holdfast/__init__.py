@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # importing it takes longer than the rest of this module
 if TYPE_CHECKING:
+    from typing import Any
+
     from holdfast.context import Context
     from holdfast.core.job import Job, Status
     from holdfast.errors import Fail, HoldfastError, Retry

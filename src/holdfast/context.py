@@ -154,7 +154,7 @@ class Context:
         Without it a thread can only be asked. Async and process handlers need none: they are stopped anyway.
         """
         self._attempt.on_interrupt = stop
-        if self._attempt.stop_reason not in (None, STOPPING):
+        if self._attempt.written_off or self._attempt.stop_reason not in (None, STOPPING):
             stop()  # it came before there was anybody to tell
 
     def detail(self, **values: Any) -> None:

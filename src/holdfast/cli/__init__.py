@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from typing import NoReturn
+
+TYPE_CHECKING = False  # importing it takes longer than all that comes before the first try
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
 
 INTERRUPTED = 130
 
@@ -12,10 +16,26 @@ INTERRUPTED = 130
 def main() -> NoReturn:
     """Run queuectl and exit with its code."""
     try:
+        sys.unraisablehook = _on_unraisable
+        _open_closed_streams()
         from holdfast.cli.main import run
 
         code = run(sys.argv[1:])
     except KeyboardInterrupt:
         code = INTERRUPTED
-    # Nothing is left to be done, and a late Ctrl-C must not interrupt the interpreter's own end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing is left that it could interrupt but our leaving
     os._exit(code)
+
+
+def _on_unraisable(error: Any) -> None:
+    """A Ctrl-C in a place where Python can raise nothing, such as a finalizer, would be swallowed."""
+    if issubclass(error.exc_type, KeyboardInterrupt):
+        os._exit(INTERRUPTED)
+    sys.__unraisablehook__(error)
+
+
+def _open_closed_streams() -> None:
+    """Stand in for standard streams that our caller has closed, so that no file takes their numbers."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 -- for as long as the process lives

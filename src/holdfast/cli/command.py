@@ -127,5 +127,8 @@ def say(message: str) -> None:
     """A line for people, beside the data."""
     from holdfast.errors import one_line
 
-    sys.stderr.write(f"queuectl: {one_line(message)}\n")
-    sys.stderr.flush()
+    try:
+        sys.stderr.write(f"queuectl: {one_line(message)}\n")
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        pass  # nobody is there to read it; the exit code still tells

@@ -14,7 +14,7 @@ from holdfast.cli.look import job_named
 from holdfast.cli.output import print_json
 from holdfast.core.job import Job, base_type
 from holdfast.errors import HoldfastError
-from holdfast.jobs.output_log import log_path
+from holdfast.jobs.output_log import Follower, log_path
 from holdfast.jobs.shell import TYPE
 
 _PAUSE = 0.1
@@ -33,7 +33,7 @@ def logs(call: Call) -> int:
         raise HoldfastError(
             f"job {job.id!r} is of type {job.type}; only {TYPE} jobs have output that is kept"
         )
-    if call.arguments.follow:
+    if call.arguments.follow and not job.is_finished:
         _follow(call, job)
         return DONE
     file = _opened(job.id)
@@ -52,40 +52,23 @@ def logs(call: Call) -> int:
 
 def _follow(call: Call, job: Job) -> None:
     """Print what is there and what comes, until the job is finished and all of it was printed."""
-    file: BinaryIO | None = None
-    place = 0
-    try:
-        while True:
-            current = call.queue.get(job.id)
-            finished = current is None or current.is_finished  # asked before the last look at the file
-            if file is None:
-                file = _opened(job.id)
-            if file is not None:
-                place = _copy(file, place)
-            if finished:
-                return
-            time.sleep(_PAUSE)
-    finally:
-        if file is not None:
-            file.close()
+    limit = call.queue.settings().get("max_log_bytes", job.type)
+    follower: Follower | None = None
+    while True:
+        current = call.queue.get(job.id)
+        finished = current is None or current.is_finished  # asked before the last look at the file
+        if follower is None and (file := _opened(job.id)) is not None:
+            follower = Follower(file, limit)
+        while follower is not None and (data := follower.read()):
+            sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+        if finished:
+            return
+        time.sleep(_PAUSE)
 
 
 def _opened(job_id: str) -> BinaryIO | None:
     try:
-        return open(log_path(job_id), "rb")
+        return open(log_path(job_id), "rb", buffering=0)
     except FileNotFoundError:
         return None
-
-
-def _copy(file: BinaryIO, place: int) -> int:
-    """Print what is new. A file that has become shorter was cut in the middle: then from its new end on."""
-    size = os.fstat(file.fileno()).st_size
-    if size < place:
-        sys.stdout.buffer.write(b"\n[... some output was left out ...]\n")
-        place = size
-    file.seek(place)
-    while data := file.read(65_536):
-        sys.stdout.buffer.write(data)
-        place += len(data)
-    sys.stdout.buffer.flush()
-    return place

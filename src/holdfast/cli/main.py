@@ -56,11 +56,12 @@ def run(words: list[str]) -> int:
         return FAILED
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    code = DONE
     try:
         code = _dispatch(words)
         sys.stdout.flush()
     except BrokenPipeError:
-        return DONE  # who read us has seen enough
+        return code  # who read us has seen enough
     except OSError as error:
         say(f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error))
         return FAILED
@@ -76,9 +77,6 @@ def run(words: list[str]) -> int:
 
 
 def _dispatch(words: list[str]) -> int:
-    for word in words:
-        if not word.isascii() and word != word.encode("utf-8", "replace").decode():
-            raise UsageError(f"{word!r} is not UTF-8 text")
     words, database = leading_options(words)
     if words and words[0] == "help":
         words = [*words[1:], "--help"]
@@ -94,6 +92,9 @@ def _dispatch(words: list[str]) -> int:
         from holdfast.cli.completion import complete
 
         return complete(words[1:])
+    for word in words:
+        if not word.isascii() and word != word.encode("utf-8", "replace").decode():
+            raise UsageError(f"{word!r} is not UTF-8 text")
     if words[0] in GROUPS and (len(words) == 1 or words[1] in _HELP):
         sys.stdout.write(_overview(words[0]))
         return DONE if len(words) > 1 else WRONG_USAGE

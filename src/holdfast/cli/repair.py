@@ -64,6 +64,7 @@ def delete(call: Call) -> int:
 
 def _answer(call: Call, ids: list[str], action: Any, text: str) -> int:
     """Do it for each id and print what came of it: one answer for one id, a list for several."""
+    call.queue.open()  # what is wrong with the database is said once, not for each id
     done, code = for_each(ids, action)
     if call.wants_json:
         if len(ids) > 1:

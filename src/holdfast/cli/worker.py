@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import signal
 import socket
@@ -72,6 +73,7 @@ def start(call: Call) -> int:
     if call.wants_json:
         raise UsageError("queuectl worker start: --json goes with --detach; the log has --log-format json")
     log.configure(options["log_format"])
+    logging.raiseExceptions = False  # whoever read our output may be gone; work goes on
     supervisor = Supervisor(
         [*PYTHON, "holdfast.cli.worker_process", msgspec.json.encode(options).decode()],
         arguments.count,
@@ -180,7 +182,10 @@ def _wait_until_ready(ready: int, process: subprocess.Popen[bytes], path: str) -
     code = process.wait()
     with open(path, encoding="utf-8", errors="replace") as file:
         said = [line.strip() for line in file if line.startswith("queuectl: ")]
-    reason = said[-1].removeprefix("queuectl: ") if said else f"see {path}"
+    if not said:
+        raise HoldfastError("the workers could not be started", hint=f"see {path}")
+    os.unlink(path)  # all it holds is said here
+    reason = said[-1].removeprefix("queuectl: ")
     raise (ConfigError if code == WRONG_USAGE else HoldfastError)(reason)
 
 

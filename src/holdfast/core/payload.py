@@ -234,7 +234,7 @@ def _converter(kind: Any) -> Callable[[Any], Any]:
     return bind
 
 
-_LOCATION = re.compile(r"^(?P<problem>.*?)(?: - at `(?:key in )?\$(?P<path>[^`]*)`)?$", re.DOTALL)
+_LOCATION = re.compile(r"^(?P<problem>.*?)(?: - at (?:`key` in )?`\$(?P<path>[^`]*)`)?$", re.DOTALL)
 
 
 def _invalid(message: str) -> InvalidPayload:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import os
 import re
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from holdfast.config import home_folder
 
 TAIL_BYTES = 8 * 1024
 """How much of the end of the output a result or a failure carries."""
 
-_GAP = re.compile(rb"\n\[\.\.\. (\d+) bytes left out \.\.\.\]\n")
-_GAP_LENGTH = 64
+_MARK = re.compile(rb"\n\[\.\.\. (\d+) bytes left out \.\.\.\]\n")
+_LONGEST_MARK = 64
+_CHUNK = 64 * 1024
 _LONGEST_TAIL = 2 * 1024 * 1024
 
 
@@ -27,6 +28,46 @@ def log_folder() -> str:
 def log_path(job_id: str) -> str:
     """Where the output of a job is kept. Ids hold no slash, so it stays inside the folder."""
     return os.path.join(log_folder(), f"{job_id}.log")
+
+
+class Gap(NamedTuple):
+    """What was cut out of a log: where its mark begins and ends, and how much is missing there."""
+
+    begin: int
+    end: int
+    left_out: int
+
+
+def find_gap(file: BinaryIO, limit: int) -> Gap:
+    """The gap in a log that was written with this limit; an empty one if nothing was cut out."""
+    head = limit // 2
+    file.seek(head)
+    mark = _MARK.match(file.read(_LONGEST_MARK))
+    return Gap(head, head + mark.end(), int(mark[1])) if mark else Gap(head, head, 0)
+
+
+class Follower:
+    """Reads a log while it is written: everything once, with a mark for what was cut out before that."""
+
+    def __init__(self, file: BinaryIO, limit: int) -> None:
+        self._file = file
+        self._limit = limit
+        self._seen = 0  # in the whole output, with what was left out
+
+    def read(self) -> bytes:
+        """What is new, at most a few chunks; empty if nothing is."""
+        while True:
+            gap = find_gap(self._file, self._limit)
+            missing = gap.begin + gap.left_out - self._seen if self._seen >= gap.begin else 0
+            seen = self._seen + max(0, missing)
+            before = seen < gap.begin
+            self._file.seek(seen if before else seen - gap.left_out + gap.end - gap.begin)
+            data = self._file.read(min(_CHUNK, gap.begin - seen) if before else _CHUNK)
+            if find_gap(self._file, self._limit) == gap:  # else it was cut while we read
+                break
+        self._seen = seen + len(data)
+        mark = b"\n[... %d bytes left out ...]\n" % missing if missing > 0 else b""
+        return mark + data
 
 
 class OutputLog:
@@ -70,7 +111,7 @@ class OutputLog:
         """The end of this attempt's output as text."""
         tail = self.tail
         if len(tail) == TAIL_BYTES:  # it may begin inside a character
-            tail = tail.lstrip(bytes(range(0x80, 0xC0)))
+            tail = tail[:3].lstrip(bytes(range(0x80, 0xC0))) + tail[3:]
         return tail.decode("utf-8", "replace").replace("\x00", "\N{SYMBOL FOR NULL}")
 
     def _append(self, data: bytes) -> None:
@@ -85,10 +126,7 @@ class OutputLog:
             self._give_up(error)
 
     def _compact(self, data: bytes) -> bytes:
-        """Cut out the middle: the head stays, and the newest part moves up to it behind a mark of the gap.
-
-        Returns what is still to be written.
-        """
+        """Cut out the middle: the head stays. Returns what comes behind it: a mark and the newest part."""
         assert self._file is not None
         head, tail = self._limit // 2, min(self._limit // 4, _LONGEST_TAIL)
         if self._size < head:  # much at once: the head is not full yet
@@ -96,17 +134,16 @@ class OutputLog:
             self._file.seek(self._size)
             self._size += _write_all(self._file, fitting)
             data = data[len(fitting) :]
-        self._file.seek(head)
-        gap = _GAP.match(self._file.read(_GAP_LENGTH))
-        begin = head + (gap.end() if gap else 0)
+        gap = find_gap(self._file, self._limit)
+        begin = gap.end
         keep_from = max(begin, self._size - tail)
         self._file.seek(keep_from)
         kept = self._file.read(self._size - keep_from) + data
-        left_out = (int(gap[1]) if gap else 0) + keep_from - begin + max(0, len(kept) - tail)
-        self._file.seek(head)
-        self._size = head + _write_all(self._file, b"\n[... %d bytes left out ...]\n" % left_out)
-        self._file.truncate(self._size)
-        return kept[-tail:]
+        left_out = gap.left_out + keep_from - begin + max(0, len(kept) - tail)
+        # Shorter first, then all of it in one write: who follows the file sees the old, nothing, or the new.
+        self._file.truncate(head)
+        self._size = head
+        return b"\n[... %d bytes left out ...]\n%b" % (left_out, kept[-tail:])
 
     def _give_up(self, error: OSError) -> None:
         self.trouble = f"the output could not be kept: {error.strerror}"

@@ -29,7 +29,7 @@ _PATIENCE = 2.0
 # Waits for a line from the worker, so that nothing of the command runs before the worker's death would end
 # it. The worker may be gone already: then the pipe ends without one.
 _GATE = "read -r go || exit 125"
-_BEGIN = 'exec </dev/null\nexec /bin/sh -c "$1"'
+_BEGIN = 'exec </dev/null\nexec /bin/sh -c -- "$1"'
 # Where the kernel can't watch the pipe for us (macOS), a process of the group does. It is put into the
 # background twice, so that it is no child of the command's.
 _GUARD = "exec 3<&0\n( { read -r gone <&3; kill -KILL 0; } </dev/null >/dev/null 2>&1 & )"

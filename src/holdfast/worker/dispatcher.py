@@ -241,7 +241,7 @@ class Dispatcher:
             if changed:
                 self._catch_up(now)
             self._follow_settings(now)
-            if self._drain and self._stop_at is None and self._claiming.is_drained(self._store):
+            if self._drain and self._stop_at is None and self._is_drained():
                 self.stop()
         except StoreError as error:
             self._trouble(error)
@@ -250,6 +250,8 @@ class Dispatcher:
         self._enforcer.enforce(now)
         self._enforcer.give_back_held(now, everything=self.paused)
         if self._stop_at is not None:
+            if not self._enforcer.winding_down:
+                self._heartbeat.hurry()  # tells the others that we are stopping
             self._enforcer.wind_down(now, self._stop_at)
             return
         stuck = self._enforcer.stuck()
@@ -378,6 +380,10 @@ class Dispatcher:
         # What can't be written long after the deadline is left to its lease.
         given_up = time.monotonic() > self._stop_at + GRACE + float(self._settings.lease_seconds)
         return given_up or (self._enforcer.winding_down and not busy and self._enforcer.is_idle())
+
+    def _is_drained(self) -> bool:
+        """Whether nothing is left to do; what runs here finishes, though its type may be paused by now."""
+        return self._enforcer.is_idle() and self._claiming.is_drained(self._store)
 
     def _leave(self) -> None:
         try:

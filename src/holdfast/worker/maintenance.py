@@ -73,34 +73,14 @@ class Maintenance:
         done, self._done = self._done, []
         for event in done:
             if isinstance(event, e.JobReaped):
-                self._statistics.count(event.type, "reaped", self._store.now())
-            elif isinstance(event, e.JobFailed):
-                self._statistics.count(event.type, "failed", self._store.now())
+                count_loss(self._statistics, event.type, Status(event.status), self._store.now())
             self._events.emit(event)
 
     def _sweep(self, settings: Settings) -> None:
         heartbeat = settings.heartbeat_seconds
         self._next_sweep = time.monotonic() + heartbeat
         for reaped, status in self._reaper.sweep(heartbeat, settings):
-            self._done.append(
-                e.JobReaped(
-                    job_id=reaped.id,
-                    type=reaped.type,
-                    attempt=reaped.attempts,
-                    worker_id=reaped.worker_id,
-                    status=status,
-                )
-            )
-            if status is Status.FAILED:
-                self._done.append(
-                    e.JobFailed(
-                        job_id=reaped.id,
-                        type=reaped.type,
-                        attempt=reaped.attempts,
-                        worker_id=reaped.worker_id,
-                        error="WorkerLost: its worker died, and no attempts are left",
-                    )
-                )
+            self._done += events_of_loss(reaped, status)
         self._store.remove_silent_workers(max(60.0, 3 * settings.lease_seconds))
 
     def _prune(self, settings: Settings) -> None:
@@ -166,3 +146,19 @@ def reap(
         )
     ended = store.finish_jobs(finishes)
     return [(x, ended[x.seq, x.version]) for x in attempts if (x.seq, x.version) in ended]
+
+
+def events_of_loss(lost: Expired, status: Status) -> list[e.Event]:
+    """What is to be told of an attempt that was taken from a lost worker."""
+    name = {"job_id": lost.id, "type": lost.type, "worker_id": lost.worker_id}
+    told: list[e.Event] = [e.JobReaped(**name, attempt=lost.attempts, status=status)]
+    if status is Status.FAILED:
+        error = "WorkerLost: its worker died, and no attempts are left"
+        told.append(e.JobFailed(**name, attempt=lost.attempts, error=error))
+    return told
+
+
+def count_loss(statistics: Statistics, type: str, status: Status, now: int) -> None:
+    statistics.count(type, "reaped", now)
+    if status is Status.FAILED:
+        statistics.count(type, "failed", now)

@@ -19,11 +19,13 @@ import msgspec
 from msgspec import Struct
 
 from holdfast import events as e
+from holdfast.core.ids import new_id
 from holdfast.core.job import Status
 from holdfast.errors import ConfigError, HoldfastError, StoreError
 from holdfast.queue import Queue
 from holdfast.store.protocol import Expired
-from holdfast.worker.maintenance import reap
+from holdfast.worker.maintenance import count_loss, events_of_loss, reap
+from holdfast.worker.statistics import Statistics
 
 EXIT_CUT_SHORT = 1
 EXIT_NOT_STARTED = 2
@@ -36,6 +38,8 @@ LONG_ENOUGH = 60.0
 """Seconds after which a worker's death is the first again."""
 
 _LOOK = 0.25
+# Different ones: two equal signals that come together are one to the kernel. A worker takes them alike.
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)
 
 
 class Report(Struct, frozen=True, omit_defaults=True):
@@ -83,6 +87,7 @@ class Supervisor:
         self._failure: Report | None = None
         self._unfreed: list[Report] = []
         self._queues: dict[str, Queue] = {}
+        self._statistics = Statistics(new_id())
         self._cut_short = False
 
     def stop(self, reason: str = "asked to") -> None:
@@ -154,7 +159,8 @@ class Supervisor:
                 self._failure or seat.failure or Report(failure="a worker process could not start")
             )
             seat.is_over = True
-            self.stop("a worker process could not start")
+            if not self._requests:
+                self.stop("a worker process could not start")
         elif code == EXIT_EXHAUSTED:
             self._events.emit(e.WorkerRecycled(worker_id=worker.worker_id, pid=seat.pid))
             self._replace(seat, 0.0)
@@ -211,13 +217,14 @@ class Supervisor:
         if not self._passed_on and self._failure is None:
             running = sum(seat.is_running for seat in self._seats)
             self._events.emit(e.SupervisorStopping(workers=running, reason=self._reason))
+        requests = self._requests  # a signal may raise it meanwhile
         for seat in self._seats:
             if seat.start_at is not None:
                 seat.start_at = None
                 seat.is_over = True
-            for number in range(self._passed_on + 1, self._requests + 1):
-                seat.signal(signal.SIGTERM if number <= 2 else signal.SIGKILL)
-        self._passed_on = self._requests
+            for number in range(self._passed_on, requests):
+                seat.signal(_SIGNALS[min(number, 2)])
+        self._passed_on = requests
 
     def _free(self) -> None:
         """Give the jobs of dead workers back. Their exit status was collected, so there is nobody to ask."""
@@ -228,16 +235,10 @@ class Supervisor:
             except StoreError:
                 return  # the next look tries again; at worst the leases run out
             del self._unfreed[0]
+            self._cut_short = self._cut_short or bool(self._requests and freed)
             for lost, status in freed:
-                self._events.emit(
-                    e.JobReaped(
-                        job_id=lost.id,
-                        type=lost.type,
-                        attempt=lost.attempts,
-                        worker_id=worker_id,
-                        status=status,
-                    )
-                )
+                for event in events_of_loss(lost, status):
+                    self._events.emit(event)
 
     def _free_worker(self, worker_id: str, database: str) -> list[tuple[Expired, Status]]:
         queue = self._queues.get(database)
@@ -248,6 +249,11 @@ class Supervisor:
             held = store.list_held(worker_id)
             freed = reap(store, held, queue.refresh_settings(), expired_only=False)
             store.remove_workers([worker_id])
+            now = store.now()
+            for lost, status in freed:
+                count_loss(self._statistics, lost.type, status, now)
+            store.write_statistics(self._statistics.changed())
+        self._statistics.written(now)
         return freed
 
     def _close(self) -> None:

@@ -38,6 +38,7 @@ WAL_LIMIT = 8 * 1024 * 1024
 
 _CHECKPOINT_PAUSE = 0.2
 _CHECKPOINT_PATIENCE = 0.5
+_ROOM_NEEDED = 256 * 1024
 _LOCKED = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 T = TypeVar("T")
@@ -297,12 +298,22 @@ def raise_translated(error: sqlite3.Error, path: str) -> NoReturn:
         raise ForeignDatabase(f"{path} is not a SQLite database") from error
     if isinstance(error, sqlite3.ProgrammingError | sqlite3.IntegrityError) or code == sqlite3.SQLITE_ERROR:
         raise error
-    raise StoreUnavailable(f"{path}: {error}", hint=_HINTS.get(code)) from error
+    raise StoreUnavailable(f"{path}: {error}", hint=_hint(code, path)) from error
+
+
+def _hint(code: int, path: str) -> str | None:
+    # Where not even the shared memory of the WAL finds room, SQLite calls it an I/O error.
+    if code == sqlite3.SQLITE_IOERR:
+        with suppress(OSError):
+            space = os.statvfs(os.path.dirname(path))
+            if space.f_bavail * space.f_frsize < _ROOM_NEEDED:
+                code = sqlite3.SQLITE_FULL
+    return _HINTS.get(code)
 
 
 _HINTS = {
     sqlite3.SQLITE_CORRUPT: "check the disk, then the file with PRAGMA integrity_check",
     sqlite3.SQLITE_READONLY: "the file and its folder must be writable",
     sqlite3.SQLITE_CANTOPEN: "does its folder exist, and may you write there?",
-    sqlite3.SQLITE_FULL: "free some space; work goes on by itself",
+    sqlite3.SQLITE_FULL: "the disk is full: free some space; work goes on by itself",
 }

@@ -41,6 +41,9 @@ def count_matching(database: Database, filter: JobFilter, cap: int) -> int:
         where, parameters = ("", []) if filter.type is None else (" WHERE type = ?", [filter.type])
         row = database.read_one(f"SELECT sum({columns}) FROM holdfast_counts{where}", parameters)
         return min(row[0] or 0, cap)
+    if filter.statuses == (RETRYING,) and filter.parent_id is None and filter.before is None:
+        retrying = count_retrying(database)
+        return min(sum(retrying.values()) if filter.type is None else retrying.get(filter.type, 0), cap)
     where, parameters = conditions(filter)
     sql = f"SELECT count(*) FROM (SELECT 1 FROM holdfast_jobs{where} LIMIT ?)"
     return int(database.read_one(sql, (*parameters, cap))[0])

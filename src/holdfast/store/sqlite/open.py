@@ -73,7 +73,10 @@ def _unquote(text: str) -> str:
 def _prepare_folder(path: str) -> None:
     folder = os.path.dirname(path)
     if folder == os.path.abspath(home_folder()):
-        os.makedirs(folder, mode=0o700, exist_ok=True)
+        try:
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise StoreUnavailable(f"the folder {folder} can't be made: {error.strerror}") from error
     if not os.path.isdir(folder):
         raise StoreUnavailable(f"the folder {folder} does not exist", hint="make it, or name another")
     if os.path.isdir(path):

@@ -164,6 +164,8 @@ _WORKERS = (
     # drain, and lists of what waits for a retry
     """CREATE INDEX holdfast_jobs_retrying ON holdfast_jobs (type, seq)
     WHERE status = 'scheduled' AND attempts > 0""",
+    # which keys were used again
+    "CREATE INDEX holdfast_jobs_keyed ON holdfast_jobs (type, key) WHERE key IS NOT NULL",
 )
 
 MIGRATIONS = (
