@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from holdfast.queue import Queue
+
+_EXAMPLES = "examples:"
 
 DONE = 0
 FAILED = 1
@@ -69,16 +72,15 @@ class Command:
         self._examples = examples
         self._prints_data = prints_data
         self.summary, _, details = (run.__doc__ or "").strip().partition("\n")
-        self._description = "\n".join(
-            [self.summary, *(line.removeprefix("    ") for line in details.split("\n"))]
-        )
+        paragraphs = [self.summary, *details.strip().split("\n\n")] if details else [self.summary]
+        self._description = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
     def parser(self, name: str) -> Parser:
         parser = Parser(
             prog=f"queuectl {name}",
             description=self._description,
-            epilog="\n".join(["examples:", *(f"  {example}" for example in self._examples)]),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            epilog="\n".join([_EXAMPLES, *(f"  {example}" for example in self._examples)]),
+            formatter_class=_Formatter,
             allow_abbrev=False,
         )
         self._arguments(parser)
@@ -92,6 +94,25 @@ class Command:
         else:
             parser.set_defaults(json=False)
         return parser
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Fills paragraphs, and leaves the examples as they are."""
+
+    def __init__(self, prog: str) -> None:
+        # argparse would ask shutil for the width: slow to import, and asked in every run.
+        try:
+            width = os.get_terminal_size().columns
+        except OSError:
+            width = 80
+        super().__init__(prog, width=min(width, 110) - 2)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if text.startswith(_EXAMPLES):
+            return super()._fill_text(text, width, indent)
+        from textwrap import fill
+
+        return "\n\n".join(fill(paragraph, width) for paragraph in text.split("\n\n"))
 
 
 def command(
