@@ -238,6 +238,6 @@ def _duration(name: str, value: object, *, above_zero: bool = False) -> float | 
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds <= LONGEST_DURATION or (above_zero and seconds == 0):
-        kind = "a number of seconds over 0" if above_zero else "a number of seconds from 0"
-        raise ConfigError(f"{name} must be {kind}, or a timedelta, not {shown(value)}")
+        kind = "a duration over 0" if above_zero else "a duration from 0"
+        raise ConfigError(f"{name} must be {kind}, such as 30, '5m', '2h' or a timedelta, not {shown(value)}")
     return seconds

@@ -255,7 +255,7 @@ BAD_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "attempts below zero": ({"max_attempts": -1}, "max_attempts must be a whole number from 1"),
     "attempts as text": ({"max_attempts": "3"}, "max_attempts must be a whole number from 1"),
     "attempts that are true": ({"max_attempts": True}, "max_attempts"),
-    "a timeout of zero": ({"timeout": 0}, "timeout must be a number of seconds over 0"),
+    "a timeout of zero": ({"timeout": 0}, "timeout must be a duration over 0"),
     "a timeout below zero": ({"timeout": -1}, "timeout must be"),
     "a timeout that is NaN": ({"timeout": math.nan}, "timeout must be"),
     "a timeout that is endless": ({"timeout": math.inf}, "timeout must be"),

@@ -25,6 +25,9 @@ class UsageError(Exception):
 class Parser(argparse.ArgumentParser):
     """argparse, but for its errors: one line, raised."""
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        (file or sys.stdout).write(message)  # argparse would swallow a full disk
+
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{self.prog}: {message} (see {self.prog} --help)")
 

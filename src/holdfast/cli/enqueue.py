@@ -168,7 +168,10 @@ def _option(name: str, value: Any) -> Any:
     from datetime import datetime
 
     try:
-        return datetime.fromisoformat(value)
+        moment = datetime.fromisoformat(value)
+        if moment.tzinfo is None:
+            raise ConfigError(f"run_at {shown(value)} needs a time zone, as in 2030-01-31T09:00:00Z")
+        return moment
     except (ValueError, TypeError):
         raise ConfigError(
             f"run_at must be an ISO 8601 instant such as 2030-01-31T09:00:00Z, not {shown(value)}"

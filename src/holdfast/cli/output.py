@@ -26,6 +26,9 @@ STATUS_STYLES = {
 LEVEL_STYLES = {"ok": "green", "warning": "yellow", "problem": "red"}
 
 
+_NARROWEST_TERMINAL = 20
+
+
 def print_json(value: Any, *, compact: bool = False) -> None:
     """One JSON document, in which nothing can act on a terminal."""
     plain = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
@@ -48,7 +51,9 @@ def console() -> Console:
     """A terminal's console. NO_COLOR and TERM=dumb are respected."""
     from rich.console import Console
 
-    return Console(highlight=False, emoji=False, markup=False, soft_wrap=False)
+    made = Console(highlight=False, emoji=False, markup=False, soft_wrap=False)
+    made.width = max(_NARROWEST_TERMINAL, made.width)
+    return made
 
 
 class Column:

@@ -118,9 +118,9 @@ def dlq_retry(call: Call) -> int:
     if call.wants_json:
         print_json({"retried": count, "left": left})
     else:
-        print_line(f"{count} jobs are pending again")
+        print_line("1 job is pending again" if count == 1 else f"{count} jobs are pending again")
     if left:
-        say(f"{left} jobs were left: another job holds their key; queuectl retry ID names it")
+        say(f"not retried: {left}, as another job holds the key; queuectl retry ID names it")
         return FAILED
     return DONE
 
@@ -160,5 +160,5 @@ def _deleted(call: Call, count: int) -> int:
     if call.wants_json:
         print_json({"deleted": count})
     else:
-        print_line(f"{count} jobs deleted")
+        print_line("1 job deleted" if count == 1 else f"{count} jobs deleted")
     return DONE

@@ -315,9 +315,9 @@ def list_workers(call: Call) -> int:
 WORKER_COLUMNS = (
     Column("ID", whole=True),
     Column("PID", right=True, whole=True),
-    Column("HOST"),
+    Column("HOST", spare=True),
     Column("STATE"),
-    Column("UP", right=True, whole=True),
+    Column("UP", right=True, spare=True),
     Column("BEAT", right=True, whole=True),
     Column("SLOTS", right=True, whole=True),
     Column("RUNNING", below=True),

@@ -42,7 +42,9 @@ def main() -> NoReturn:
     threading.Thread(target=_stop_with_supervisor, args=(lifeline,), daemon=True).start()
     log.configure(options.log_format)
     logging.raiseExceptions = False  # whoever read our output may be gone; work goes on
-    _exit(_work(options, reports))
+    code = _work(options, reports)
+    _report(reports, Report(exit_code=code))
+    _exit(code)
 
 
 def _work(options: Options, reports: int) -> int:

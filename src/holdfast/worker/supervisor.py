@@ -43,12 +43,16 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)
 
 
 class Report(Struct, frozen=True, omit_defaults=True):
-    """What a worker process says: its name and its database when it is up, or why it can't be."""
+    """What a worker process says: its name and database when it is up, or why it can't be, and how it ends.
+
+    One that exits without the latter has died, whatever its exit code: a handler may have called exit.
+    """
 
     worker_id: str | None = None
     database: str = ""
     failure: str | None = None
     wrong_usage: bool = False
+    exit_code: int | None = None
 
 
 class Supervisor:
@@ -139,7 +143,9 @@ class Supervisor:
             self._ended(seat, seat.collect())
             return
         for report in reports:
-            if report.failure is not None:
+            if report.exit_code is not None:
+                seat.announced = report.exit_code
+            elif report.failure is not None:
                 seat.failure = report
             else:
                 seat.worker = report
@@ -150,7 +156,9 @@ class Supervisor:
     def _ended(self, seat: Seat, code: int) -> None:
         """A worker process is gone: as it should, to be replaced, or dead."""
         worker, seat.worker = seat.worker or Report(), None
-        if code in (0, EXIT_CUT_SHORT):
+        if code != seat.announced:
+            self._died(seat, code, worker)
+        elif code in (0, EXIT_CUT_SHORT):
             self._cut_short = self._cut_short or code == EXIT_CUT_SHORT
             seat.is_over = True
         elif code == EXIT_NOT_STARTED and not self._ready:
@@ -282,6 +290,7 @@ class Seat:
         self.pid = 0
         self.worker: Report | None = None
         self.failure: Report | None = None
+        self.announced: int | None = None
         self.start_at: float | None = None
         self.is_over = False
 
@@ -296,6 +305,7 @@ class Seat:
     def start(self) -> None:
         self.start_at = None
         self.failure = None
+        self.announced = None
         self._buffer = b""
         self.reports, theirs = os.pipe()
         lifeline, self._lifeline = os.pipe()
