@@ -64,7 +64,7 @@ def print_jobs(call: Call, status: list[str] | None, type: str | None) -> int:
     if arguments.full:
         jobs = [job for job in (queue.get(job.id) for job in jobs) if job is not None]
     if call.wants_json:
-        total = queue.count(status=status, type=type, cap=COUNTED)
+        total = queue.count(status=status, type=type, cap=COUNTED + 1)
         print_json(
             shapes.task_list(
                 jobs,
@@ -81,9 +81,9 @@ def print_jobs(call: Call, status: list[str] | None, type: str | None) -> int:
     else:
         _print_rows(jobs, to_datetime(queue.store.now()))
         if on_terminal() and len(jobs) == arguments.limit:
-            total = queue.count(status=status, type=type, cap=COUNTED)
+            total = queue.count(status=status, type=type, cap=COUNTED + 1)
             if total > arguments.offset + len(jobs):
-                of = f"more than {COUNTED}" if total >= COUNTED else str(total)
+                of = f"more than {COUNTED}" if total > COUNTED else str(total)
                 more = f"{len(jobs)} of {of}; --limit and --offset show more"
                 console().print(more, style="bright_black")
     return DONE

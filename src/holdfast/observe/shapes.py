@@ -92,11 +92,11 @@ def cancelled(job: Job) -> dict[str, Any]:
 def task_list(
     jobs: Sequence[Job], *, total: int, cap: int, limit: int, offset: int, full: bool
 ) -> dict[str, Any]:
-    """A page of jobs; `total` was counted up to `cap`."""
+    """A page of jobs; `total` was counted to one beyond `cap`."""
     return {
         "tasks": [(task if full else task_item)(job) for job in jobs],
-        "total": total,
-        "totalIsCapped": total >= cap,
+        "total": min(total, cap),
+        "totalIsCapped": total > cap,
         "limit": limit,
         "offset": offset,
     }
