@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from holdfast.core.settings import Settings
 from holdfast.enqueue import Admission, make_options
-from holdfast.errors import BulkRefused
+from holdfast.errors import BulkRefused, CommitUncertain
 from holdfast.store.protocol import NewJob, Store
 
 _INSERTED_AT_ONCE = 1000
@@ -60,15 +60,24 @@ class Bulk:
             while stored < self.count:
                 if stored:
                     time.sleep(_BREATH)  # lets other writers in between two long commits
-                ids.seek(0)
-                ids.truncate()
-                stored += self._store_chunk(chunk or self.count, stored, ids, progress)
+                stored += self._store_surely(chunk or self.count, stored, ids, progress)
                 ids.seek(0)
                 for line in ids:
                     yield line.rstrip("\n")
 
+    def _store_surely(self, size: int, stored: int, ids: IO[str], progress: Callable[[int], None]) -> int:
+        begin = self._spool.tell()
+        try:
+            return self._store_chunk(size, stored, ids, progress)
+        except CommitUncertain:
+            # Once more: rows of ours that did get through are known by their tokens.
+            self._spool.seek(begin)
+            return self._store_chunk(size, stored, ids, progress)
+
     def _store_chunk(self, size: int, stored: int, ids: IO[str], progress: Callable[[int], None]) -> int:
         count = 0
+        ids.seek(0)
+        ids.truncate()
         decode = msgspec.json.Decoder(Entry).decode
         with self._store.transaction():
             while count < size:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Iterable
 
@@ -94,8 +95,22 @@ def _candidates(before: list[str], last: str) -> Iterable[str]:
         return [prefix + value for value in _values(option, database)]
     if last.startswith("-"):
         return [s for a in parser._actions if a.help != argparse.SUPPRESS for s in a.option_strings]
-    positional = next((a for a in parser._actions if not a.option_strings), None)
+    positional = _positional(parser, rest)
     return [] if positional is None else _values(positional, database)
+
+
+def _positional(parser: Parser, words: list[str]) -> argparse.Action | None:
+    """The argument that comes after these words, if there is one more."""
+    positionals = [action for action in parser._actions if not action.option_strings]
+    takes_value = {s for a in parser._actions if a.nargs != 0 for s in a.option_strings}
+    given = 0
+    for before, word in zip(["", *words], words, strict=False):
+        if not word.startswith("-") and before not in takes_value:
+            given += 1
+    if given < len(positionals):
+        return positionals[given]
+    last = positionals[-1] if positionals else None
+    return last if last is not None and last.nargs in ("+", "*") else None
 
 
 def _values(action: argparse.Action, database: str | None) -> Iterable[str]:
@@ -108,14 +123,19 @@ def _values(action: argparse.Action, database: str | None) -> Iterable[str]:
         from holdfast.config import SETTINGS
 
         return SETTINGS
-    if action.dest == "type":
-        from holdfast.queue import Queue
-
-        with Queue(database) as queue:
-            return list(queue.stats()["by_type"])
-    if action.dest in ("id", "ids") and not action.option_strings:
-        from holdfast.queue import Queue
-
-        with Queue(database) as queue:
-            return [job.id for job in queue.jobs(limit=_MOST)]
+    if action.dest in ("type", "id", "ids"):
+        return _known(action.dest, database)
     return []
+
+
+def _known(what: str, database: str | None) -> Iterable[str]:
+    """The types or the newest ids of the queue, if there is one: looking must not make it."""
+    from holdfast.queue import Queue
+    from holdfast.store.sqlite.open import parse_url
+
+    with Queue(database) as queue:
+        if queue.url.startswith("sqlite:") and not os.path.exists(parse_url(queue.url)[0]):
+            return []
+        return (
+            list(queue.stats()["by_type"]) if what == "type" else [job.id for job in queue.jobs(limit=_MOST)]
+        )

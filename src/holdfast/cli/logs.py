@@ -52,14 +52,14 @@ def logs(call: Call) -> int:
 
 def _follow(call: Call, job: Job) -> None:
     """Print what is there and what comes, until the job is finished and all of it was printed."""
-    limit = call.queue.settings().get("max_log_bytes", job.type)
     follower: Follower | None = None
     while True:
         current = call.queue.get(job.id)
         finished = current is None or current.is_finished  # asked before the last look at the file
         if follower is None and (file := _opened(job.id)) is not None:
-            follower = Follower(file, limit)
-        while follower is not None and (data := follower.read()):
+            follower = Follower(file)
+        limit = call.queue.settings().get("max_log_bytes", job.type)
+        while follower is not None and (data := follower.read(limit)):
             sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
         if finished:

@@ -121,7 +121,9 @@ def _what(job: Job, now: datetime) -> str:
     if job.run_at is not None and job.run_at > now:
         return f"in {age(now, job.run_at)}"
     command = job.payload.get("command")
-    return first_line(command) if isinstance(command, str) else json.dumps(job.payload, ensure_ascii=False)
+    if isinstance(command, str):
+        return first_line(command)
+    return json.dumps(job.payload, ensure_ascii=False) if job.payload else ""
 
 
 def _id_argument(parser: Parser) -> None:

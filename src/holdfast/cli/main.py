@@ -71,9 +71,18 @@ def run(words: list[str]) -> int:
     except Exception as error:
         if os.environ.get("QUEUECTL_DEBUG"):
             raise
+        if _was_interrupted(error):
+            raise KeyboardInterrupt from error
         say(f"this should not happen: {type(error).__name__}: {error} (QUEUECTL_DEBUG=1 shows where)")
         return FAILED
     return code
+
+
+def _was_interrupted(error: BaseException | None) -> bool:
+    """Whether an error came up while a Ctrl-C was on its way out, as argparse's own clean-up does it."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
 
 
 def _dispatch(words: list[str]) -> int:
@@ -169,5 +178,9 @@ def _overview(group: str | None = None) -> str:
 
 
 def _list_commands(names: list[str], width: int) -> Iterator[str]:
+    from textwrap import wrap
+
     for name in names:
-        yield f"  {name:<{width}}  {load(name).summary}"
+        first, *rest = wrap(load(name).summary, 76 - width)
+        yield f"  {name:<{width}}  {first}"
+        yield from (" " * (width + 4) + line for line in rest)

@@ -122,6 +122,7 @@ def clean_environment() -> dict[str, str]:
 
 
 def _handle_signals(supervisor: Supervisor) -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, nobody learns how a child ended
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
             signal.signal(number, lambda n, _: supervisor.stop(signal.Signals(n).name))
@@ -234,7 +235,7 @@ def _rotation() -> Callable[[], None]:
 
 
 def _stop_arguments(parser: Parser) -> None:
-    parser.add_argument("ids", nargs="*", metavar="ID", help="only these workers")
+    parser.add_argument("workers", nargs="*", metavar="ID", help="only these workers")
     parser.add_argument("--timeout", metavar="S", help="how long to wait (shutdown_timeout and 10 s)")
     parser.add_argument("--force", action="store_true", help="give running jobs back and exit at once")
     parser.add_argument("--all-hosts", action="store_true", help="also the workers of other machines")
@@ -255,7 +256,7 @@ def stop(call: Call) -> int:
     chosen, code = _chosen(call)
     timeout = _timeout(call)
     if not chosen:
-        if not arguments.ids:
+        if not arguments.workers:
             say("no worker is running" + ("" if arguments.all_hosts else " on this machine"))
         return code
     request = StopRequest.AT_ONCE if arguments.force else StopRequest.IN_ORDER
@@ -278,15 +279,15 @@ def _chosen(call: Call) -> tuple[list[WorkerRecord], int]:
     """The workers to stop, and the exit code so far: ids that name none are failures."""
     arguments = call.arguments
     workers = call.queue.workers()
-    if not arguments.ids:
+    if not arguments.workers:
         here = socket.gethostname()
         return [worker for worker in workers if arguments.all_hosts or worker.host == here], DONE
     known = {worker.id: worker for worker in workers}
-    for id in arguments.ids:
+    for id in arguments.workers:
         if id not in known:
             say(f"there is no running worker {id!r}")
-    found = [known[id] for id in arguments.ids if id in known]
-    return found, DONE if len(found) == len(arguments.ids) else FAILED
+    found = [known[id] for id in arguments.workers if id in known]
+    return found, DONE if len(found) == len(arguments.workers) else FAILED
 
 
 def _timeout(call: Call) -> float:

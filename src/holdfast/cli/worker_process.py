@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from contextlib import suppress
 from typing import NoReturn
 
 import msgspec
@@ -39,10 +40,13 @@ def main() -> NoReturn:
     reports, lifeline = int(sys.argv[2]), int(sys.argv[3])
     for descriptor in (reports, lifeline):
         os.set_inheritable(descriptor, False)
+    _settle_signals()
     threading.Thread(target=_stop_with_supervisor, args=(lifeline,), daemon=True).start()
     log.configure(options.log_format)
     logging.raiseExceptions = False  # whoever read our output may be gone; work goes on
     code = _work(options, reports)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # we are leaving already
     _report(reports, Report(exit_code=code))
     _exit(code)
 
@@ -90,7 +94,14 @@ def make_queue(options: Options) -> Queue:
 
 
 def _report(reports: int, report: Report) -> None:
-    os.write(reports, msgspec.json.encode(report) + b"\n")
+    with suppress(BrokenPipeError):  # the supervisor was killed
+        os.write(reports, msgspec.json.encode(report) + b"\n")
+
+
+def _settle_signals() -> None:
+    """Until the worker listens, a signal simply ends us, without a traceback. Children must be waited for."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def _stop_with_supervisor(lifeline: int) -> None:

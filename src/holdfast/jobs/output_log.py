@@ -49,21 +49,23 @@ def find_gap(file: BinaryIO, limit: int) -> Gap:
 class Follower:
     """Reads a log while it is written: everything once, with a mark for what was cut out before that."""
 
-    def __init__(self, file: BinaryIO, limit: int) -> None:
+    def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self._limit = limit
         self._seen = 0  # in the whole output, with what was left out
 
-    def read(self) -> bytes:
-        """What is new, at most a few chunks; empty if nothing is."""
+    def read(self, limit: int) -> bytes:
+        """The next chunk of what is new, in a log of this limit; empty if nothing is."""
         while True:
-            gap = find_gap(self._file, self._limit)
+            gap = find_gap(self._file, limit)
+            whole = self._file.seek(0, os.SEEK_END) - (gap.end - gap.begin) + gap.left_out
+            if gap.left_out and self._seen > whole:  # the limit was lowered, and more cut out than was seen
+                self._seen = gap.begin + gap.left_out
             missing = gap.begin + gap.left_out - self._seen if self._seen >= gap.begin else 0
             seen = self._seen + max(0, missing)
             before = seen < gap.begin
             self._file.seek(seen if before else seen - gap.left_out + gap.end - gap.begin)
             data = self._file.read(min(_CHUNK, gap.begin - seen) if before else _CHUNK)
-            if find_gap(self._file, self._limit) == gap:  # else it was cut while we read
+            if find_gap(self._file, limit) == gap:  # else it was cut while we read
                 break
         self._seen = seen + len(data)
         mark = b"\n[... %d bytes left out ...]\n" % missing if missing > 0 else b""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from holdfast.config import home_folder, stop_file
@@ -37,7 +38,7 @@ def _home() -> Iterator[Finding]:
         mode = os.stat(home).st_mode
         if mode & (stat.S_IWGRP | stat.S_IWOTH):
             text = f"{home} can be written by others, who could change what workers run"
-            yield Finding(level="problem", check="home folder", text=text, advice=f"chmod 700 {home}")
+            yield Finding(level="problem", check="home folder", text=text, advice=f"chmod 700 {quote(home)}")
         elif not os.access(home, os.W_OK):
             text = f"{home} can't be written, so commands keep no log"
             advice = "set QUEUECTL_HOME to a folder of your own"
@@ -46,9 +47,7 @@ def _home() -> Iterator[Finding]:
             yield Finding(level="ok", check="home folder", text=home)
     if os.path.lexists(stop_file()):
         text = f"{stop_file()} exists: no worker runs or starts"
-        yield Finding(
-            level="warning", check="workers", text=text, advice=f"rm {stop_file()} to let them start"
-        )
+        yield Finding(level="warning", check="workers", text=text, advice=f"rm {quote(stop_file())}")
 
 
 def _clock(queue: Queue, view: Overview) -> Iterator[Finding]:

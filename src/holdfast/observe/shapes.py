@@ -54,13 +54,13 @@ def task_item(job: Job) -> dict[str, Any]:
 def failure(entry: Failure) -> dict[str, Any]:
     """One failed attempt of a job's history."""
     return {
+        **(entry.detail or {}),
         "attempt": entry.attempt,
         "startedAt": instant(entry.started_at),
         "finishedAt": instant(entry.finished_at),
         "worker": entry.worker_id,
         "error": entry.error,
         "traceback": entry.traceback,
-        **(entry.detail or {}),
     }
 
 

@@ -135,6 +135,7 @@ class Enforcer:
             attempt.interrupted_at = now
         elif reason != CANCELLED or last_call:  # a cancelled thread goes on to its next ctx.check()
             self._write_off(attempt)
+            self._executors[attempt.handler.executor].interrupt(attempt)  # it may be able to, by now
 
     def _write_off(self, attempt: Attempt) -> None:
         """End the attempt without its handler, which keeps the slot until it returns."""

@@ -7,6 +7,7 @@ import sqlite3
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
+from shlex import quote
 from tempfile import mkstemp
 
 from holdfast.errors import StoreUnavailable
@@ -168,7 +169,7 @@ def _files(database: Database) -> Iterator[Finding]:
             level="warning",
             check="permissions",
             text=f"everybody can read {exposed[0]}, payloads included",
-            advice=f"chmod 600 {exposed[0]}",
+            advice=f"chmod 600 {quote(exposed[0])}",
         )
     else:
         yield Finding(level="ok", check="permissions", text="the files are ours, and closed to others")

@@ -18,8 +18,10 @@ INSERT INTO holdfast_jobs (id, type, status, priority, max_attempts, key, key_fo
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING
 """
 
+# Not by holdfast_jobs_keyed, which holds all jobs that ever had the key.
 HOLDER = """
-SELECT id, payload, status, created_at, token FROM holdfast_jobs WHERE type = ? AND key = ? AND key_held = 1
+SELECT id, payload, status, created_at, token FROM holdfast_jobs INDEXED BY holdfast_jobs_key
+WHERE type = ? AND key = ? AND key_held = 1
 """
 
 
@@ -77,7 +79,7 @@ def _insert_one(cursor: sqlite3.Cursor, job: NewJob, now: int) -> Verdict:
 def free_expired_key(cursor: sqlite3.Cursor, type: str, key: str, now: int) -> None:
     """Take the key from a finished job whose key_for has passed."""
     cursor.execute(
-        "UPDATE holdfast_jobs SET key_held = 0"
+        "UPDATE holdfast_jobs INDEXED BY holdfast_jobs_key SET key_held = 0"
         " WHERE type = ? AND key = ? AND key_held = 1 AND key_until <= ?",
         (type, key, now),
     )

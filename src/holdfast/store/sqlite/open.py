@@ -27,7 +27,7 @@ def open_store(url: str, clock: Clock) -> SqliteStore:
     if sqlite3.sqlite_version_info < OLDEST_SQLITE:
         needed = ".".join(map(str, OLDEST_SQLITE))
         raise StoreUnavailable(f"SQLite {sqlite3.sqlite_version} is too old; {needed} or newer is needed")
-    path, options = _parse(url)
+    path, options = parse_url(url)
     _prepare_folder(path)
     if options.get("network") != "allow":
         _refuse_network(path)
@@ -40,7 +40,8 @@ def open_store(url: str, clock: Clock) -> SqliteStore:
     return SqliteStore(database, clock)
 
 
-def _parse(url: str) -> tuple[str, dict[str, str]]:
+def parse_url(url: str) -> tuple[str, dict[str, str]]:
+    """The file that an address names, and its options."""
     rest = url.removeprefix("sqlite://")
     path, _, query = rest.partition("?")
     if not path.startswith("/") or len(path) < 2 or path == "/:memory:":

@@ -56,7 +56,9 @@ def retry_job(connection: sqlite3.Connection, job_id: str, payload: str | None, 
     except sqlite3.IntegrityError:
         type, key = row
         holder = connection.execute(
-            "SELECT id FROM holdfast_jobs WHERE type = ? AND key = ? AND key_held = 1", (type, key)
+            "SELECT id FROM holdfast_jobs INDEXED BY holdfast_jobs_key"
+            " WHERE type = ? AND key = ? AND key_held = 1",
+            (type, key),
         ).fetchone()[0]
         raise KeyHeld(holder, key) from None
     if retried == 0:

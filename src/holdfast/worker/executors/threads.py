@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from holdfast.context import Attempt
 from holdfast.core.clock import Clock
 from holdfast.core.lifecycle import Errored
+from holdfast.events import LOGGER
 from holdfast.store.protocol import Store
 from holdfast.worker.run import Ending, Report, describe, run_here
 
@@ -45,7 +47,12 @@ class ThreadExecutor:
     def interrupt(self, attempt: Attempt) -> bool:
         if attempt.on_interrupt is None:
             return False
-        attempt.on_interrupt()
+        try:
+            attempt.on_interrupt()
+        except Exception:
+            # The handler's own function, called by the loop that all jobs of this worker need.
+            logging.getLogger(LOGGER).exception("on_interrupt of job %s failed", attempt.claim.id)
+            return False
         return True
 
     def close(self) -> None:
