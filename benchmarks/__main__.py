@@ -15,6 +15,10 @@ each share the median of the rounds' shares.
     idle      the processor time of a worker with nothing to do. Expected: 1 % of a core
     growth    the drain among a million scheduled, a million paused and a million finished jobs, as a share
               of the drain on an empty queue. Expected: 0.8
+    start_up  `queuectl enqueue --command true` from a cold start, in an environment that holds Holdfast
+              alone, against a Python process that imports sqlite3 and json and commits one row; medians of
+              20 runs of each, in turns. Expected: 2.5 times as long. And 100,000 lines by `enqueue --file`:
+              how long they take, and that their memory stays where it is with 1,000
 
 After each benchmark stands how much of the machine others used meanwhile. Where that is more than a few
 hundredths of a core, the figures say less, and those of pickup and idle next to nothing. The files lie in
@@ -39,13 +43,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Self
 
-from benchmarks import drain, enqueue, floor, growth, idle, pickup
+from benchmarks import drain, enqueue, floor, growth, idle, pickup, start_up
 from benchmarks.bench import QUICK, Bench, Sizes
 from benchmarks.figures import Figure, expectations, table
 
 BENCHMARKS: dict[str, Callable[[Bench], list[Figure]]] = {
     module.__name__.rpartition(".")[2]: module.measure
-    for module in (floor, enqueue, drain, pickup, idle, growth)
+    for module in (floor, enqueue, drain, pickup, idle, growth, start_up)
 }
 
 

@@ -37,6 +37,8 @@ class Sizes:
     idle_seconds: float = 10.0
     growth_drain: int = 50_000
     growth_around: int = 1_000_000
+    starts: int = 20
+    bulk_lines: tuple[int, int] = (1_000, 100_000)
 
 
 QUICK = Sizes(
@@ -51,6 +53,8 @@ QUICK = Sizes(
     idle_seconds=3.0,
     growth_drain=10_000,
     growth_around=50_000,
+    starts=5,
+    bulk_lines=(1_000, 20_000),
 )
 
 

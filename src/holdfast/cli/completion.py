@@ -123,19 +123,19 @@ def _values(action: argparse.Action, database: str | None) -> Iterable[str]:
         from holdfast.config import SETTINGS
 
         return SETTINGS
-    if action.dest in ("type", "id", "ids"):
+    if action.dest in ("type", "id", "ids", "workers"):
         return _known(action.dest, database)
     return []
 
 
 def _known(what: str, database: str | None) -> Iterable[str]:
-    """The types or the newest ids of the queue, if there is one: looking must not make it."""
+    """The types, workers or newest jobs of the queue, if there is one: looking must not make it."""
     from holdfast.queue import Queue
     from holdfast.store.sqlite.open import parse_url
 
     with Queue(database) as queue:
         if queue.url.startswith("sqlite:") and not os.path.exists(parse_url(queue.url)[0]):
             return []
-        return (
-            list(queue.stats()["by_type"]) if what == "type" else [job.id for job in queue.jobs(limit=_MOST)]
-        )
+        if what == "type":
+            return list(queue.stats()["by_type"])
+        return [found.id for found in (queue.workers() if what == "workers" else queue.jobs(limit=_MOST))]

@@ -173,7 +173,7 @@ def _overview(group: str | None = None) -> str:
     intro = GROUPS[group] if group else "Control a Holdfast job queue."
     usage = f"usage: queuectl {group or ''} COMMAND [options]".replace("  ", " ")
     lines = [usage, "", intro, "", *_list_commands(names, width), ""]
-    lines += ["queuectl COMMAND --help tells more, with examples. Every command takes --database URL.", ""]
+    lines += ["queuectl COMMAND --help tells more, with examples.", "Every command takes --database URL.", ""]
     return "\n".join(lines)
 
 

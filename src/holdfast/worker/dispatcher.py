@@ -383,7 +383,7 @@ class Dispatcher:
 
     def _is_drained(self) -> bool:
         """Whether nothing is left to do; what runs here finishes, though its type may be paused by now."""
-        return self._enforcer.is_idle() and self._claiming.is_drained(self._store)
+        return self._claiming.is_drained(self._store) and self._enforcer.is_idle()
 
     def _leave(self) -> None:
         try:

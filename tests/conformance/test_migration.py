@@ -1,0 +1,227 @@
+"""From schema version 1 to 2: the jobs of an older queue are all there, and work goes on."""
+
+from __future__ import annotations
+
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.core.job import Job
+from holdfast.core.lifecycle import Errored
+from holdfast.store.open import open_store
+from holdfast.store.protocol import StopRequest, Store
+from holdfast.store.sqlite import open as opening
+from holdfast.store.sqlite.schema import MIGRATIONS, VERSION_TABLE
+from holdfast.testing import MovableClock
+from tests.conformance.steps import claim_one, everything, finish, finished, insert, run, status
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "queue.db"
+
+
+@contextmanager
+def opened(path: Path, clock: MovableClock) -> Iterator[Store]:
+    with closing(open_store(f"sqlite:///{path}?synchronous=off", clock)) as store:
+        yield store
+
+
+@contextmanager
+def opened_as_version_1(path: Path, clock: MovableClock) -> Iterator[Store]:
+    """A store on the schema of version 1, as the release of that time made and used it."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(opening, "MIGRATIONS", MIGRATIONS[:1])
+        store = open_store(f"sqlite:///{path}?synchronous=off", clock)
+    with closing(store):
+        yield store
+
+
+def query(path: Path, sql: str) -> list[Any]:
+    with closing(sqlite3.connect(path)) as connection:
+        return connection.execute(sql).fetchall()
+
+
+def version(path: Path) -> int:
+    [(number,)] = query(path, f"SELECT version FROM {VERSION_TABLE}")
+    return int(number)
+
+
+def schema(path: Path) -> list[Any]:
+    return query(path, "SELECT type, name, sql FROM sqlite_master ORDER BY type, name")
+
+
+def register_as_version_1(path: Path) -> None:
+    """What the release of that time wrote about a worker."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute(
+            "INSERT INTO holdfast_workers"
+            " (id, host, pid, state, concurrency, types, started_at, heartbeat_at)"
+            " VALUES ('w1', 'here', 1, 'running', 4, '[\"email\"]', 1, 1) ON CONFLICT (id) DO UPDATE SET"
+            " state = excluded.state, concurrency = excluded.concurrency, types = excluded.types"
+        )
+
+
+def fill(store: Store) -> None:
+    """A job of each state, and one that waits for a retry."""
+    finished(store, "done")
+    finished(store, "dead", Errored("boom", permanent=True), key="k", key_for=60)
+    finish(store, run(store, "retrying"), Errored("boom"))
+    run(store, "running")
+    insert(store, "later", delay=60)
+    insert(store, "cancelled")
+    store.cancel_job("cancelled")
+    insert(store, "waiting")
+    store.set_setting("max_attempts", "email", 7)
+
+
+def old_queue(path: Path, clock: MovableClock) -> list[Job]:
+    """Make a database of version 1 with jobs in it."""
+    with opened_as_version_1(path, clock) as store:
+        fill(store)
+        jobs = everything(store)
+        register_as_version_1(path)
+    assert version(path) == 1
+    assert "stop" not in [row[1] for row in query(path, "PRAGMA table_info(holdfast_workers)")]
+    return jobs
+
+
+def test_jobs_and_all_else_are_there_after_the_migration(path: Path, clock: MovableClock) -> None:
+    before = old_queue(path, clock)
+    with opened(path, clock) as store:
+        assert everything(store) == before
+        assert store.count_jobs()["email"] == {
+            "scheduled": 2,
+            "pending": 1,
+            "processing": 1,
+            "completed": 1,
+            "failed": 1,
+            "cancelled": 1,
+        }
+        assert store.get_settings() == {("max_attempts", "email"): 7}
+        [worker] = store.list_workers()
+        assert (worker.id, worker.types, worker.slots) == ("w1", ("email",), {})
+    assert version(path) == MIGRATIONS[-1].number
+    assert query(path, "PRAGMA integrity_check") == [("ok",)]
+
+
+def test_migrated_schema_is_that_of_a_new_queue(path: Path, tmp_path: Path, clock: MovableClock) -> None:
+    old_queue(path, clock)
+    with opened(path, clock), opened(tmp_path / "new.db", clock):
+        pass
+    assert schema(path) == schema(tmp_path / "new.db")
+
+
+def test_what_is_new_works_on_what_is_old(path: Path, clock: MovableClock) -> None:
+    old_queue(path, clock)
+    with opened(path, clock) as store:
+        assert store.get_stop_request("w1") is StopRequest.NONE
+        store.request_stop(["w1"], StopRequest.IN_ORDER)
+        assert store.get_stop_request("w1") is StopRequest.IN_ORDER
+        assert store.count_retrying() == {"email": 1}
+        assert [found.id for found in store.list_running(10)] == ["running"]
+        assert claim_one(store).id == "waiting"
+
+
+def test_second_opening_migrates_nothing(path: Path, clock: MovableClock) -> None:
+    old_queue(path, clock)
+    with opened(path, clock) as store:
+        store.request_stop(["w1"], StopRequest.AT_ONCE)
+    before = schema(path)
+    with opened(path, clock) as store:
+        assert store.get_stop_request("w1") is StopRequest.AT_ONCE
+    assert schema(path) == before
+
+
+def test_older_release_that_still_has_it_open_goes_on(path: Path, clock: MovableClock) -> None:
+    """A rolling upgrade: its workers finish what they run, and take more."""
+    with opened_as_version_1(path, clock) as old:
+        claimed = run(old, "a")
+        insert(old, "b")
+        register_as_version_1(path)
+        with opened(path, clock) as new:
+            new.request_stop(["w1"], StopRequest.IN_ORDER)
+            assert finish(old, claimed) == "completed"
+            old.heartbeat("w1", [], state="running", lease_seconds=30)
+            register_as_version_1(path)
+            assert new.get_stop_request("w1") is StopRequest.IN_ORDER
+            assert claim_one(old).id == "b"
+            insert(old, "c")
+            assert status(new, "c") == "pending"
+
+
+def test_openers_at_once_migrate_it_once(path: Path, clock: MovableClock) -> None:
+    before = old_queue(path, clock)
+    barrier = threading.Barrier(4)
+    problems: list[BaseException] = []
+
+    def open_it() -> None:
+        try:
+            barrier.wait(30)
+            with opened(path, clock) as store:
+                assert store.count_retrying() == {"email": 1}
+        except BaseException as problem:
+            problems.append(problem)
+
+    threads = [threading.Thread(target=open_it) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert problems == []
+    with opened(path, clock) as store:
+        assert everything(store) == before
+
+
+KILLED_AT = """
+import os, signal, sqlite3, sys
+from holdfast.core.clock import system_clock
+from holdfast.store.sqlite import open as opening
+from holdfast.store.sqlite.database import Database
+
+url, part = sys.argv[1], int(sys.argv[2])
+
+class Connection(sqlite3.Connection):
+    inside = None
+
+    def execute(self, sql, *parameters):
+        cursor = super().execute(sql, *parameters)
+        if sql.startswith("BEGIN"):
+            self.inside = 0
+        elif self.inside is not None and sql.startswith(("ALTER", "CREATE", "UPDATE")):
+            self.inside += 1
+            if self.inside > part:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return cursor
+
+connect = Database.connect
+Database.connect = lambda self, factory=Connection: connect(self, factory)
+opening.open_store(url, system_clock).close()
+"""
+
+
+@pytest.mark.parametrize("part", range(len(MIGRATIONS[1].statements) + 1))
+def test_migration_killed_anywhere_leaves_version_1_whole(path: Path, clock: MovableClock, part: int) -> None:
+    """The last part is the new version's number, written and not yet committed."""
+    before, old_schema = old_queue(path, clock), schema(path)
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED_AT, f"sqlite:///{path}", str(part)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (killed.returncode, killed.stderr) == (-signal.SIGKILL, "")
+    assert (version(path), schema(path)) == (1, old_schema)
+    with opened(path, clock) as store:
+        assert everything(store) == before
+        assert store.get_stop_request("w1") is StopRequest.NONE
+    assert version(path) == MIGRATIONS[-1].number

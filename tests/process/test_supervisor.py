@@ -1,0 +1,723 @@
+"""`queuectl worker start` in real processes: started, replaced, recycled, detached, drained and stopped."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from holdfast import Queue
+from holdfast.events import Events
+from holdfast.worker.supervisor import Seat, Supervisor
+from tests.process.programs import is_alive
+from tests.support import wait_until
+from tests.surfaces.desk import Desk
+from tests.surfaces.support import QUEUECTL, environment
+
+SOON = 10.0
+"""Seconds that are plenty for anything but a lease of 30 s, on a machine that has other things to do."""
+
+HOLD_ONCE = 'echo started; test "$QUEUECTL_ATTEMPT" != 1 || sleep 600'
+"""A command whose first attempt does not end by itself."""
+
+APP = """
+import os
+import threading
+from holdfast import Queue
+
+queue = Queue()
+
+@queue.job(timeout=0.3, max_attempts=1)
+def stuck() -> None:
+    threading.Event().wait()
+
+@queue.job(max_attempts=1)
+def leave(code: int) -> None:
+    os._exit(code)
+
+@queue.job
+def greet(name: str) -> str:
+    return f"hello {name}"
+"""
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    desk = Desk(tmp_path / "home")
+    yield desk
+    desk.close()
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Path:
+    """The folder of an application, app.py."""
+    folder = tmp_path / "application"
+    folder.mkdir()
+    (folder / "app.py").write_text(APP)
+    return folder
+
+
+def gated(gate: Path) -> str:
+    """A command that says that it has started and ends when a file is there, or after a minute."""
+    file = shlex.quote(str(gate))
+    return f"echo started; n=0; while [ ! -e {file} ] && [ $n -lt 3000 ]; do sleep 0.02; n=$((n+1)); done"
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+# Starting.
+
+
+def test_each_worker_is_a_process_of_its_own_in_a_session_of_its_own(desk: Desk) -> None:
+    workers = desk.workers("--count 3", up=3)
+    listed = desk.json("worker list")
+    assert sorted(worker["pid"] for worker in listed) == sorted(workers.pids())
+    assert len({worker["id"] for worker in listed}) == 3
+    assert {worker["state"] for worker in listed} == {"running"}
+    for pid in workers.pids():
+        assert parent_of(pid) == workers.pid
+        assert os.getsid(pid) == pid
+    assert workers.stop() == 0
+    assert desk.json("worker list") == []
+    desk.wait_empty()
+
+
+def test_a_process_runs_one_command_at_a_time(desk: Desk, tmp_path: Path) -> None:
+    """--count 2 is two at a time: each writes when it begins and ends, and two overlap but never three."""
+    log = shlex.quote(str(tmp_path / "log"))
+    for _ in range(6):
+        desk.queue.enqueue("shell", {"command": f"echo + >> {log}; sleep 0.2; echo - >> {log}"})
+    assert desk.start("worker start --count 2 --drain").wait() == 0
+    depth, depths = 0, []
+    for line in (tmp_path / "log").read_text().split():
+        depth += 1 if line == "+" else -1
+        depths.append(depth)
+    assert len(depths) == 12
+    assert max(depths) == 2
+
+
+def test_concurrency_lets_a_process_run_several_commands(desk: Desk, tmp_path: Path) -> None:
+    """Three commands that wait for each other."""
+    here = shlex.quote(str(tmp_path))
+    meet = f"touch {here}/$QUEUECTL_JOB_ID.here; {{ n=0; while [ $(ls {here} | grep -c here) -lt 3 ]; do"
+    meet += " sleep 0.02; n=$((n+1)); [ $n -lt 500 ] || exit 9; done; }"
+    for _ in range(3):
+        desk.queue.enqueue("shell", {"command": meet}, max_attempts=1)
+    workers = desk.start("worker start --concurrency 3 --drain")
+    assert workers.wait() == 0
+    assert len(workers.events("worker.started", concurrency=3)) == 1
+    assert len(workers.events("job.completed")) == 3
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_the_log_goes_to_stdout_in_the_format_asked_for(desk: Desk, format: str) -> None:
+    desk.enqueue("true", "--id job1")
+    workers = desk.start(f"worker start --drain --log-format {format}")
+    assert workers.wait() == 0
+    assert workers.errors() == ""
+    if format == "json":
+        assert workers.events("job.completed", job_id="job1")
+    else:
+        assert "shell job1 completed in" in workers.output()
+        assert "{" not in workers.output()
+
+
+def test_a_closed_pipe_costs_the_log_and_nothing_else(desk: Desk) -> None:
+    """`queuectl worker start | head -1`, and a worker that dies after it."""
+    gate = desk.home / "gate"
+    with subprocess.Popen(
+        [*QUEUECTL, "worker", "start", "--log-format", "text"],
+        env=environment(desk.home),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as supervisor:
+        assert supervisor.stdout is not None
+        assert supervisor.stderr is not None
+        assert b"started" in supervisor.stdout.readline()
+        supervisor.stdout.close()
+        [worker] = desk.queue.workers()
+        os.kill(worker.pid, signal.SIGKILL)
+        wait_until(lambda: [w.pid for w in desk.queue.workers()] not in ([], [worker.pid]), message="another")
+        job = desk.enqueue(gated(gate))
+        desk.wait_started(job)
+        gate.touch()
+        assert desk.wait(job, "completed").attempts == 1
+        supervisor.terminate()
+        errors = supervisor.stderr.read()
+        assert supervisor.wait(SOON) == 0
+    assert errors == b""
+
+
+# Dying.
+
+
+def test_jobs_of_a_killed_worker_are_freed_at_once(desk: Desk) -> None:
+    """Well before its lease of 30 s has ended, and what its command started is gone."""
+    workers = desk.workers("--count 2", up=2)
+    job = desk.enqueue(HOLD_ONCE)
+    desk.wait_started(job)
+    holder = desk.job(job).worker_id
+    [victim] = [w for w in desk.json("worker list") if w["id"] == holder]
+    assert [running["id"] for running in victim["running"]] == [job]
+    killed = datetime.now(UTC)
+    os.kill(victim["pid"], signal.SIGKILL)
+    done = desk.wait(job, "completed", timeout=SOON)
+    [lost] = done.errors
+    assert (lost.attempt, lost.worker_id) == (1, holder)
+    assert (lost.error or "").startswith("WorkerLost")
+    assert (lost.finished_at - killed).total_seconds() < 5
+    assert done.attempts == 2
+    assert workers.events("job.reaped", job_id=job, worker_id=holder, status="pending")
+    assert not [line for line in desk.processes().values() if "sleep" in line]
+    assert workers.stop() == 0
+
+
+def test_jobs_in_the_application_s_own_database_are_freed_too(desk: Desk, app: Path) -> None:
+    url = f"sqlite:///{app / 'own.db'}"
+    (app / "app.py").write_text(f"from holdfast import Queue\nqueue = Queue({url!r})\n")
+    workers = desk.workers("--app app:queue", cwd=app)
+    with Queue(url) as queue:
+        job = queue.enqueue("shell", {"command": HOLD_ONCE})
+        desk.wait_started(job.id)
+        killed = datetime.now(UTC)
+        os.kill(workers.pids()[0], signal.SIGKILL)
+        done = queue.wait(job.id, timeout=SOON)
+        assert (done.status, done.attempts) == ("completed", 2)
+        assert (done.errors[0].finished_at - killed).total_seconds() < 5
+        assert workers.stop() == 0
+        assert queue.workers() == []
+
+
+def test_a_dead_worker_is_replaced_after_pauses_that_grow(desk: Desk) -> None:
+    workers = desk.workers("--count 2", up=2)
+    other, pid = workers.pids()
+    for number, pause in ((1, 1.0), (2, 2.0)):
+        os.kill(pid, signal.SIGKILL)
+        died = workers.wait_for("worker.died", number)
+        assert (died["pid"], died["how"], died["restart_in"]) == (pid, "was killed by signal 9", pause)
+        started = workers.wait_for("worker.started", 2 + number)
+        pid = started["pid"]
+        between = datetime.fromisoformat(started["time"]) - datetime.fromisoformat(died["time"])
+        assert pause <= between.total_seconds() < pause + 5
+        assert sorted(w["pid"] for w in desk.json("worker list")) == sorted([other, pid])
+    assert workers.stop() == 0
+    assert len(workers.events("worker.started")) == 4
+
+
+def test_the_log_says_that_a_worker_died_and_when_another_starts(desk: Desk) -> None:
+    workers = desk.start("worker start --log-format text")
+    wait_until(lambda: "started, pid" in workers.output(), message="the worker is up")
+    [worker] = desk.queue.workers()
+    os.kill(worker.pid, signal.SIGKILL)
+    said = f"worker process {worker.pid} was killed by signal 9; another starts in 1 s"
+    wait_until(lambda: said in workers.output(), message=said)
+    assert desk.queue.workers() == []
+    assert workers.stop() == 0
+    assert len(workers.output().split("started, pid")) == 2
+
+
+def test_a_job_that_kills_its_workers_ends_failed_and_the_next_one_runs(desk: Desk) -> None:
+    poison = desk.enqueue("kill -9 $PPID; sleep 600", "--max-attempts 2")
+    workers = desk.workers()
+    failed = desk.wait(poison, "failed", timeout=SOON)
+    assert failed.attempts == 2
+    assert [(entry.attempt, (entry.error or "").split(":")[0]) for entry in failed.errors] == [
+        (1, "WorkerLost"),
+        (2, "WorkerLost"),
+    ]
+    assert len({entry.worker_id for entry in failed.errors}) == 2
+    assert "died" in (failed.error or "")
+    healthy = desk.enqueue("true")
+    assert desk.wait(healthy, "completed", timeout=SOON).attempts == 1
+    assert workers.events("job.failed", job_id=poison, attempt=2)
+    assert workers.stop() == 0
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 3])
+def test_a_handler_that_ends_its_process_does_not_pass_for_an_orderly_end(
+    desk: Desk, app: Path, code: int
+) -> None:
+    """Whatever the code says: the job is freed at once, and another process does the rest."""
+    left = desk.queue.enqueue("leave", {"code": code}, priority=1).id
+    workers = desk.start("worker start --app app:queue --concurrency 1 --drain", cwd=app)
+    greeting = desk.queue.enqueue("greet", {"name": "you"}).id
+    assert workers.wait() == 0
+    assert workers.errors() == ""
+    assert (desk.job(left).status, desk.job(left).attempts) == ("failed", 1)
+    assert (desk.job(left).error or "").startswith("WorkerLost")
+    assert desk.job(greeting).status == "completed"
+    assert workers.events("worker.died", how=f"exited with code {code}")
+
+
+def test_a_worker_that_stuck_handlers_have_used_up_is_recycled(desk: Desk, app: Path) -> None:
+    workers = desk.workers("--app app:queue --concurrency 1", cwd=app)
+    [used_up] = workers.pids()
+    stuck = desk.queue.enqueue("stuck").id
+    greeting = desk.queue.enqueue("greet", {"name": "you"}).id
+    assert desk.wait(greeting, "completed", timeout=SOON).result == "hello you"
+    failed = desk.wait(stuck, "failed", timeout=SOON)
+    assert (failed.error or "").startswith("TimedOut")
+    assert workers.events("worker.recycled", pid=used_up)
+    assert not workers.events("worker.died")
+    assert len(workers.pids()) == 2
+    assert not is_alive(used_up)
+    assert workers.stop() == 0
+
+
+def test_a_stuck_handler_does_not_keep_a_worker_from_stopping(desk: Desk, app: Path) -> None:
+    workers = desk.workers("--app app:queue --concurrency 2", cwd=app)
+    stuck = desk.queue.enqueue("stuck").id
+    desk.wait(stuck, "failed", timeout=SOON)
+    asked = time.monotonic()
+    assert workers.stop() == 0
+    assert time.monotonic() - asked < SOON
+    assert len(workers.pids()) == 1
+
+
+def test_a_supervisor_that_waits_to_replace_a_worker_stops_at_once(desk: Desk) -> None:
+    workers = desk.workers()
+    os.kill(workers.pids()[0], signal.SIGKILL)
+    workers.wait_for("worker.died")
+    assert workers.stop() == 0
+    assert len(workers.pids()) == 1
+
+
+# Detached.
+
+
+def test_detach_returns_when_the_workers_are_up_and_logs_to_the_home(desk: Desk) -> None:
+    said = desk("worker start --detach --count 2").out
+    listed = desk.json("worker list")
+    assert len(listed) == 2
+    [log] = (desk.home / "logs" / "workers").iterdir()
+    supervisor = parent_of(listed[0]["pid"])
+    assert said == f"2 workers started, supervisor pid {supervisor}, log {log}\n"
+    assert os.getsid(supervisor) == supervisor
+    assert log.read_text().count("started, pid") == 2
+    job = desk.enqueue("echo hi", "--id job1")
+    desk.wait(job, "completed")
+    wait_until(lambda: "shell job1 completed" in log.read_text(), message="the job is in the log")
+    desk("worker stop")
+    desk.wait_empty()
+
+
+def test_detached_workers_that_drain_end_by_themselves(desk: Desk) -> None:
+    job = desk.enqueue("sleep 0.5")
+    answer = desk.json("worker start --detach --drain")
+    assert len(answer["workers"]) == 1
+    assert desk.wait(job, "completed").attempts == 1
+    wait_until(lambda: not is_alive(answer["pid"]), message="the supervisor has ended")
+
+
+def test_workers_that_a_job_detaches_survive_the_job(desk: Desk) -> None:
+    """And the death of its worker, with which everything else that the job started would end."""
+    first = desk.workers()
+    job = desk.enqueue(shlex.join([*QUEUECTL, "worker", "start", "--detach", "--types", "shell:later"]))
+    assert desk.wait(job, "completed").attempts == 1
+    os.kill(first.pids()[0], signal.SIGKILL)
+    first.wait_for("worker.died")
+    assert first.stop() == 0
+    later = desk.enqueue("true", "--lane later")
+    assert desk.wait(later, "completed").attempts == 1
+    desk("worker stop")
+    desk.wait_empty()
+
+
+# worker stop.
+
+
+def test_stop_waits_for_running_jobs(desk: Desk) -> None:
+    gate = desk.home / "gate"
+    workers = desk.workers("--count 2", up=2)
+    job = desk.enqueue(gated(gate))
+    desk.wait_started(job)
+    holder = desk.job(job).worker_id
+    [idle] = [worker.id for worker in desk.queue.workers() if worker.id != holder]
+    stop = desk.start("worker stop")
+    wait_until(lambda: f"{idle} stopped\n" in stop.output(), message="the idle one has stopped")
+    assert f"{holder} stopped" not in stop.output()
+    waiting = desk.enqueue("true")
+    gate.touch()
+    assert stop.wait() == 0
+    assert sorted(stop.output().split("\n")) == sorted(["", f"{holder} stopped", f"{idle} stopped"])
+    assert workers.wait() == 0
+    assert desk.job(job).status == "completed"
+    assert desk.job(waiting).status == "pending"
+
+
+def test_stop_takes_ids_and_leaves_the_others(desk: Desk) -> None:
+    workers = desk.workers("--count 2", up=2)
+    first, second = [event["worker_id"] for event in workers.events("worker.started")]
+    ran = desk(f"worker stop nobody {first}", expect=1)
+    assert ran.out == f"{first} stopped\n"
+    assert ran.errors == ["queuectl: there is no running worker 'nobody'"]
+    assert [w["id"] for w in desk.json("worker list")] == [second]
+    job = desk.enqueue("true")
+    desk.wait(job, "completed")
+    desk(f"worker stop {second}")
+    assert workers.wait() == 0
+    assert len(workers.pids()) == 2
+
+
+def test_stop_names_who_is_left_after_its_timeout(desk: Desk) -> None:
+    gate = desk.home / "gate"
+    workers = desk.workers()
+    job = desk.enqueue(gated(gate))
+    desk.wait_started(job)
+    holder = desk.job(job).worker_id
+    ran = desk("worker stop --timeout 0.3", expect=1)
+    assert ran.out == ""
+    [line] = ran.errors
+    assert f"{holder}" in line
+    assert f"pid {workers.pids()[0]}" in line
+    assert "still running" in line
+    gate.touch()
+    assert workers.wait() == 0
+    assert desk.job(job).status == "completed"
+
+
+def test_forced_stop_releases_jobs_and_gives_attempts_back(desk: Desk) -> None:
+    workers = desk.workers()
+    job = desk.enqueue("echo started; sleep 600")
+    desk.wait_started(job)
+    asked = time.monotonic()
+    desk("worker stop --force")
+    assert time.monotonic() - asked < SOON
+    assert workers.wait() == 1
+    released = desk.job(job)
+    assert (released.status, released.attempts, released.errors) == ("pending", 0, ())
+    desk.wait_empty()
+
+
+def test_force_follows_a_stop_that_takes_too_long(desk: Desk) -> None:
+    workers = desk.workers()
+    job = desk.enqueue("echo started; sleep 600")
+    desk.wait_started(job)
+    desk("worker stop --timeout 0.1", expect=1)
+    desk("worker stop --force")
+    assert workers.wait() == 1
+    assert (desk.job(job).status, desk.job(job).attempts) == ("pending", 0)
+
+
+def test_stop_without_workers_says_so(desk: Desk) -> None:
+    ran = desk("worker stop")
+    assert ran.errors == ["queuectl: no worker is running on this machine"]
+
+
+def test_the_stop_file_stops_workers_in_order_and_keeps_new_ones_from_starting(desk: Desk) -> None:
+    gate, stop_file = desk.home / "gate", desk.home / ".stop_workers"
+    workers = desk.workers("--count 2", up=2)
+    job = desk.enqueue(gated(gate))
+    desk.wait_started(job)
+    stop_file.touch()
+    assert str(stop_file) in workers.wait_for("supervisor.stopping")["reason"]
+    workers.wait_for("worker.stopped")
+    gate.touch()
+    assert workers.wait() == 0
+    assert desk.job(job).status == "completed"
+    for line in ("worker start", "worker start --detach"):
+        [said] = desk(line, expect=1).errors
+        assert f"{stop_file} exists" in said
+        assert "remove it" in said
+    stop_file.unlink()
+    assert desk.workers().stop() == 0
+
+
+# Draining.
+
+
+def test_drain_waits_for_retries_and_for_nothing_that_would_not_come(desk: Desk) -> None:
+    """A future run_at, a paused type and a type without handler stay; a failed job is no failure."""
+    desk("config set backoff_factor 0.3")
+    desk("config set backoff_jitter 0")
+    retried = desk.enqueue('test "$QUEUECTL_ATTEMPT" = 2')
+    dead = desk.enqueue("exit 3", "--max-attempts 2")
+    later = desk.enqueue("true", "--delay 1h")
+    paused = desk.enqueue("true", "--lane paused")
+    desk("pause --type shell:paused")
+    foreign = desk('enqueue --type foreign --payload "{}"').out.strip()
+    workers = desk.start("worker start --drain --count 2")
+    assert workers.wait() == 0
+    states = {id: str(desk.job(id).status) for id in (retried, dead, later, paused, foreign)}
+    assert states == {
+        retried: "completed",
+        dead: "failed",
+        later: "scheduled",
+        paused: "pending",
+        foreign: "pending",
+    }
+    assert desk.job(retried).attempts == 2
+
+
+def test_drain_waits_for_what_other_workers_run(desk: Desk) -> None:
+    gate = desk.home / "gate"
+    other = desk.workers()
+    job = desk.enqueue(gated(gate))
+    desk.wait_started(job)
+    draining = desk.workers("--drain")
+    extra = desk.enqueue("true")
+    desk.wait(extra, "completed")
+    assert draining.is_running
+    gate.touch()
+    assert draining.wait() == 0
+    assert desk.job(job).status == "completed"
+    assert other.stop() == 0
+
+
+def test_drain_lets_a_running_job_of_a_paused_type_finish(desk: Desk) -> None:
+    gate = desk.home / "gate"
+    desk("config set shutdown_timeout 0")
+    job = desk.enqueue(gated(gate))
+    workers = desk.workers("--drain")
+    desk.wait_started(job)
+    desk("pause")
+    desk("why " + job)  # the worker has seen the pause long before this has ended
+    gate.touch()
+    assert workers.wait() == 0
+    assert (desk.job(job).status, desk.job(job).attempts) == ("completed", 1)
+
+
+# What is served.
+
+
+def test_types_limit_what_is_served(desk: Desk, app: Path) -> None:
+    command = desk.enqueue("true")
+    lane = desk.enqueue("true", "--lane media")
+    greeting = desk.queue.enqueue("greet", {"name": "you"}).id
+    options = "--types greet,shell:media --app app:queue --drain"
+    workers = desk.start(f"worker start {options}", cwd=app)
+    assert workers.wait() == 0
+    assert [desk.job(id).status for id in (command, lane, greeting)] == ["pending", "completed", "completed"]
+
+
+def test_a_type_without_handler_is_refused_at_the_start(desk: Desk) -> None:
+    workers = desk.start("worker start --types shell,sheell --log-format text")
+    assert workers.wait() != 0
+    [line] = workers.errors().splitlines()
+    assert "sheell" in line
+    assert "started, pid" not in workers.output()
+
+
+WRONG_APPS = {
+    "no_such_module:queue": "no_such_module",
+    "app:no_such_queue": "no_such_queue",
+    "app:greet": "not a holdfast.Queue",
+    "raises:queue": "RuntimeError: it can't be",
+    "exits:queue": "called exit",
+    "app": "pkg.module:queue",
+}
+
+
+@pytest.mark.parametrize("detach", ["", "--detach"])
+@pytest.mark.parametrize("name", WRONG_APPS)
+def test_a_wrong_app_is_one_clear_line(desk: Desk, app: Path, name: str, detach: str) -> None:
+    (app / "raises.py").write_text('raise RuntimeError("it can\'t be")\n')
+    (app / "exits.py").write_text("raise SystemExit(0)\n")
+    workers = desk.start(f"worker start --count 2 --app {name} --log-format text {detach}", cwd=app)
+    assert workers.wait() in (1, 2)
+    [line] = workers.errors().splitlines()
+    assert line.startswith("queuectl: ")
+    assert WRONG_APPS[name] in line
+    assert "Traceback" not in workers.output()
+    for log in desk.home.glob("logs/workers/*"):
+        assert "Traceback" not in log.read_text()
+    assert desk.queue.workers() == []
+    desk.wait_empty()
+
+
+# Signals.
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_first_signal_lets_running_jobs_finish(desk: Desk, number: signal.Signals) -> None:
+    gate = desk.home / "gate"
+    workers = desk.workers("--count 2", up=2)
+    job = desk.enqueue(gated(gate))
+    desk.wait_started(job)
+    workers.signal(number)
+    workers.wait_for("worker.stopped")
+    waiting = desk.enqueue("true")
+    assert workers.is_running
+    gate.touch()
+    assert workers.wait() == 0
+    assert (desk.job(job).status, desk.job(job).attempts) == ("completed", 1)
+    assert desk.job(waiting).status == "pending"
+    assert workers.errors() == ""
+
+
+def test_the_second_signal_releases_at_once(desk: Desk) -> None:
+    workers = desk.workers()
+    job = desk.enqueue("echo started; sleep 600")
+    desk.wait_started(job)
+    workers.signal(signal.SIGTERM)
+    workers.wait_for("worker.stopping")
+    asked = time.monotonic()
+    workers.signal(signal.SIGTERM)
+    assert workers.wait() == 1
+    assert time.monotonic() - asked < SOON
+    released = desk.job(job)
+    assert (released.status, released.attempts, released.errors) == ("pending", 0, ())
+    desk.wait_empty()
+
+
+def test_two_signals_that_come_together_are_two(desk: Desk) -> None:
+    """Both reach a supervisor that is busy; what it passes on must not become one on the way."""
+    workers = desk.workers()
+    job = desk.enqueue("echo started; sleep 600")
+    desk.wait_started(job)
+    workers.signal(signal.SIGSTOP)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCONT):
+        workers.signal(number)
+    assert workers.wait(SOON) == 1
+    assert (desk.job(job).status, desk.job(job).attempts) == ("pending", 0)
+
+
+def test_a_signal_during_the_passing_on_of_another_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Staged: the second request comes when the first has just been passed on to the last worker."""
+    worker = """if True:
+        import os, signal, sys
+        signals = {signal.SIGTERM, signal.SIGINT}
+        signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+        os.write(int(sys.argv[1]), b'{"worker_id": "one"}\\n')
+        for _ in range(2):
+            assert signal.sigtimedwait(signals, 5) is not None
+    """
+    supervisor = Supervisor(
+        [sys.executable, "-c", worker],
+        1,
+        events=Events(),
+        on_ready=lambda _: supervisor.stop("the first"),
+    )
+    pass_on = Seat.signal
+    passed_on = []
+
+    def pass_on_and_be_asked_again(seat: Seat, number: signal.Signals) -> None:
+        passed_on.append(number)
+        pass_on(seat, number)
+        if len(passed_on) == 1:
+            supervisor.stop("the second")
+
+    monkeypatch.setattr(Seat, "signal", pass_on_and_be_asked_again)
+    assert supervisor.run()
+    assert len([number for number in passed_on if number != signal.SIGKILL]) == 2
+
+
+def test_a_signal_to_a_worker_that_is_leaving_prints_no_traceback(desk: Desk, app: Path) -> None:
+    """The application takes its time at exit; nothing of a job is left to be released."""
+    leaving = desk.home / "leaving"
+    with (app / "app.py").open("a") as file:
+        file.write(
+            "import atexit, pathlib, time\n"
+            "@atexit.register\n"
+            "def linger() -> None:\n"
+            f"    pathlib.Path({str(leaving)!r}).touch()\n"
+            "    time.sleep(2)\n"
+        )
+    workers = desk.workers("--app app:queue", cwd=app)
+    workers.signal(signal.SIGTERM)
+    wait_until(leaving.exists, message="the worker is leaving")
+    workers.signal(signal.SIGTERM)
+    assert workers.wait() == 0
+    assert workers.errors() == ""
+
+
+def test_jobs_that_shutdown_timeout_cuts_short_are_given_back_with_exit_code_1(desk: Desk) -> None:
+    desk("config set shutdown_timeout 0.3")
+    workers = desk.workers("--count 2", up=2)
+    job = desk.enqueue("echo started; sleep 600")
+    desk.wait_started(job)
+    assert workers.stop() == 1
+    released = desk.job(job)
+    assert (released.status, released.attempts, released.errors) == ("pending", 0, ())
+    desk.wait_empty()
+
+
+def test_the_third_signal_kills_a_worker_that_does_not_answer(desk: Desk) -> None:
+    """Its jobs are freed, and the exit code says that they did not finish."""
+    workers = desk.workers()
+    job = desk.enqueue("echo started; sleep 600")
+    desk.wait_started(job)
+    os.kill(workers.pids()[0], signal.SIGSTOP)
+    for _ in range(3):
+        workers.signal(signal.SIGTERM)
+        time.sleep(0.02)  # signals that come together are one
+    code = workers.wait(SOON)
+    assert workers.events("job.reaped", job_id=job, status="pending")
+    assert (desk.job(job).status, desk.job(job).attempts) == ("pending", 1)
+    assert code == 1
+    desk.wait_empty()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_before_the_workers_are_up_leaves_nothing(desk: Desk, number: signal.Signals) -> None:
+    workers = desk.start("worker start --count 2")
+    wait_until(lambda: len(desk.processes()) == 3, message="the processes are there")
+    workers.signal(number)
+    assert workers.wait() == 0
+    assert workers.errors() == ""
+    desk.wait_empty()
+
+
+def test_workers_stop_in_order_when_their_supervisor_is_killed(desk: Desk) -> None:
+    gate = desk.home / "gate"
+    workers = desk.workers("--count 2", up=2)
+    job = desk.enqueue(gated(gate))
+    desk.wait_started(job)
+    holder = desk.job(job).worker_id
+    workers.signal(signal.SIGKILL)
+    assert workers.wait() == -9
+    wait_until(lambda: [w.id for w in desk.queue.workers()] == [holder], message="the idle one leaves")
+    gate.touch()
+    desk.wait_empty()
+    assert (desk.job(job).status, desk.job(job).attempts) == ("completed", 1)
+    assert desk.queue.workers() == []
+    assert workers.errors() == ""
+
+
+def test_ctrl_c_at_a_terminal_stops_in_order(desk: Desk) -> None:
+    """The key reaches the supervisor alone: neither its workers nor their commands."""
+    gate = desk.home / "gate"
+    terminal = desk.shell()
+    try:
+        terminal.type(shlex.join(QUEUECTL) + " worker start --count 2; echo code=$?\n")
+        terminal.read_until("slots")
+        job = desk.enqueue(gated(gate))
+        desk.wait_started(job)
+        terminal.type("\x03")
+        terminal.read_until("stopping 2 worker processes: SIGINT")
+        gate.touch()
+        terminal.read_until("\ncode=0\n")
+        assert "Traceback" not in terminal.shown
+    finally:
+        terminal.close()
+    assert (desk.job(job).status, desk.job(job).attempts) == ("completed", 1)
+    desk.wait_empty()
+
+
+def test_a_closed_terminal_stops_workers_in_the_foreground(desk: Desk) -> None:
+    gate = desk.home / "gate"
+    desk("config set heartbeat_interval 0.2")  # with it a worker tells that it is stopping
+    terminal = desk.shell()
+    try:
+        terminal.type(shlex.join(QUEUECTL) + " worker start\n")
+        terminal.read_until("slots")
+        job = desk.enqueue(gated(gate))
+        desk.wait_started(job)
+        terminal.hang_up()
+        wait_until(lambda: desk.json("worker list")[0]["state"] == "stopping", message="it was told")
+        gate.touch()
+        desk.wait_empty()
+    finally:
+        terminal.close()
+    assert (desk.job(job).status, desk.job(job).attempts) == ("completed", 1)

@@ -1,0 +1,70 @@
+"""Fixtures for the surfaces: a home for every test, its queue, and queuectl inside this process."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast import Queue
+from holdfast.events import LOGGER
+from tests.surfaces.support import Cli, Ran
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A QUEUECTL_HOME for this test alone, which is also in this process's environment."""
+    for name in [name for name in os.environ if name.startswith("QUEUECTL_")]:
+        monkeypatch.delenv(name)
+    folder = tmp_path / "home"
+    folder.mkdir(mode=0o700)
+    monkeypatch.setenv("QUEUECTL_HOME", str(folder))
+    monkeypatch.setenv("COLUMNS", "80")  # the width of help, whoever runs the tests
+    return folder
+
+
+@pytest.fixture
+def url(home: Path) -> str:
+    """The address of the home's database, which is what queuectl opens by default."""
+    return f"sqlite:///{home / 'queue.db'}"
+
+
+@pytest.fixture
+def cli(home: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Cli]:
+    """Runs a command line in this process, on the home's database: cli("list", "--json") -> Ran."""
+    from holdfast.cli.main import run
+
+    logger = logging.getLogger(LOGGER)
+    before = (list(logger.handlers), logger.level, logger.propagate)
+
+    def call(*words: str) -> Ran:
+        capsys.readouterr()
+        code = run(list(words))
+        out, err = capsys.readouterr()
+        return Ran(code, out, err)
+
+    yield call
+    logger.handlers[:], logger.propagate = before[0], before[2]
+    logger.setLevel(before[1])
+
+
+@pytest.fixture
+def jobs(queue: Queue) -> Queue:
+    """The home's queue, with handlers that succeed (`ok`), fail for ever (`bad`) and echo (`echo`)."""
+
+    def ok(payload: object) -> None:
+        return None
+
+    def bad(payload: object) -> None:
+        raise RuntimeError("it broke")
+
+    def echo(payload: object) -> object:
+        return payload
+
+    queue.register("ok", ok)
+    queue.register("bad", bad)
+    queue.register("echo", echo)
+    return queue

@@ -1,0 +1,271 @@
+"""What specifications 002 and 003 promise, typed command by command at queuectl in real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from tests.support import wait_until
+from tests.surfaces.desk import Desk
+from tests.surfaces.support import QUEUECTL
+
+LEASE = 30.0
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    desk = Desk(tmp_path / "home")
+    yield desk
+    desk.close()
+
+
+def seconds(earlier: str, later: str) -> float:
+    return (datetime.fromisoformat(later) - datetime.fromisoformat(earlier)).total_seconds()
+
+
+def test_a_day_at_the_queue(desk: Desk, tmp_path: Path) -> None:
+    """Two workers, and one command after another: what a person sees of success, failure and repair."""
+    assert desk("status").code == 0
+    assert desk.json("worker list") == []
+    desk("config set backoff_base 2")
+    desk("config set backoff_jitter 0")
+    assert desk("config get backoff_base").out == "2\n"
+
+    # Everything is accepted without a worker, and waits.
+    assert desk("enqueue --id broken --max-attempts 4 --command 'echo broke >&2; exit 7'").out == "broken\n"
+    assert desk('enqueue \'{"id": "job1", "command": "echo hello"}\'').out == "job1\n"
+    again = desk("enqueue --id job1 --command true", expect=1)
+    assert again.out == ""
+    assert "job1" in again.err
+    assert desk("list --status pending --json").json["total"] == 2
+    assert desk.json("why job1")["reasons"][0]["code"] == "no_workers"
+
+    # Success.
+    workers = desk.workers("--count 2", up=2)
+    desk.wait("job1", "completed")
+    shown = desk.json("show job1")
+    assert (shown["status"], shown["attempts"], shown["error"]) == ("completed", 1, None)
+    assert shown["result"] == {"exitCode": 0, "tail": "hello\n"}
+    assert "hello\n" in desk("logs job1").out
+    assert "completed after" in desk("show job1").out
+
+    # Failure: the first retry is planned in 2 s.
+    desk.wait("broken", "scheduled")
+    shown = desk.json("show broken")
+    assert (shown["attempts"], shown["maxAttempts"]) == (1, 4)
+    [failure] = shown["errors"]
+    assert (failure["attempt"], failure["exitCode"], failure["tail"]) == (1, 7, "broke\n")
+    assert seconds(failure["finishedAt"], shown["nextRetryAt"]) == pytest.approx(2, abs=0.05)
+    assert desk("list --status retrying").rows[0][0] == "broken"
+    assert desk.json("why broken")["reasons"][0]["until"] == shown["nextRetryAt"]
+
+    # The dead-letter queue, and back from it when the cause is gone.
+    cause = tmp_path / "cause"
+    desk(f"enqueue --id dead --max-attempts 1 --command {shlex.quote(f'test -e {cause}')}")
+    desk.wait("dead", "failed")
+    assert desk("dlq list").rows[0][0] == "dead"
+    assert [task["id"] for task in desk.json("list --state dead")["tasks"]] == ["dead"]
+    refused = desk("dlq retry job1", expect=1)
+    assert "completed" in refused.err
+    cause.touch()
+    assert desk("dlq retry dead").out == "dead is pending again\n"
+    desk.wait("dead", "completed")
+    shown = desk.json("show dead")
+    assert (shown["attempts"], shown["error"], len(shown["errors"])) == (1, None, 1)
+    assert desk.json("dlq list")["tasks"] == []
+
+    # A timeout ends the whole command, and says so.
+    desk("enqueue --id slow --timeout 0.3 --max-attempts 1 --command 'sleep 611 & sleep 611'")
+    desk.wait("slow", "failed")
+    assert desk.json("show slow")["error"].startswith("TimedOut")
+    assert not [line for line in desk.processes().values() if "sleep 611" in line]
+
+    # A delay: not before, and not much later.
+    desk("enqueue --id later --delay 1s --command true")
+    assert desk.json("show later")["status"] == "scheduled"
+    desk.wait("later", "completed")
+    shown = desk.json("show later")
+    assert 0 <= seconds(shown["runAfter"], shown["lastAttemptAt"]) < 2
+    assert seconds(shown["createdAt"], shown["runAfter"]) == pytest.approx(1, abs=0.1)
+
+    # The retries really came, after 2 and 4 s; the next one is planned in 8.
+    wait_until(lambda: len(desk.job("broken").errors) == 3, message="the third attempt")
+    shown = desk.json("show broken")
+    first, second, third = shown["errors"]
+    assert 2 <= seconds(first["finishedAt"], second["startedAt"]) < 3.5
+    assert 4 <= seconds(second["finishedAt"], third["startedAt"]) < 5.5
+    assert seconds(third["finishedAt"], shown["nextRetryAt"]) == pytest.approx(8, abs=0.05)
+    assert desk("logs broken").out.count("broke\n") == 3
+    timeline = desk("show broken").out
+    for failure in (first, second, third):
+        assert f"attempt {failure['attempt']}, worker {failure['worker']}" in timeline
+
+    # The end of the day.
+    desk("cancel broken")
+    counts = desk.json("status")
+    assert (counts["completed"], counts["failed"], counts["cancelled"]) == (3, 1, 1)
+    desk("worker stop")
+    assert workers.wait() == 0
+    assert workers.errors() == ""
+    desk.wait_empty()
+
+
+def test_attempts_end_in_the_dead_letter_queue(desk: Desk) -> None:
+    """With every retry waited for, at a tenth of the pace."""
+    desk("config set backoff_factor 0.1")
+    desk("config set backoff_jitter 0")
+    desk("config set max_retries 3")
+    desk("enqueue --id broken --command 'exit 1'")
+    assert desk.start("worker start --drain").wait() == 0
+    shown = desk.json("show broken")
+    assert (shown["status"], shown["attempts"], shown["nextRetryAt"]) == ("failed", 3, None)
+    first, second, third = shown["errors"]
+    assert 0.2 <= seconds(first["finishedAt"], second["startedAt"]) < 1.2
+    assert 0.4 <= seconds(second["finishedAt"], third["startedAt"]) < 1.4
+    assert desk.json("dlq retry --all") == {"retried": 1, "left": 0}
+    assert desk.json("show broken")["status"] == "pending"
+
+
+def test_higher_priority_first_then_in_order(desk: Desk, tmp_path: Path) -> None:
+    order = tmp_path / "order"
+    for id, priority in (("a", 0), ("b", -5), ("c", 10), ("d", 0), ("e", 10)):
+        desk(f"enqueue --id {id} --priority {priority} --command 'echo {id} >> {order}'")
+    assert desk.start("worker start --drain").wait() == 0
+    assert order.read_text().split() == ["c", "e", "a", "d", "b"]
+
+
+def test_a_job_outlives_the_worker_that_is_killed_under_it(desk: Desk, tmp_path: Path) -> None:
+    """SIGKILL, as the system does it when memory runs out: the job runs again, and its history says why."""
+    pids = tmp_path / "pids"
+    workers = desk.workers("--count 2", up=2)
+    once = f'echo $$ >> {pids}; echo started; test "$QUEUECTL_ATTEMPT" = 2 || sleep 622'
+    desk(f"enqueue --id job1 --command {shlex.quote(once)}")
+    desk.wait_started("job1")
+    [worker] = [w for w in desk.json("worker list") if [job["id"] for job in w["running"]] == ["job1"]]
+    os.kill(worker["pid"], signal.SIGKILL)
+    desk.wait("job1", "completed", timeout=LEASE / 2)
+    shown = desk.json("show job1")
+    assert (shown["attempts"], shown["error"]) == (2, None)
+    [lost] = shown["errors"]
+    assert lost["worker"] == worker["id"]
+    assert lost["error"].startswith("WorkerLost")
+    assert len(pids.read_text().split()) == 2
+    assert not [line for line in desk.processes().values() if "sleep 622" in line]
+    workers.wait_for("worker.started", 3)
+    assert len(desk.json("worker list")) == 2
+    assert workers.stop() == 0
+
+
+def test_a_job_outlives_everything_that_is_killed_under_it(desk: Desk) -> None:
+    """The whole machine, as it were: supervisor and workers. The next start takes up what was left."""
+    desk("config set lease_seconds 3")
+    workers = desk.workers()
+    once = 'echo started; test "$QUEUECTL_ATTEMPT" = 2 || sleep 633'
+    desk(f"enqueue --id job1 --command {shlex.quote(once)}")
+    desk.wait_started("job1")
+    workers.signal(signal.SIGSTOP)  # it must not see its worker die first
+    os.kill(workers.pids()[0], signal.SIGKILL)
+    workers.signal(signal.SIGKILL)
+    assert workers.wait() == -9
+    desk.wait_empty()
+    assert desk.json("show job1")["status"] == "processing"
+    assert desk.start("worker start --drain").wait() == 0
+    shown = desk.json("show job1")
+    assert (shown["status"], shown["attempts"]) == ("completed", 2)
+    assert shown["errors"][0]["error"].startswith("WorkerLost")
+
+
+def test_worker_stop_lets_running_jobs_finish_and_starts_no_more(desk: Desk, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    hold = f"echo started; n=0; while [ ! -e {gate} ] && [ $n -lt 3000 ]; do sleep 0.02; n=$((n+1)); done"
+    workers = desk.workers("--count 2", up=2)
+    for id in ("one", "two", "three"):
+        desk(f"enqueue --id {id} --command {shlex.quote(hold)}")
+    desk.wait_started("one")
+    desk.wait_started("two")
+    stop = desk.start("worker stop")
+    workers.wait_for("worker.stopping", 2)
+    assert stop.is_running
+    assert desk.json("status")["processing"] == 2
+    gate.touch()
+    assert stop.wait() == 0
+    assert workers.wait() == 0
+    states = {task["id"]: task["status"] for task in desk.json("list")["tasks"]}
+    assert states == {"one": "completed", "two": "completed", "three": "pending"}
+    assert desk.json("show three")["attempts"] == 0
+    assert desk.start("worker start --drain").wait() == 0
+    assert desk.json("show three")["status"] == "completed"
+
+
+def test_running_workers_follow_changed_settings(desk: Desk) -> None:
+    """Within a second: the attempts below end later than that after the change."""
+    workers = desk.workers()
+    pids = workers.pids()
+    desk("config set backoff_jitter 0")
+    desk("config set backoff_base 3")
+    desk("enqueue --id three --command 'sleep 1; exit 1'")
+    desk.wait("three", "scheduled")
+    shown = desk.json("show three")
+    assert seconds(shown["errors"][0]["finishedAt"], shown["nextRetryAt"]) == pytest.approx(3, abs=0.05)
+
+    desk("config set backoff_strategy fixed")
+    desk("config set backoff_factor 5 --type shell:slow")
+    desk("enqueue --id five --lane slow --command 'sleep 1; exit 1'")
+    desk.wait("five", "scheduled")
+    shown = desk.json("show five")
+    assert seconds(shown["errors"][0]["finishedAt"], shown["nextRetryAt"]) == pytest.approx(5, abs=0.05)
+
+    assert [worker["pid"] for worker in desk.json("worker list")] == pids
+    assert workers.stop() == 0
+
+
+def test_two_workers_run_each_of_a_thousand_jobs_once(desk: Desk, tmp_path: Path) -> None:
+    """Counted by what the commands themselves write."""
+    jobs, ran = tmp_path / "jobs.jsonl", tmp_path / "ran"
+    lines = [{"id": f"job{n}", "command": f"echo {n} $PPID >> {ran}"} for n in range(1000)]
+    jobs.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    desk(f"enqueue --file {jobs}")
+    assert desk.json("status")["pending"] == 1000
+    workers = desk.start("worker start --count 2 --concurrency 10 --drain")
+    assert workers.wait(60) == 0
+    words = [line.split() for line in ran.read_text().splitlines()]
+    assert Counter(int(number) for number, _ in words) == Counter(range(1000))
+    counts = desk.json("status")
+    assert (counts["completed"], counts["pending"], counts["failed"]) == (1000, 0, 0)
+    assert {job.attempts for job in desk.queue.jobs(limit=1000)} == {1}
+    by_worker = Counter(pid for _, pid in words)
+    assert set(by_worker) == {str(pid) for pid in workers.pids()}
+    assert len(by_worker) == 2
+
+
+def test_detached_workers_go_on_when_the_terminal_is_closed(desk: Desk, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    hold = f"echo started; n=0; while [ ! -e {gate} ] && [ $n -lt 3000 ]; do sleep 0.02; n=$((n+1)); done"
+    terminal = desk.shell()
+    try:
+        terminal.type(shlex.join([*QUEUECTL, "enqueue", "--id", "job1", "--command", hold]) + "\n")
+        terminal.type(shlex.join(QUEUECTL) + " worker start --detach --count 2\n")
+        terminal.read_until("2 workers started")
+        desk.wait_started("job1")
+        before = desk.json("worker list")
+        terminal.hang_up()
+        wait_until(lambda: terminal.pid not in desk.processes(), message="the shell is gone")
+    finally:
+        terminal.close()
+    gate.touch()
+    desk.wait("job1", "completed")
+    desk("enqueue --id job2 --command 'echo still here'")
+    desk.wait("job2", "completed")
+    assert desk.job("job1").attempts == desk.job("job2").attempts == 1
+    assert [w["pid"] for w in desk.json("worker list")] == [w["pid"] for w in before]
+    assert {w["state"] for w in desk.json("worker list")} == {"running"}
+    desk("worker stop")
+    desk.wait_empty()

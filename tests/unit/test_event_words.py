@@ -1,0 +1,58 @@
+"""What the log says about worker processes, and what stays out of it."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+
+from holdfast import events as e
+from holdfast.events import Event
+from holdfast.observe.log import JsonFormatter, word
+
+
+@pytest.mark.parametrize(
+    ("event", "sentence", "level"),
+    [
+        (
+            e.WorkerDied(worker_id="w1", pid=7, how="was killed by signal 9", restart_in=2.0),
+            "worker process 7 was killed by signal 9; another starts in 2 s",
+            logging.ERROR,
+        ),
+        (
+            e.WorkerDied(worker_id=None, pid=7, how="ended with status 1", restart_in=0.5),
+            "worker process 7 ended with status 1; another starts in 0.5 s",
+            logging.ERROR,
+        ),
+        (
+            e.WorkerDied(worker_id=None, pid=7, how="ended with status 1", restart_in=None),
+            "worker process 7 ended with status 1; not started again",
+            logging.ERROR,
+        ),
+        (
+            e.WorkerRecycled(worker_id="w1", pid=7),
+            "worker process 7 was used up and is replaced",
+            logging.WARNING,
+        ),
+        (
+            e.SupervisorStopping(workers=3, reason="SIGTERM"),
+            "stopping 3 worker processes: SIGTERM",
+            logging.INFO,
+        ),
+        (e.JobsPruned(count=2, job_ids=("a", "b")), "2 finished jobs pruned", logging.INFO),
+    ],
+    ids=lambda value: value.name if isinstance(value, Event) else "",
+)
+def test_event_reads_as_a_sentence(event: Event, sentence: str, level: int) -> None:
+    assert word(event) == sentence
+    assert event.level == level
+
+
+def test_ids_of_pruned_jobs_are_for_listeners_and_stay_out_of_the_log() -> None:
+    event = e.JobsPruned(count=2, job_ids=("secret-a", "secret-b"))
+    line = JsonFormatter().format(logging.LogRecord("holdfast", event.level, "", 1, event, None, None))
+    assert json.loads(line)["count"] == 2
+    assert "secret" not in line
+    assert "secret" not in str(event)
+    assert "secret" not in word(event)

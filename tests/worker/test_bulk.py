@@ -1,0 +1,312 @@
+"""Queue.bulk: every job is checked before the first is stored, and all of a chunk or none."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import tracemalloc
+from typing import Any
+
+import pytest
+
+from holdfast import Queue
+from holdfast.errors import (
+    BulkRefused,
+    CommitUncertain,
+    ConfigError,
+    DuplicateJob,
+    HoldfastError,
+    InvalidPayload,
+    QueueFull,
+    StoreUnavailable,
+)
+from holdfast.store.sqlite import SqliteStore
+from tests.worker.support import Spy, get
+
+
+def fill(queue: Queue, jobs: int, type: str = "work", **options: Any) -> list[str]:
+    """Store so many jobs, numbered from line 1."""
+    with queue.bulk() as bulk:
+        for number in range(1, jobs + 1):
+            bulk.add(number, type, {"number": number}, options)
+        return list(bulk.store())
+
+
+def test_jobs_are_stored_in_order_and_their_ids_given_in_order(queue: Queue) -> None:
+    ids = fill(queue, 2500)
+    assert len(set(ids)) == 2500
+    listed = [job for page in range(0, 2500, 500) for job in queue.jobs(limit=500, offset=page)]
+    assert [job.id for job in reversed(listed)] == ids
+    assert [job.payload["number"] for job in reversed(listed)] == list(range(1, 2501))
+
+
+def test_jobs_may_have_types_and_options_of_their_own(queue: Queue) -> None:
+    with queue.bulk() as bulk:
+        bulk.add(1, "work", {"n": 1}, {"id": "job1", "priority": 5, "timeout": 30, "max_attempts": 7})
+        bulk.add(2, "other:lane", {}, {"delay": 3600, "key": "k", "key_for": 60})
+        assert bulk.count == 2
+        ids = list(bulk.store())
+    first, second = get(queue, "job1"), get(queue, ids[1])
+    assert (first.priority, first.timeout, first.max_attempts, first.payload) == (5, 30, 7, {"n": 1})
+    assert (second.type, second.status, second.key, second.key_for) == ("other:lane", "scheduled", "k", 60)
+
+
+@pytest.mark.parametrize("text", ["ü 😀", "a\nb\r\n", '"quoted"', "\x01\x1f", "\u2028", "x" * 5000])
+def test_payload_is_stored_as_enqueue_would_store_it(queue: Queue, text: str) -> None:
+    payload = {text: [text, 1.5, None, True, 2**60]}
+    with queue.bulk() as bulk:
+        bulk.add(1, "work", payload, {})
+        [id] = bulk.store()
+    assert get(queue, id).payload == get(queue, queue.enqueue("work", payload).id).payload == payload
+
+
+def test_bulk_of_nothing_stores_nothing(queue: Queue) -> None:
+    with queue.bulk() as bulk:
+        assert bulk.count == 0
+        assert list(bulk.store()) == list(bulk.store(chunk=10)) == []
+    assert queue.count() == 0
+
+
+# One commit, or chunks
+
+
+def test_all_appear_in_one_commit(queue: Queue, other_queue: Queue) -> None:
+    seen: list[tuple[int, int]] = []
+    with queue.bulk() as bulk:
+        for number in range(2500):
+            bulk.add(number, "work", {}, {})
+        assert other_queue.count() == 0, "nothing is stored before store()"
+        ids = bulk.store(progress=lambda done: seen.append((done, other_queue.count())))
+        next(ids)
+        assert other_queue.count() == 2500, "the first id is given when all are durable"
+        assert len(list(ids)) == 2499
+    assert seen == [(1000, 0), (2000, 0), (2500, 0)]
+
+
+def test_chunks_are_committed_one_after_another(queue: Queue, other_queue: Queue) -> None:
+    done: list[int] = []
+    durable: list[int] = []
+    with queue.bulk() as bulk:
+        for number in range(25):
+            bulk.add(number, "work", {}, {})
+        for _ in bulk.store(chunk=10, progress=done.append):
+            durable.append(other_queue.count())
+    assert done == [10, 20, 25]
+    assert durable == [10] * 10 + [20] * 10 + [25] * 5
+
+
+def test_lock_is_free_while_jobs_are_checked_and_between_chunks(queue: Queue, other_queue: Queue) -> None:
+    with queue.bulk() as bulk:
+        for number in range(4):
+            bulk.add(number, "work", {}, {})
+            other_queue.enqueue("beside")
+        for _ in bulk.store(chunk=2):
+            other_queue.enqueue("between")
+    assert queue.count() == 12
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 1000])
+def test_chunk_of_any_size_stores_all_in_order(queue: Queue, chunk: int) -> None:
+    with queue.bulk() as bulk:
+        for number in range(7):
+            bulk.add(number, "work", {}, {"id": f"job-{number}"})
+        assert list(bulk.store(chunk=chunk)) == [f"job-{number}" for number in range(7)]
+    assert queue.count() == 7
+
+
+# What is refused
+
+
+def refused(queue: Queue, lines: list[tuple[int, dict[str, Any]]], **how: Any) -> BulkRefused:
+    with queue.bulk() as bulk:
+        for line, options in lines:
+            bulk.add(line, "work", {"line": line}, options)
+        with pytest.raises(BulkRefused) as refusal:
+            list(bulk.store(**how))
+    return refusal.value
+
+
+def test_refusal_names_the_line_and_stores_nothing(queue: Queue) -> None:
+    taken = queue.enqueue("work", id="taken")
+    error = refused(queue, [(3, {}), (7, {"id": "taken"}), (9, {})])
+    assert (error.line, error.stored) == (7, 0)
+    assert isinstance(error.error, DuplicateJob)
+    assert str(error).startswith("line 7: ")
+    assert "nothing was stored" in str(error)
+    assert [job.id for job in queue.jobs()] == [taken.id]
+
+
+def test_refusal_far_down_takes_everything_back(queue: Queue) -> None:
+    queue.enqueue("work", id="taken")
+    lines: list[tuple[int, dict[str, Any]]] = [(n, {}) for n in range(1, 1500)]
+    error = refused(queue, [*lines, (1500, {"id": "taken"})])
+    assert (error.line, queue.count()) == (1500, 1)
+
+
+def test_refusal_in_a_later_chunk_says_how_many_are_stored(queue: Queue) -> None:
+    queue.enqueue("work", id="taken")
+    lines = [(1, {"id": "a"}), (2, {"id": "b"}), (3, {"id": "c"}), (4, {"id": "taken"})]
+    error = refused(queue, lines, chunk=2)
+    assert (error.line, error.stored) == (4, 2)
+    assert "2 jobs of the chunks before it are stored" in str(error)
+    assert sorted(job.id for job in queue.jobs()) == ["a", "b", "taken"]
+
+
+def test_id_given_twice_is_refused_at_the_second(queue: Queue) -> None:
+    assert refused(queue, [(1, {"id": "a"}), (2, {"id": "a"})]).line == 2
+    assert queue.count() == 0
+
+
+def test_key_finds_the_job_that_holds_it(queue: Queue) -> None:
+    holder = queue.enqueue("work", {"n": 1}, key="k")
+    with queue.bulk() as bulk:
+        bulk.add(1, "work", {"n": 1}, {"key": "k"})
+        bulk.add(2, "work", {"n": 2}, {})
+        ids = list(bulk.store())
+    assert ids[0] == holder.id
+    assert queue.count() == 2
+
+
+def test_key_given_twice_is_one_job(queue: Queue) -> None:
+    with queue.bulk() as bulk:
+        bulk.add(1, "work", {"n": 1}, {"key": "k"})
+        bulk.add(2, "work", {"n": 1}, {"key": "k"})
+        first, second = bulk.store()
+    assert first == second
+    assert queue.count() == 1
+
+
+def test_key_with_another_payload_is_refused(queue: Queue) -> None:
+    queue.enqueue("work", {"n": 1}, key="k")
+    error = refused(queue, [(1, {}), (2, {"key": "k"})])
+    assert error.line == 2
+    assert queue.count() == 1
+
+
+def test_max_depth_refuses_the_line_that_would_exceed_it(queue: Queue) -> None:
+    queue.set_config("max_depth", 3)
+    queue.enqueue("work")
+    error = refused(queue, [(n, {}) for n in range(1, 5)])
+    assert (error.line, isinstance(error.error, QueueFull)) == (3, True)
+    assert queue.count() == 1
+    queue.set_config("max_depth", 5)
+    assert len(fill(queue, 4)) == 4
+
+
+@pytest.mark.parametrize(
+    ("type", "payload", "options", "problem"),
+    [
+        ("known", {"wrong": 1}, {}, InvalidPayload),
+        ("work", [], {}, InvalidPayload),
+        ("work", {}, {"priority": "high"}, ConfigError),
+        ("work", {}, {"nonsense": 1}, ConfigError),
+        ("work", {}, {"id": "no spaces"}, ConfigError),
+        ("no type", {}, {}, ConfigError),
+    ],
+)
+def test_wrong_job_is_refused_where_it_is_added_and_the_others_stay(
+    queue: Queue, type: str, payload: Any, options: dict[str, Any], problem: type[HoldfastError]
+) -> None:
+    @queue.job
+    def known(number: int) -> None: ...
+
+    with queue.bulk() as bulk:
+        bulk.add(1, "known", {"number": 1}, {})
+        with pytest.raises(problem):
+            bulk.add(2, type, payload, options)
+        bulk.add(3, "known", {"number": 3}, {})
+        assert bulk.count == 2
+        ids = list(bulk.store())
+    assert [get(queue, id).payload["number"] for id in ids] == [1, 3]
+
+
+def test_strict_queue_refuses_unknown_types(url: str) -> None:
+    with Queue(url, strict_types=True) as queue, queue.bulk() as bulk, pytest.raises(HoldfastError):
+        bulk.add(1, "unknown", {}, {})
+
+
+# Trouble
+
+
+def test_bulk_that_is_closed_without_being_stored_leaves_nothing(
+    queue: Queue, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(spool))
+    queue.stats()
+    before = len(os.listdir("/proc/self/fd"))
+    with queue.bulk() as bulk:
+        for number in range(100):
+            bulk.add(number, "work", {"text": "x" * 1000}, {})
+        assert len(os.listdir("/proc/self/fd")) > before
+    assert queue.count() == 0
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert os.listdir(spool) == []
+
+
+def test_error_while_storing_takes_the_chunk_back(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    inserting = Spy(queue.store.insert_jobs)
+    with queue.bulk() as bulk:
+        for number in range(2500):
+            bulk.add(number, "work", {}, {})
+
+        def stop_at(done: int) -> None:
+            if done == 2000:
+                inserting.always = StoreUnavailable("disk I/O error")
+
+        monkeypatch.setattr(queue.store, "insert_jobs", inserting)
+        with pytest.raises(StoreUnavailable):
+            list(bulk.store(progress=stop_at))
+        assert queue.count() == 0
+        inserting.always = None
+        assert len(list(bulk.store())) == 2500, "and it can be stored after all"
+    assert queue.count() == 2500
+
+
+@pytest.mark.parametrize("got_through", [True, False])
+@pytest.mark.parametrize("chunk", [None, 3])
+def test_commit_in_doubt_is_settled_and_no_job_is_stored_twice(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, got_through: bool, chunk: int | None
+) -> None:
+    """As a single enqueue does it: a row that did get through is known by its token."""
+    store = queue.store
+    assert isinstance(store, SqliteStore)
+    database, commit = store.database, store.database.commit
+    commits: list[str] = []
+
+    def doubtful(connection: sqlite3.Connection) -> None:
+        commits.append("commit")
+        if len(commits) == (1 if chunk is None else 2):
+            if got_through:
+                commit(connection)
+            else:
+                connection.rollback()
+            raise CommitUncertain("the commit failed: disk I/O error")
+        commit(connection)
+
+    with queue.bulk() as bulk:
+        for number in range(5):
+            bulk.add(number, "work", {"number": number}, {})
+        monkeypatch.setattr(database, "commit", doubtful)
+        ids = list(bulk.store(chunk=chunk))
+    assert ids == [job.id for job in reversed(queue.jobs())]
+    assert queue.count() == 5
+
+
+def test_memory_stays_flat_however_many_there_are(queue: Queue) -> None:
+    fill(queue, 100)
+    peaks = []
+    for jobs in (2000, 8000):
+        tracemalloc.start()
+        try:
+            with queue.bulk() as bulk:
+                for number in range(jobs):
+                    bulk.add(number, "work", {"text": "x" * 200}, {})
+                for _ in bulk.store():
+                    pass
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+    small, large = peaks
+    assert large < 1.2 * small + 100_000, f"{small} bytes for 2,000 jobs, {large} for 8,000"

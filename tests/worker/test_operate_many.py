@@ -1,0 +1,172 @@
+"""Many jobs at once by hand: count, purge, cleanup, and retrying the whole dead-letter queue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from holdfast import Queue
+from holdfast import queue as queue_module
+from holdfast.core.lifecycle import Errored
+from holdfast.errors import ConfigError
+from holdfast.events import JobRetried, JobsPruned
+from holdfast.testing import MovableClock
+from tests.conformance.steps import claim, ending, finished, insert, run
+from tests.support import Recorder
+from tests.worker.support import get
+
+DEAD = Errored("boom", permanent=True)
+
+
+@pytest.fixture
+def clock() -> MovableClock:
+    return MovableClock(datetime(2030, 1, 1, tzinfo=UTC))
+
+
+@pytest.fixture
+def queue(url: str, clock: MovableClock) -> Iterator[Queue]:
+    with Queue(f"{url}?synchronous=off", clock=clock) as queue:
+        yield queue
+
+
+@pytest.fixture
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(queue_module, "_BATCH", 4)
+    return 4
+
+
+def fail_many(queue: Queue, count: int, type: str = "email", prefix: str = "dead") -> list[str]:
+    ids = [f"{prefix}-{n}" for n in range(count)]
+    insert(queue.store, *ids, type=type, max_attempts=1)
+    queue.store.finish_jobs([ending(claimed, DEAD) for claimed in claim(queue.store, type, limit=1000)])
+    assert queue.count(status="failed", type=type) >= count
+    return ids
+
+
+# count
+
+
+def test_count_is_that_of_the_jobs_it_would_list(queue: Queue) -> None:
+    insert(queue.store, *"abc")
+    insert(queue.store, "d", type="crawl", delay=60)
+    fail_many(queue, 2, type="crawl")
+    assert queue.count() == 6
+    assert queue.count(type="crawl") == 3
+    assert queue.count(status="pending") == 3
+    assert queue.count(status=["pending", "failed"]) == 5
+    assert queue.count(status="dead", type="crawl") == 2
+    assert queue.count(type="nobody") == 0
+
+
+def test_count_takes_the_word_retrying(queue: Queue) -> None:
+    insert(queue.store, "later", delay=60)
+    claimed = run(queue.store, "a")
+    queue.store.finish_jobs([ending(claimed, Errored("boom"))])
+    assert (queue.count(status="retrying"), queue.count(status="scheduled")) == (1, 2)
+    assert queue.count(status=["retrying", "scheduled"]) == 2
+
+
+def test_count_stops_at_its_cap(queue: Queue) -> None:
+    insert(queue.store, *"abcde")
+    assert [queue.count(cap=cap) for cap in (4, 5, 6)] == [4, 5, 5]
+
+
+def test_count_refuses_an_unknown_status_and_lists_the_known_ones(queue: Queue) -> None:
+    with pytest.raises(ConfigError, match="retrying"):
+        queue.count(status="nonsense")
+
+
+# purge and cleanup
+
+
+def test_purge_takes_failed_jobs_that_are_old_enough_and_cleanup_the_others(
+    queue: Queue, clock: MovableClock
+) -> None:
+    fail_many(queue, 2)
+    finished(queue.store, "done")
+    insert(queue.store, "cancelled")
+    queue.cancel("cancelled")
+    clock.advance(60)
+    fail_many(queue, 1, prefix="young")
+    insert(queue.store, "waiting")
+    assert queue.purge(older_than=30) == 2
+    assert {job.id for job in queue.jobs()} == {"done", "cancelled", "young-0", "waiting"}
+    assert queue.cleanup(older_than=30) == 2
+    assert {job.id for job in queue.jobs()} == {"young-0", "waiting"}
+
+
+@pytest.mark.parametrize(
+    "older_than", [30, "30s", timedelta(seconds=30), datetime(2030, 1, 1, 0, 0, 30, tzinfo=UTC)], ids=str
+)
+def test_purge_takes_an_age_in_every_form(
+    queue: Queue, clock: MovableClock, older_than: float | str | timedelta | datetime
+) -> None:
+    fail_many(queue, 1)
+    clock.advance(60)
+    fail_many(queue, 1, prefix="young")
+    assert queue.purge(older_than) == 1
+
+
+@pytest.mark.parametrize("jobs", [0, 3, 4, 5, 8, 11])
+def test_purge_goes_in_batches_and_tells_the_ids_of_all(
+    queue: Queue, clock: MovableClock, small_batches: int, jobs: int
+) -> None:
+    ids = fail_many(queue, jobs) if jobs else []
+    clock.advance(1)
+    recorder = Recorder(queue.events)
+    assert queue.purge(older_than=0) == jobs
+    told = recorder.all(JobsPruned)
+    assert sorted(id for event in told for id in event.job_ids) == sorted(ids)
+    assert [event.count for event in told] == [len(event.job_ids) for event in told]
+    assert all(event.count <= small_batches for event in told)
+    assert queue.count() == 0
+
+
+def test_job_that_holds_its_key_survives_a_purge(queue: Queue, clock: MovableClock) -> None:
+    finished(queue.store, "a", DEAD, key="k", key_for=3600)
+    clock.advance(60)
+    assert queue.purge(older_than=0) == 0
+    clock.advance(3600)
+    assert queue.purge(older_than=0) == 1
+
+
+# retry_all
+
+
+@pytest.mark.parametrize("jobs", [0, 3, 4, 5, 11])
+def test_every_failed_job_is_retried_once_and_told(queue: Queue, small_batches: int, jobs: int) -> None:
+    ids = fail_many(queue, jobs) if jobs else []
+    recorder = Recorder(queue.events)
+    assert queue.retry_all() == (jobs, 0)
+    assert [(event.job_id, event.type) for event in recorder.all(JobRetried)] == [(id, "email") for id in ids]
+    assert (queue.count(status="pending"), queue.count(status="failed")) == (jobs, 0)
+    assert queue.retry_all() == (0, 0)
+
+
+def test_type_restricts_retry_all(queue: Queue, small_batches: int) -> None:
+    fail_many(queue, 6)
+    fail_many(queue, 6, type="crawl", prefix="crawl")
+    assert queue.retry_all("crawl") == (6, 0)
+    assert (queue.count(status="failed", type="email"), queue.count(status="failed", type="crawl")) == (6, 0)
+    assert queue.retry_all("nobody") == (0, 0)
+
+
+def test_jobs_whose_key_another_holds_are_left_and_counted(queue: Queue, small_batches: int) -> None:
+    for n in range(6):
+        finished(queue.store, f"a{n}", DEAD, key=f"k{n}")
+    for n in (1, 4):
+        insert(queue.store, f"holder{n}", key=f"k{n}")
+    assert queue.retry_all() == (4, 2)
+    assert sorted(job.id for job in queue.jobs(status="failed")) == ["a1", "a4"]
+
+
+def test_cancelled_jobs_and_jobs_that_wait_for_a_retry_are_left(queue: Queue) -> None:
+    insert(queue.store, "cancelled")
+    queue.cancel("cancelled")
+    claimed = run(queue.store, "retrying")
+    queue.store.finish_jobs([ending(claimed, Errored("boom"))])
+    assert queue.retry_all() == (0, 0)
+    assert get(queue, "cancelled").status == "cancelled"
+    assert get(queue, "retrying").attempts == 1
