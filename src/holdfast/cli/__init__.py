@@ -17,7 +17,7 @@ def main() -> NoReturn:
     """Run queuectl and exit with its code."""
     try:
         sys.unraisablehook = _on_unraisable
-        _open_closed_streams()
+        open_closed_streams()
         from holdfast.cli.main import run
 
         code = run(sys.argv[1:])
@@ -34,8 +34,13 @@ def _on_unraisable(error: Any) -> None:
     sys.__unraisablehook__(error)
 
 
-def _open_closed_streams() -> None:
-    """Stand in for standard streams that our caller has closed, so that no file takes their numbers."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+def open_closed_streams() -> None:
+    """Stand in for standard streams that our caller has closed; no other file may get their numbers."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 -- for as long as the process lives
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            if descriptor != number:
+                os.dup2(descriptor, number)
+                os.close(descriptor)
+            os.set_inheritable(number, True)
+            setattr(sys, name, open(number, mode))  # noqa: SIM115 -- for as long as the process lives

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -153,7 +154,11 @@ def _detach(call: Call, options: dict[str, Any]) -> int:
             start_new_session=True,
         )
     os.close(theirs)
-    workers = _wait_until_ready(ready, process, path)
+    try:
+        workers = _wait_until_ready(ready, process, path)
+    except KeyboardInterrupt:
+        process.terminate()
+        raise
     if call.wants_json:
         print_json({"pid": process.pid, "workers": workers, "log": path})
     else:
@@ -192,7 +197,8 @@ def _wait_until_ready(ready: int, process: subprocess.Popen[bytes], path: str) -
 
 def _tell_ready(descriptor: int | None, ids: list[str]) -> None:
     if descriptor is not None:
-        os.write(descriptor, msgspec.json.encode(ids) + b"\n")
+        with suppress(BrokenPipeError):
+            os.write(descriptor, msgspec.json.encode(ids) + b"\n")
         os.close(descriptor)
 
 

@@ -13,6 +13,7 @@ from typing import NoReturn
 import msgspec
 from msgspec import Struct
 
+from holdfast.cli import open_closed_streams
 from holdfast.cli.app import load_app
 from holdfast.errors import ConfigError, HoldfastError, UnknownType
 from holdfast.events import Event, WorkerStarted
@@ -40,6 +41,7 @@ def main() -> NoReturn:
     reports, lifeline = int(sys.argv[2]), int(sys.argv[3])
     for descriptor in (reports, lifeline):
         os.set_inheritable(descriptor, False)
+    open_closed_streams()
     _settle_signals()
     threading.Thread(target=_stop_with_supervisor, args=(lifeline,), daemon=True).start()
     log.configure(options.log_format)
