@@ -55,6 +55,7 @@ def test_retry_that_takes_its_time_keeps_it_running(
     queue: Queue, start_worker: StartWorker, recorder: Recorder
 ) -> None:
     queue.set_config("backoff_factor", 3600)
+    queue.set_config("poll_interval", 0.05)
 
     @queue.job
     def work(ctx: Context) -> None:
@@ -145,6 +146,7 @@ def test_job_that_another_worker_runs_is_waited_for(
     queue: Queue, other_queue: Queue, start_worker: StartWorker, gate: Gate
 ) -> None:
     """It may still fail there, and then wait for a retry."""
+    queue.set_config("poll_interval", 0.05)
     queue.register("work", lambda payload: None)
     other_queue.register("work", lambda payload: gate.enter())
     job = queue.enqueue("work")
@@ -196,6 +198,7 @@ def test_pause_does_not_cut_its_running_job_short(
     queue: Queue, start_worker: StartWorker, gate: Gate, recorder: Recorder
 ) -> None:
     """Running jobs finish, says a pause, however long they take."""
+    queue.set_config("poll_interval", 0.05)
     queue.set_config("shutdown_timeout", 0)
 
     @queue.job
