@@ -22,6 +22,7 @@ from holdfast.store.sqlite import SqliteStore, open_store
 from holdfast.store.sqlite.claim import CANDIDATES
 from holdfast.store.sqlite.insert import HOLDER
 from holdfast.store.sqlite.keep import CANCELLING
+from holdfast.store.sqlite.look import OLDEST
 from holdfast.store.sqlite.operate import PRUNABLE
 from holdfast.store.sqlite.store import EXPIRED, PROMOTABLE
 from holdfast.testing import MovableClock
@@ -131,10 +132,11 @@ def operate(store: SqliteStore, clock: MovableClock) -> None:
 
 def watch(store: SqliteStore, clock: MovableClock) -> None:
     """What somebody who looks every second asks."""
-    store.oldest_waiting()
     for filter in (
         JobFilter(),
         JobFilter(statuses=("failed",), type="email"),
+        JobFilter(statuses=("failed", RETRYING), type="email"),
+        JobFilter(statuses=(RETRYING, "cancelled"), type="crawl"),
         JobFilter(parent_id="parent"),
         JobFilter(parent_id="parent", statuses=("failed",)),
     ):
@@ -181,6 +183,10 @@ def explainable(sql: str) -> bool:
 def test_jobs_that_wait_for_a_retry_are_counted_in_their_own_index(store: SqliteStore) -> None:
     lines = traced_plans(store, store.count_retrying)
     assert lines == ["SCAN holdfast_jobs USING INDEX holdfast_jobs_retrying"]
+
+
+def test_job_that_waits_longest_is_the_first_of_an_index(store: SqliteStore) -> None:
+    assert plan(store, OLDEST, ()) == ["SCAN holdfast_jobs USING INDEX holdfast_jobs_ready"]
 
 
 def test_running_jobs_are_listed_from_their_own_index_in_its_order(store: SqliteStore) -> None:

