@@ -220,11 +220,20 @@ class Database:
         self.patiently(lambda: connection.execute("BEGIN IMMEDIATE"), patience)
 
     def commit(self, connection: sqlite3.Connection) -> None:
+        def try_to_commit() -> None:
+            try:
+                connection.execute("COMMIT")
+            except sqlite3.Error as error:
+                # Before the file has a WAL, readers keep a commit out. Then it has not begun, and can wait.
+                if is_locked(error):
+                    raise
+                raise CommitUncertain(f"{self.path}: the commit failed: {error}") from error
+
         try:
-            connection.execute("COMMIT")
-        except sqlite3.Error as error:
+            self.patiently(try_to_commit)
+        except BaseException:
             rollback(connection)
-            raise CommitUncertain(f"{self.path}: the commit failed: {error}") from error
+            raise
 
     def patiently(self, action: Callable[[], T], patience: float = PATIENCE) -> T:
         """Do it, again with random pauses while another connection holds the lock."""
