@@ -216,7 +216,7 @@ class WorkerResumed(Event, frozen=True, kw_only=True):
 
 
 class WorkerExhausted(Event, frozen=True, kw_only=True):
-    """Every slot is held by a handler that did not stop when told to; only a new process helps."""
+    """Every slot, or all of a type, is held by a handler that did not stop; only a new process helps."""
 
     name = "worker.exhausted"
     level = CRITICAL

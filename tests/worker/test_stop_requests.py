@@ -124,6 +124,22 @@ def test_worker_is_exhausted_while_stuck_handlers_hold_every_slot(
     wait_until(lambda: not worker.is_exhausted, PATIENCE)
 
 
+def test_worker_is_exhausted_while_stuck_handlers_hold_every_slot_of_a_type(
+    queue: Queue, start_worker: StartWorker, gate: Gate
+) -> None:
+    """That type would never run here again, though nine slots are free."""
+
+    @queue.job(timeout=0.05, max_attempts=1, concurrency=1)
+    def stuck() -> None:
+        gate.enter()
+
+    worker = start_worker(concurrency=10)
+    stuck.enqueue()
+    wait_until(lambda: worker.is_exhausted, PATIENCE)
+    gate.open()
+    wait_until(lambda: not worker.is_exhausted, PATIENCE)
+
+
 def test_worker_that_recycles_is_still_exhausted_when_it_has_stopped(
     queue: Queue, start_worker: StartWorker, gate: Gate
 ) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
@@ -108,7 +108,7 @@ class Dispatcher:
         self._look = True
         self._settings_stale = True
         self.exhausted = False
-        """Whether every slot is held by a handler that would not stop."""
+        """Whether every slot, or every one of a type, is held by a handler that would not stop."""
         self._closed = False
         # Set by other threads.
         self.paused = False
@@ -255,11 +255,18 @@ class Dispatcher:
             self._enforcer.wind_down(now, self._stop_at)
             return
         stuck = self._enforcer.stuck()
-        before, self.exhausted = self.exhausted, stuck >= self._slots.concurrency
+        before, self.exhausted = self.exhausted, bool(stuck) and self._is_exhausted(stuck)
         if self.exhausted and not before:
-            self._events.emit(e.WorkerExhausted(worker_id=self._id, stuck=stuck))
+            self._events.emit(e.WorkerExhausted(worker_id=self._id, stuck=len(stuck)))
             if self._recycle:
                 self.stop()
+
+    def _is_exhausted(self, stuck: Sequence[Attempt]) -> bool:
+        """Whether handlers that would not stop hold every slot, or every slot of some type."""
+        by_cap = Counter(attempt.cap for attempt in stuck)
+        return len(stuck) >= self._slots.concurrency or any(
+            by_cap[attempt.cap] >= self._cap(attempt.claim.type)[1] for attempt in stuck
+        )
 
     def _catch_up(self, now: float) -> None:
         """Read what others may have changed beside the jobs that are ready."""

@@ -93,9 +93,9 @@ class Enforcer:
         """Whether no handler is left whose end matters."""
         return not any(True for _ in self._in_hand())
 
-    def stuck(self) -> int:
-        """How many slots are written off."""
-        return sum(attempt.written_off for attempt in self._slots.running())
+    def stuck(self) -> list[Attempt]:
+        """The attempts whose slots are written off."""
+        return [attempt for attempt in self._slots.running() if attempt.written_off]
 
     def moments(self) -> Iterator[float]:
         """When `enforce` will have something to do."""

@@ -66,7 +66,7 @@ class Worker:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether handlers that would not stop hold every slot: only a new process helps."""
+        """Whether handlers that would not stop hold every slot, or all of a type: a new process is needed."""
         return self._dispatcher is not None and self._dispatcher.exhausted
 
     @property
