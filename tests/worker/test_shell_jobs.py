@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import resource
@@ -1103,7 +1102,7 @@ def test_setting_gives_the_value_in_force_for_the_type(queue: Queue, start_worke
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a system without the signals of a pipe, descriptors of processes, and waitid."""
-    monkeypatch.delattr(fcntl, "F_SETSIG", raising=False)
+    monkeypatch.setattr(process_group, "KERNEL_KILLS", False)
     monkeypatch.delattr(os, "pidfd_open", raising=False)
     monkeypatch.delattr(os, "waitid", raising=False)
 

@@ -13,18 +13,30 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 
 
+_interrupted = False
+
+
 def main() -> NoReturn:
     """Run queuectl and exit with its code."""
     try:
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, _on_interrupt)
         sys.unraisablehook = _on_unraisable
         open_closed_streams()
         from holdfast.cli.main import run
 
-        code = run(sys.argv[1:])
+        os._exit(run(sys.argv[1:]))
     except KeyboardInterrupt:
-        code = INTERRUPTED
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing is left that it could interrupt but our leaving
-    os._exit(code)
+        os._exit(INTERRUPTED)
+
+
+def _on_interrupt(*_: object) -> None:
+    """The first Ctrl-C lets what is under way clean up; the second does not wait for that."""
+    global _interrupted
+    if _interrupted:
+        os._exit(INTERRUPTED)
+    _interrupted = True
+    raise KeyboardInterrupt
 
 
 def _on_unraisable(error: Any) -> None:

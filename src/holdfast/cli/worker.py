@@ -155,7 +155,7 @@ def _detach(call: Call, options: dict[str, Any]) -> int:
         )
     os.close(theirs)
     try:
-        workers = _wait_until_ready(ready, process, path)
+        workers = _wait_until_ready(call, ready, process, path)
     except KeyboardInterrupt:
         process.terminate()
         raise
@@ -167,7 +167,7 @@ def _detach(call: Call, options: dict[str, Any]) -> int:
     return DONE
 
 
-def _wait_until_ready(ready: int, process: subprocess.Popen[bytes], path: str) -> list[str]:
+def _wait_until_ready(call: Call, ready: int, process: subprocess.Popen[bytes], path: str) -> list[str]:
     from select import select
 
     deadline = time.monotonic() + _START_PATIENCE
@@ -189,6 +189,7 @@ def _wait_until_ready(ready: int, process: subprocess.Popen[bytes], path: str) -
     with open(path, encoding="utf-8", errors="replace") as file:
         said = [line.strip() for line in file if line.startswith("queuectl: ")]
     if not said:
+        call.queue.open()  # on a full disk the log could not be written, but the reason can be found again
         raise HoldfastError("the workers could not be started", hint=f"see {path}")
     os.unlink(path)  # all it holds is said here
     reason = said[-1].removeprefix("queuectl: ")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import select
 import signal
@@ -12,6 +11,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Self
+
+from holdfast.lifeline import KERNEL_KILLS, Lifeline, kill_group_at_end
 
 WORKER_MARK, RUN_MARK = "QUEUECTL_WORKER_ID", "QUEUECTL_RUN"
 """The environment variables that tell which worker started a process, and for which job."""
@@ -54,32 +55,34 @@ class ProcessGroup:
         self.was_stopped = False
         self._mark = f"{mark}={environment[mark]}"
         self._stopping = threading.Lock()
-        lifeline, self._lifeline = os.pipe()  # the write end is this process's alone, for as long as it lives
+        self._lifeline = Lifeline()
         self._wake_read, wake_write = os.pipe()
         os.set_blocking(wake_write, False)
         self._wake_write: int | None = wake_write
-        kernel_watches = hasattr(fcntl, "F_SETSIG")
-        lines = [_GATE, *([] if kernel_watches else [_GUARD])]
+        lifeline = self._lifeline.theirs
+        lines = [_GATE, *([] if KERNEL_KILLS else [_GUARD])]
         lines += [f"{line} || exit 125" for line in preparation]
         try:
             self._process = subprocess.Popen(
                 ["/bin/sh", "-c", "\n".join([*lines, _BEGIN]), "sh", command],
-                stdin=subprocess.PIPE if kernel_watches else lifeline,
+                stdin=subprocess.PIPE if KERNEL_KILLS else lifeline,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 cwd=cwd,
                 env=environment,
-                pass_fds=(lifeline,) if kernel_watches else (),
+                pass_fds=(lifeline,) if KERNEL_KILLS else (),
                 start_new_session=True,
                 bufsize=0,
             )
         except BaseException:
-            for descriptor in (lifeline, self._lifeline, self._wake_read, wake_write):
-                os.close(descriptor)
+            self._lifeline.let_go()
+            self._lifeline.close()
+            os.close(self._wake_read)
+            os.close(wake_write)
             raise
-        if kernel_watches:
-            _kill_with_pipe(lifeline, self._process.pid)
-        os.close(lifeline)
+        if KERNEL_KILLS:
+            kill_group_at_end(lifeline, self._process.pid)
+        self._lifeline.let_go()
         self._open_gate()
 
     def _open_gate(self) -> None:
@@ -88,7 +91,7 @@ class ProcessGroup:
                 os.write(self._process.stdin.fileno(), b"\n")
                 self._process.stdin.close()
             else:
-                os.write(self._lifeline, b"\n")
+                os.write(self._lifeline.ours, b"\n")
 
     def stop(self) -> None:
         """Make `run` end the command: TERM now, KILL after a grace."""
@@ -149,9 +152,10 @@ class ProcessGroup:
         self._process.stdout.close()
         with self._stopping:
             assert self._wake_write is not None
-            for descriptor in (self._lifeline, self._wake_read, self._wake_write):
-                os.close(descriptor)
+            os.close(self._wake_read)
+            os.close(self._wake_write)
             self._wake_write = None
+        self._lifeline.close()
 
 
 class _Exit:
@@ -214,13 +218,6 @@ def end_marked(mark: str) -> None:
         if not found:
             return
         time.sleep(0.005)
-
-
-def _kill_with_pipe(lifeline: int, group: int) -> None:
-    """Let the kernel kill the group when the other end of the pipe closes."""
-    fcntl.fcntl(lifeline, fcntl.F_SETOWN, -group)
-    fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 def _copy(output: int, write: Callable[[bytes], None]) -> bool:

@@ -139,9 +139,11 @@ class Supervisor:
     def _hear(self, seat: Seat) -> None:
         reports = seat.read()
         if reports is None:
-            self._selector.unregister(seat.reports)
-            self._ended(seat, seat.collect())
+            self._collect(seat)
             return
+        self._note(seat, reports)
+
+    def _note(self, seat: Seat, reports: Sequence[Report]) -> None:
         for report in reports:
             if report.exit_code is not None:
                 seat.announced = report.exit_code
@@ -149,9 +151,21 @@ class Supervisor:
                 seat.failure = report
             else:
                 seat.worker = report
-        if not self._ready and all(seat.worker for seat in self._seats):
+                seat.first_id = seat.first_id or report.worker_id
+        if not self._ready and all(seat.first_id for seat in self._seats):
             self._ready = True
-            self._on_ready([seat.worker_id or "" for seat in self._seats])
+            self._on_ready([seat.first_id or "" for seat in self._seats])
+
+    def _collect(self, seat: Seat) -> None:
+        self._selector.unregister(seat.reports)
+        self._ended(seat, seat.collect())
+
+    def _find_dead(self) -> None:
+        """A worker may die while something it forked keeps its reports open: then they do not end."""
+        for seat in self._seats:
+            if seat.has_ended():
+                self._note(seat, seat.read() or [])
+                self._collect(seat)
 
     def _ended(self, seat: Seat, code: int) -> None:
         """A worker process is gone: as it should, to be replaced, or dead."""
@@ -199,6 +213,7 @@ class Supervisor:
 
     def _look_around(self) -> None:
         self._tick()
+        self._find_dead()
         if os.getpid() == 1:
             self._collect_orphans()
         if self._stop_file is not None and not self._requests and os.path.lexists(self._stop_file):
@@ -291,6 +306,7 @@ class Seat:
         self.worker: Report | None = None
         self.failure: Report | None = None
         self.announced: int | None = None
+        self.first_id: str | None = None
         self.start_at: float | None = None
         self.is_over = False
 
@@ -298,9 +314,8 @@ class Seat:
     def is_running(self) -> bool:
         return self._process is not None
 
-    @property
-    def worker_id(self) -> str | None:
-        return None if self.worker is None else self.worker.worker_id
+    def has_ended(self) -> bool:
+        return self._process is not None and self._process.poll() is not None
 
     def start(self) -> None:
         self.start_at = None
@@ -308,6 +323,7 @@ class Seat:
         self.announced = None
         self._buffer = b""
         self.reports, theirs = os.pipe()
+        os.set_blocking(self.reports, False)
         lifeline, self._lifeline = os.pipe()
         try:
             process = subprocess.Popen(
@@ -330,7 +346,10 @@ class Seat:
 
     def read(self) -> list[Report] | None:
         """What the process has reported since, or None when it has ended."""
-        data = os.read(self.reports, 65_536)
+        try:
+            data = os.read(self.reports, 65_536)
+        except BlockingIOError:
+            return []
         if not data:
             return None
         *lines, self._buffer = (self._buffer + data).split(b"\n")

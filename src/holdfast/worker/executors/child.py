@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import importlib
 import os
 import queue as queues
@@ -19,6 +18,7 @@ from holdfast.context import Attempt
 from holdfast.core.lifecycle import Errored
 from holdfast.function import JobFunction
 from holdfast.handler import Handler
+from holdfast.lifeline import KERNEL_KILLS, kill_group_at_end
 from holdfast.queue import Queue
 from holdfast.worker.executors.wire import (
     Ask,
@@ -150,25 +150,15 @@ def _import(module: str) -> Any:
     return importlib.import_module(module)
 
 
-def die_with_the_worker(lifeline: int) -> None:
-    """Let the kernel kill this process's group when the worker's end of the pipe closes.
-
-    The reading thread would do it too, but not while a handler holds the interpreter lock in a long C call.
-    """
-    if not hasattr(fcntl, "F_SETSIG"):  # Linux only
-        return
-    fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
-    fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
-
-
 def main() -> None:
     worker.in_handler_process = True
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     commands, replies, lifeline = (int(argument) for argument in sys.argv[1:4])
     for descriptor in (commands, replies, lifeline):
         os.set_inheritable(descriptor, False)
-    die_with_the_worker(lifeline)
+    if KERNEL_KILLS:
+        # The reading thread would do it too, but not while a handler holds the interpreter lock.
+        kill_group_at_end(lifeline, os.getpgrp())
     ChildProgram(os.fdopen(commands, "rb"), os.fdopen(replies, "wb")).serve()
 
 

@@ -24,6 +24,7 @@ from holdfast.context import Attempt
 from holdfast.core.clock import Clock
 from holdfast.core.lifecycle import Errored
 from holdfast.errors import ProcessDied
+from holdfast.lifeline import Lifeline
 from holdfast.store.protocol import Store
 from holdfast.worker.executors.threads import ThreadExecutor
 from holdfast.worker.executors.wire import (
@@ -123,8 +124,8 @@ class Child:
     def __init__(self, setup: Setup) -> None:
         commands_read, commands_write = os.pipe()
         replies_read, replies_write = os.pipe()
-        lifeline, self._lifeline = os.pipe()  # held by this process alone, for as long as it lives
-        theirs = (commands_read, replies_write, lifeline)
+        self._lifeline = Lifeline()
+        theirs = (commands_read, replies_write, self._lifeline.theirs)
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "holdfast.worker.executors.child", *map(str, theirs)],
@@ -133,8 +134,9 @@ class Child:
                 start_new_session=True,  # its own group: it can be killed with all it started
             )
         except BaseException:
-            for descriptor in (commands_write, replies_read, self._lifeline):
+            for descriptor in (commands_write, replies_read):
                 os.close(descriptor)
+            self._lifeline.close()
             raise
         finally:
             for descriptor in theirs:
@@ -225,7 +227,7 @@ class Child:
         with suppress(OSError):
             self._commands.close()
         os.close(self._replies)
-        os.close(self._lifeline)
+        self._lifeline.close()
 
     def _send(self, message: object) -> None:
         with self._sending, suppress(OSError, ValueError):  # a dead child is found when its replies end
