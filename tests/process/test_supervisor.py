@@ -44,6 +44,16 @@ def leave(code: int) -> None:
     os._exit(code)
 
 @queue.job
+def fork(pid_file: str) -> None:
+    pid = os.fork()
+    if pid == 0:
+        threading.Event().wait(60)
+        os._exit(0)
+    with open(pid_file, "w") as file:
+        file.write(f"{pid}\\n")
+    os.waitpid(pid, 0)
+
+@queue.job
 def greet(name: str) -> str:
     return f"hello {name}"
 """
@@ -222,9 +232,27 @@ def test_the_log_says_that_a_worker_died_and_when_another_starts(desk: Desk) -> 
     os.kill(worker.pid, signal.SIGKILL)
     said = f"worker process {worker.pid} was killed by signal 9; another starts in 1 s"
     wait_until(lambda: said in workers.output(), message=said)
-    assert desk.queue.workers() == []
+    wait_until(lambda: [w.state for w in desk.queue.workers()] == ["restarting"], message="its row stays")
     assert workers.stop() == 0
     assert len(workers.output().split("started, pid")) == 2
+    assert desk.queue.store.list_workers() == []
+
+
+def test_a_dead_worker_is_found_though_what_it_forked_lives_on(desk: Desk, app: Path) -> None:
+    """The child of a fork holds copies of the worker's pipes, so that they do not end with it."""
+    workers = desk.workers("--app app:queue", cwd=app)
+    file = desk.home / "forked"
+    job = desk.queue.enqueue("fork", {"pid_file": str(file)}, max_attempts=1).id
+    wait_until(lambda: file.exists() and file.read_text().endswith("\n"), message="the handler has forked")
+    orphan = int(file.read_text())
+    try:
+        os.kill(workers.pids()[0], signal.SIGKILL)
+        assert "WorkerLost" in (desk.wait(job, "failed", SOON).error or "")
+        workers.wait_for("worker.started", 2)
+        assert is_alive(orphan)
+    finally:
+        os.kill(orphan, signal.SIGKILL)
+    assert workers.stop() == 0
 
 
 def test_a_job_that_kills_its_workers_ends_failed_and_the_next_one_runs(desk: Desk) -> None:
@@ -320,6 +348,30 @@ def test_detached_workers_that_drain_end_by_themselves(desk: Desk) -> None:
     wait_until(lambda: not is_alive(answer["pid"]), message="the supervisor has ended")
 
 
+def test_detached_workers_that_find_nothing_to_do_have_been_up_all_the_same(desk: Desk) -> None:
+    """The first has drained and left before the last one is up."""
+    assert len(desk.json("worker start --detach --drain --count 3")["workers"]) == 3
+    desk.wait_empty()
+
+
+def test_the_log_of_detached_workers_is_rotated_and_may_be_removed(desk: Desk) -> None:
+    answer = desk.json("worker start --detach")
+    log = Path(answer["log"])
+    with log.open("a") as file:
+        file.write("x" * 11 * 1024 * 1024)
+    wait_until(lambda: log.stat().st_size < 1024 * 1024, message="it was cut")
+    assert Path(f"{log}.1").stat().st_size > 10 * 1024 * 1024
+    with log.open("a") as file:
+        log.unlink()
+        file.write("x" * 11 * 1024 * 1024)
+        file.flush()
+        wait_until(lambda: os.fstat(file.fileno()).st_size == 0, message="it was cut, though it has no name")
+    job = desk.enqueue("true")
+    desk.wait(job, "completed")
+    desk("worker stop")
+    desk.wait_empty()
+
+
 def test_workers_that_a_job_detaches_survive_the_job(desk: Desk) -> None:
     """And the death of its worker, with which everything else that the job started would end."""
     first = desk.workers()
@@ -335,6 +387,31 @@ def test_workers_that_a_job_detaches_survive_the_job(desk: Desk) -> None:
 
 
 # worker stop.
+
+
+def test_stop_reaches_a_worker_that_is_about_to_be_replaced(desk: Desk) -> None:
+    workers = desk.workers()
+    for number in (1, 2, 3):  # each time the pause is longer
+        os.kill(workers.wait_for("worker.started", number)["pid"], signal.SIGKILL)
+        workers.wait_for("worker.died", number)
+    [worker] = desk.json("worker list")
+    assert desk("worker stop").out == f"{worker['id']} stopped\n"
+    assert workers.wait() == 0
+    assert len(workers.pids()) == 3
+    assert desk.queue.store.list_workers() == []
+
+
+def test_stop_does_not_wait_for_a_worker_that_was_killed_with_its_supervisor(desk: Desk) -> None:
+    workers = desk.workers()
+    [pid] = workers.pids()
+    workers.signal(signal.SIGSTOP)  # it must not free the worker's row
+    os.kill(pid, signal.SIGKILL)
+    workers.signal(signal.SIGKILL)
+    workers.wait()
+    asked = time.monotonic()
+    desk("worker stop")
+    assert time.monotonic() - asked < SOON
+    desk.wait_empty()
 
 
 def test_stop_waits_for_running_jobs(desk: Desk) -> None:
@@ -610,7 +687,7 @@ def test_a_signal_during_the_passing_on_of_another_is_not_lost(monkeypatch: pyte
 
     monkeypatch.setattr(Seat, "signal", pass_on_and_be_asked_again)
     assert supervisor.run()
-    assert len([number for number in passed_on if number != signal.SIGKILL]) == 2
+    assert passed_on[:2] == [signal.SIGTERM, signal.SIGINT]
 
 
 def test_a_signal_to_a_worker_that_is_leaving_prints_no_traceback(desk: Desk, app: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
 import logging
 import os
 import signal
@@ -144,6 +145,7 @@ def _detach(call: Call, options: dict[str, Any]) -> int:
         words.append("--drain")
     ready, theirs = os.pipe()
     with open(path, "ab") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)  # held by all who inherit it: see _forget_old_logs
         process = subprocess.Popen(
             [*PYTHON, "holdfast.cli", "worker", "start", *words, "--ready-fd", str(theirs)],
             stdin=subprocess.DEVNULL,
@@ -215,10 +217,12 @@ LARGEST_LOG = 10 * 1024 * 1024
 
 
 def _forget_old_logs(folder: str) -> None:
-    """Keep the newest logs; one that is written to is among them."""
+    """Keep the newest logs, and those that somebody still writes to."""
     paths = [os.path.join(folder, name) for name in os.listdir(folder)]
     for path in sorted(paths, key=os.path.getmtime, reverse=True)[KEPT_LOGS:]:
-        os.unlink(path)
+        with suppress(OSError), open(path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(path)
 
 
 def _rotation() -> Callable[[], None]:
@@ -230,9 +234,10 @@ def _rotation() -> Callable[[], None]:
             return
         path = os.readlink(f"/proc/self/fd/{descriptor}") if sys.platform == "linux" else None
         if path is not None:
-            import shutil
+            from shutil import copyfile
 
-            shutil.copyfile(path, path + ".1")
+            with suppress(OSError):  # removed by somebody, or no room for a copy
+                copyfile(path, path + ".1")
         os.ftruncate(descriptor, 0)  # all who write to it append
 
     return rotate
@@ -272,7 +277,7 @@ def stop(call: Call) -> int:
     deadline = time.monotonic() + timeout
     while left and time.monotonic() < deadline:
         time.sleep(_PAUSE)
-        alive = {worker.id for worker in call.queue.workers()}
+        alive = {worker.id for worker in call.queue.workers() if not _is_dead(worker)}
         for id in [id for id in left if id not in alive]:
             del left[id]
             print_line(f"{id} stopped")
@@ -280,6 +285,19 @@ def stop(call: Call) -> int:
     for worker in left.values():
         say(f"worker {worker.id} (pid {worker.pid} on {worker.host}) is still running after {timeout:g} s")
     return FAILED if left else code
+
+
+def _is_dead(worker: WorkerRecord) -> bool:
+    """Whether a worker of this machine is certainly gone, though its last heartbeat is not old yet."""
+    if worker.host != socket.gethostname() or worker.state == "restarting":
+        return False
+    try:
+        os.kill(worker.pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
 
 
 def _chosen(call: Call) -> tuple[list[WorkerRecord], int]:

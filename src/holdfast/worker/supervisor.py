@@ -23,7 +23,7 @@ from holdfast.core.ids import new_id
 from holdfast.core.job import Status
 from holdfast.errors import ConfigError, HoldfastError, StoreError
 from holdfast.queue import Queue
-from holdfast.store.protocol import Expired
+from holdfast.store.protocol import Expired, StopRequest
 from holdfast.worker.maintenance import count_loss, events_of_loss, reap
 from holdfast.worker.statistics import Statistics
 
@@ -37,7 +37,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 LONG_ENOUGH = 60.0
 """Seconds after which a worker's death is the first again."""
 
-_LOOK = 0.25
+_LOOK, _BEAT = 0.25, 1.0
 # Different ones: two equal signals that come together are one to the kernel. A worker takes them alike.
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)
 
@@ -194,6 +194,7 @@ class Supervisor:
             self._unfreed.append(worker)
             self._on_death(worker.worker_id)
             self._free()
+            seat.resting, seat.look_at = worker, 0.0
         pause = seat.next_pause()
         self._events.emit(
             e.WorkerDied(
@@ -207,6 +208,7 @@ class Supervisor:
 
     def _replace(self, seat: Seat, pause: float) -> None:
         if self._requests:
+            self._end_rest(seat)
             seat.is_over = True
         else:
             seat.start_at = time.monotonic() + pause
@@ -220,11 +222,35 @@ class Supervisor:
             self.stop(f"{self._stop_file} exists")
         if self._requests > self._passed_on:
             self._pass_on()
-        for seat in self._seats:
-            if seat.start_at is not None and time.monotonic() >= seat.start_at:
-                self._start(seat)
         if self._unfreed:
             self._free()
+        for seat in self._seats:
+            if seat.start_at is not None:
+                self._rest(seat)
+
+    def _rest(self, seat: Seat) -> None:
+        """Between a death and the next start the dead worker's row stays, so that it can be asked to stop."""
+        resting, now = seat.resting, time.monotonic()
+        if resting is not None and now >= seat.look_at:
+            seat.look_at = now + _BEAT
+            with suppress(StoreError):
+                self._stand_in_for(seat, resting)
+        if seat.start_at is not None and now >= seat.start_at:
+            self._end_rest(seat)
+            self._start(seat)
+
+    def _stand_in_for(self, seat: Seat, resting: Report) -> None:
+        queue, worker_id = self._queue(resting.database), resting.worker_id or ""
+        queue.store.heartbeat(worker_id, (), state="restarting", lease_seconds=queue.settings().lease_seconds)
+        if queue.store.get_stop_request(worker_id) is not StopRequest.NONE:
+            self._end_rest(seat)
+            seat.is_over = True
+
+    def _end_rest(self, seat: Seat) -> None:
+        resting, seat.resting, seat.start_at = seat.resting, None, None
+        if resting is not None:
+            with suppress(StoreError):  # else it is forgotten when it has been silent for long
+                self._queue(resting.database).store.remove_workers([resting.worker_id or ""])
 
     def _collect_orphans(self) -> None:
         """As a container's first process we inherit whatever lost its parent, and nobody else collects it."""
@@ -243,7 +269,7 @@ class Supervisor:
         requests = self._requests  # a signal may raise it meanwhile
         for seat in self._seats:
             if seat.start_at is not None:
-                seat.start_at = None
+                self._end_rest(seat)
                 seat.is_over = True
             for number in range(self._passed_on, requests):
                 seat.signal(_SIGNALS[min(number, 2)])
@@ -263,15 +289,17 @@ class Supervisor:
                 for event in events_of_loss(lost, status):
                     self._events.emit(event)
 
+    def _queue(self, database: str) -> Queue:
+        if database not in self._queues:
+            self._queues[database] = Queue(database)
+        return self._queues[database]
+
     def _free_worker(self, worker_id: str, database: str) -> list[tuple[Expired, Status]]:
-        queue = self._queues.get(database)
-        if queue is None:
-            queue = self._queues[database] = Queue(database)
+        queue = self._queue(database)
         store = queue.store
         with store.transaction():
             held = store.list_held(worker_id)
             freed = reap(store, held, queue.refresh_settings(), expired_only=False)
-            store.remove_workers([worker_id])
             now = store.now()
             for lost, status in freed:
                 count_loss(self._statistics, lost.type, status, now)
@@ -281,7 +309,8 @@ class Supervisor:
 
     def _close(self) -> None:
         for seat in self._seats:
-            seat.signal(signal.SIGKILL)
+            seat.signal(signal.SIGTERM)  # nobody is left, but after a mistake of ours
+        for seat in self._seats:
             seat.close()
         for queue in self._queues.values():
             queue.close()
@@ -307,6 +336,8 @@ class Seat:
         self.failure: Report | None = None
         self.announced: int | None = None
         self.first_id: str | None = None
+        self.resting: Report | None = None
+        self.look_at = 0.0
         self.start_at: float | None = None
         self.is_over = False
 
