@@ -690,6 +690,13 @@ def test_a_signal_during_the_passing_on_of_another_is_not_lost(monkeypatch: pyte
     assert passed_on[:2] == [signal.SIGTERM, signal.SIGINT]
 
 
+def test_a_thread_of_the_application_does_not_keep_a_stopped_worker(desk: Desk, app: Path) -> None:
+    with (app / "app.py").open("a") as file:
+        file.write("threading.Thread(target=threading.Event().wait).start()\n")
+    workers = desk.workers("--app app:queue", cwd=app)
+    assert workers.stop() == 0
+
+
 def test_a_signal_to_a_worker_that_is_leaving_prints_no_traceback(desk: Desk, app: Path) -> None:
     """The application takes its time at exit; nothing of a job is left to be released."""
     leaving = desk.home / "leaving"

@@ -218,6 +218,23 @@ def test_watched_status_keeps_to_the_size_of_the_terminal(home: Path, queue: Que
     assert frame.count("\n") <= height, f"{frame.count(chr(10))} lines on a terminal of {height}"
 
 
+def test_watched_status_shows_what_matters_though_there_are_many_types(home: Path, queue: Queue) -> None:
+    for number in range(40):
+        queue.enqueue(f"type{number:02}", {})
+    queue.enqueue("type31", {})
+    queue.pause()
+    screen = terminal(home, "status", "--watch", height=24)
+    try:
+        screen.read_until("the whole queue is paused")
+        screen.read_until("type31")
+        screen.read_until("all (40)")
+        screen.read_until("no worker is running")
+        screen.type("\x03")
+        screen.finish()
+    finally:
+        screen.close()
+
+
 # Elsewhere.
 
 

@@ -341,8 +341,12 @@ def test_follower_goes_on_when_the_limit_is_lowered_meanwhile() -> None:
             assert follow_to(follower, 8 * SMALLEST) == numbers(7 * SMALLEST, 0)
             log.close()
             log = OutputLog("job1", SMALLEST, anew=False)
-            log.write(b"the next attempt\n")
-            assert follow_to(follower, SMALLEST).endswith(b"the next attempt\n")
+            assert not follower.is_in(log_path("job1"))
+            with open(log_path("job1"), "rb", buffering=0) as new_file:
+                follower.go_on_with(new_file)
+                assert follower.is_in(log_path("job1"))
+                log.write(b"the next attempt\n")
+                assert follow_to(follower, SMALLEST).endswith(b"the next attempt\n")
         log.close()
 
 
@@ -524,17 +528,35 @@ def test_link_in_place_of_the_file_is_not_followed(home: Path, exists: bool, ane
     log.write(b"output")
     log.end("exit code 0")
     assert (target.read_bytes() if exists else target.exists()) == (b"precious" if exists else False)
-    assert (log.tail_text(), log.trouble is None) == ("output", False)
+    assert log.tail_text() == "output"
+    assert (log.trouble is None) is anew, "the link is put aside, or the output not kept"
 
 
-def test_pipe_in_place_of_the_file_does_not_hold_up_the_job(home: Path) -> None:
+@pytest.mark.parametrize("anew", [True, False])
+def test_pipe_in_place_of_the_file_does_not_hold_up_the_job(home: Path, anew: bool) -> None:
     (home / "logs").mkdir(parents=True)
     os.mkfifo(home / "logs" / "job1.log")
-    log = OutputLog("job1", SMALLEST, anew=True)
+    log = OutputLog("job1", SMALLEST, anew=anew)
     log.write(numbers(200_000))
     log.end("exit code 0")
-    assert log.trouble is not None
     assert log.tail == numbers(200_000)[-TAIL_BYTES:]
+    assert (home / "logs" / "job1.log").is_file(), "it was put aside"
+
+
+def test_earlier_attempt_that_does_not_know_that_it_is_over_changes_nothing(home: Path) -> None:
+    """A worker that was suspended finds its job taken by another, whose log it must leave alone."""
+    first = OutputLog("job1", SMALLEST, anew=True)
+    first.heading("attempt 1")
+    first.write(b"one\n")
+    second = OutputLog("job1", SMALLEST, anew=False)
+    second.heading("attempt 2")
+    first.write(numbers(10 * SMALLEST))
+    first.end("killed by signal 9")
+    second.write(b"two\n")
+    second.end("exit code 0")
+    kept = (home / "logs" / "job1.log").read_bytes()
+    assert kept == b"--- attempt 1 ---\none\n--- attempt 2 ---\ntwo\n--- exit code 0 ---\n"
+    assert [path.name for path in (home / "logs").iterdir()] == ["job1.log"]
 
 
 def test_no_descriptor_is_left_open(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,15 +56,27 @@ def _follow(call: Call, job: Job) -> None:
     while True:
         current = call.queue.get(job.id)
         finished = current is None or current.is_finished  # asked before the last look at the file
-        if follower is None and (file := _opened(job.id)) is not None:
-            follower = Follower(file)
-        limit = call.queue.settings().get("max_log_bytes", job.type)
-        while follower is not None and (data := follower.read(limit)):
-            sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
+        follower = _print_new(follower, job.id, call.queue.settings().get("max_log_bytes", job.type))
         if finished:
             return
         time.sleep(_PAUSE)
+
+
+def _print_new(follower: Follower | None, job_id: str, limit: int) -> Follower | None:
+    """Print what has come; returns who goes on with it, if there is a log by now."""
+    if follower is None:
+        file = _opened(job_id)
+        follower = None if file is None else Follower(file)
+    if follower is None:
+        return None
+    is_last = follower.is_in(log_path(job_id))
+    while data := follower.read(limit):
+        sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
+    if not is_last and (file := _opened(job_id)) is not None:
+        follower.go_on_with(file)
+        return _print_new(follower, job_id, limit)
+    return follower
 
 
 def _opened(job_id: str) -> BinaryIO | None:

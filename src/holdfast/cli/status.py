@@ -23,7 +23,7 @@ from holdfast.cli.worker import WORKER_COLUMNS, worker_rows
 from holdfast.core.job import Status
 from holdfast.errors import StoreError, one_line
 from holdfast.observe import shapes
-from holdfast.observe.overview import Overview, overview
+from holdfast.observe.overview import Overview, Rates, overview
 from holdfast.observe.overview import Report as Answers
 from holdfast.observe.overview import report as answer
 
@@ -67,7 +67,7 @@ def _watch(call: Call) -> None:
     with Live(console=console(), screen=True, auto_refresh=False) as live:
         while True:
             try:
-                shown = _screen(overview(call.queue), live.console.width, live=True)
+                shown = _screen(overview(call.queue), live.console.width, live.console.height)
             except StoreError as error:  # a full disk or a locked file may pass
                 shown = Text(one_line(str(error)), style="red")
             live.update(shown, refresh=True)
@@ -122,35 +122,56 @@ def _waiting(count: int, which: str = "") -> str:
     return f"1 job{which} waits" if count == 1 else f"{count} jobs{which} wait"
 
 
-def _screen(view: Overview, width: int, *, live: bool = False) -> Any:
-    """All of it, for a terminal."""
+def _screen(view: Overview, width: int, height: int | None = None) -> Any:
+    """All of it, for a terminal. On a live screen of so many lines what matters most comes first."""
     from rich.console import Group
     from rich.text import Text
 
-    parts: list[Any] = []
-    if live:
-        parts.append(Text(f"{view.now:%Y-%m-%d %H:%M:%S} UTC, Ctrl-C ends", style="bright_black"))
-    parts += [_type_table(view, width), Text()]
+    notices = [Text(one_line(notice), style="yellow") for notice in _notices(view)]
     if view.workers:
-        parts += [table(WORKER_COLUMNS, worker_rows(view.workers, view.running, view.now), width), Text()]
+        workers = table(WORKER_COLUMNS, worker_rows(view.workers, view.running, view.now), width)
     else:
-        parts += [Text("no worker is running", style="bright_black"), Text()]
-    parts += [Text(one_line(notice), style="yellow") for notice in _notices(view)]
-    return Group(*parts)
+        workers = Text("no worker is running", style="bright_black")
+    if height is None:
+        return Group(_type_table(view, width, None), Text(), workers, Text(), *notices)
+    head = Text(f"{view.now:%Y-%m-%d %H:%M:%S} UTC, Ctrl-C ends", style="bright_black")
+    above = [head, *notices, Text()]
+    below = 1 + min(workers.plain.count("\n") + 1, height // 3)
+    room = height - sum(max(1, -(-len(part) // width)) for part in above) - below
+    types = _type_table(view, width, room)
+    return Group(*above, types, Text(), workers)
 
 
-def _type_table(view: Overview, width: int) -> Any:
+def _type_table(view: Overview, width: int, room: int | None) -> Any:
+    """Counts and rates by type; where there is no room for all, the busiest, and the rest as one line."""
     columns = [Column("TYPE"), *(Column(state.value.upper(), right=True, whole=True) for state in Status)]
     columns += [Column("DONE/S", right=True, whole=True), Column("FAILS/S", right=True, spare=True)]
-    rows: list[list[object]] = []
-    for type, counts in view.counts["by_type"].items():
-        rate = view.rates.get(type)
-        rates = ("0", "0") if rate is None else (_rate(rate.completed), _rate(rate.failed + rate.retried))
-        rows.append([type, *(counts[state] for state in Status), *rates])
-    totals = [_rate(sum(r.completed for r in view.rates.values()))]
-    totals.append(_rate(sum(r.failed + r.retried for r in view.rates.values())))
-    rows.append(["all", *(view.counts[state] for state in Status), *totals])
+    by_type = view.counts["by_type"]
+    shown = list(by_type)
+    if room is not None and len(shown) > room - 2:
+        shown = sorted(shown, key=lambda type: _business(by_type[type]), reverse=True)[: max(1, room - 3)]
+    rows = [_type_row(type, by_type[type], view.rates.get(type, Rates())) for type in shown]
+    total = Rates(
+        completed=sum(rate.completed for rate in view.rates.values()),
+        failed=sum(rate.failed for rate in view.rates.values()),
+        retried=sum(rate.retried for rate in view.rates.values()),
+    )
+    everything = "all" if len(shown) == len(by_type) else f"all ({len(by_type)})"
+    rows.append(_type_row(everything, view.counts, total))
     return table(columns, rows, width)
+
+
+def _business(counts: dict[str, int]) -> tuple[int, int]:
+    return counts["pending"] + counts["processing"], sum(counts.values())
+
+
+def _type_row(name: str, counts: dict[str, Any], rate: Rates) -> list[object]:
+    return [
+        name,
+        *(counts[state] for state in Status),
+        _rate(rate.completed),
+        _rate(rate.failed + rate.retried),
+    ]
 
 
 def _rate(value: float) -> str:

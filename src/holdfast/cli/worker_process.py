@@ -23,6 +23,8 @@ from holdfast.queue import Queue
 from holdfast.worker.supervisor import EXIT_CUT_SHORT, EXIT_EXHAUSTED, EXIT_NOT_STARTED, Report
 
 EXIT_CRASHED = 70
+EXIT_PATIENCE = 5.0
+"""Seconds that the application's exit handlers and threads have when the worker has ended."""
 
 
 class Options(Struct, frozen=True, kw_only=True):
@@ -113,7 +115,7 @@ def _stop_with_supervisor(lifeline: int) -> None:
 
 
 def _exit(code: int) -> NoReturn:
-    """Leave, whatever handlers that would not stop are still doing in their threads."""
+    """Leave in order, but within a bound: threads of the application may never end."""
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -122,6 +124,9 @@ def _exit(code: int) -> NoReturn:
             continue
     if code == EXIT_EXHAUSTED:
         os._exit(code)
+    last_resort = threading.Timer(EXIT_PATIENCE, os._exit, (code,))
+    last_resort.daemon = True
+    last_resort.start()
     sys.exit(code)
 
 

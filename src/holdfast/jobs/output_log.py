@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
+from shutil import copyfileobj
 from typing import BinaryIO, NamedTuple
 
 from holdfast.config import home_folder
@@ -53,6 +55,18 @@ class Follower:
         self._file = file
         self._seen = 0  # in the whole output, with what was left out
 
+    def go_on_with(self, file: BinaryIO) -> None:
+        """Another file has taken the log's place, with what it held."""
+        self._file.close()
+        self._file = file
+
+    def is_in(self, path: str) -> bool:
+        """Whether the file that is read is the one at a path."""
+        try:
+            return os.path.samestat(os.stat(path), os.fstat(self._file.fileno()))
+        except FileNotFoundError:
+            return True  # deleted: there is nothing else to read
+
     def read(self, limit: int) -> bytes:
         """The next chunk of what is new, in a log of this limit; empty if nothing is."""
         while True:
@@ -83,9 +97,7 @@ class OutputLog:
         self.trouble: str | None = None
         try:
             os.makedirs(log_folder(), mode=0o700, exist_ok=True)
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | (os.O_TRUNC if anew else 0)
-            descriptor = os.open(log_path(job_id), flags, 0o600)
-            self._file = os.fdopen(descriptor, "r+b", buffering=0)
+            self._file = _take_over(log_path(job_id), anew=anew)
             self._size = self._file.seek(0, os.SEEK_END)
         except OSError as error:
             self._give_up(error)
@@ -150,6 +162,31 @@ class OutputLog:
     def _give_up(self, error: OSError) -> None:
         self.trouble = f"the output could not be kept: {error.strerror}"
         self.close()
+
+
+def _take_over(path: str, *, anew: bool) -> BinaryIO:
+    """Put a file of our own in the log's place, with what it held.
+
+    So an earlier attempt that does not know yet that it is over writes to a file that nobody reads.
+    """
+    part = f"{path}.{os.getpid()}.new"
+    descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    file = os.fdopen(descriptor, "r+b", buffering=0)
+    try:
+        if not anew:
+            with suppress(FileNotFoundError), open(path, "rb", opener=_opener) as old:
+                copyfileobj(old, file)
+        os.replace(part, path)
+    except BaseException:
+        file.close()
+        with suppress(OSError):
+            os.unlink(part)
+        raise
+    return file
+
+
+def _opener(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def _write_all(file: BinaryIO, data: bytes) -> int:
