@@ -41,6 +41,14 @@ def home_folder() -> str:
     return os.environ.get("QUEUECTL_HOME") or os.path.join(os.path.expanduser("~"), ".queuectl")
 
 
+def make_private_folder(path: str) -> None:
+    """Make a folder for us alone, and those above it up to the home folder."""
+    home = home_folder()
+    if path != home and path.startswith(home):
+        make_private_folder(os.path.dirname(path))
+    os.makedirs(path, mode=0o700, exist_ok=True)
+
+
 def stop_file() -> str:
     """The file that stops all worker processes of this home folder while it exists."""
     return os.path.join(home_folder(), ".stop_workers")

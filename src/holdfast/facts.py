@@ -43,6 +43,11 @@ def facts_about(job: Job, store: Store, settings: Settings, workers: Sequence[Wo
     )
 
 
+def slots_of(worker: WorkerRecord, settings: Settings) -> int:
+    """The jobs that a worker can run at a time, all its types together."""
+    return min(worker.concurrency, sum(_slots_for(type, worker, settings) for type in worker.types))
+
+
 def _slots_for(type: str, worker: WorkerRecord, settings: Settings) -> int:
     """The jobs of a type that a worker runs at a time: as stored for the type, else as its code says."""
     for name in (type, base_type(type)):

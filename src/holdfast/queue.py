@@ -36,7 +36,7 @@ from holdfast.events import (
 from holdfast.live_settings import LiveSettings
 from holdfast.registry import OPTIONS, Registry
 from holdfast.store.open import open_store
-from holdfast.store.protocol import JobFilter, Store, WorkerRecord
+from holdfast.store.protocol import RESTARTING, JobFilter, Store, WorkerRecord
 
 if TYPE_CHECKING:
     from holdfast.bulk import Bulk
@@ -267,10 +267,16 @@ class Queue:
             "workers": len(self.workers()),
         }
 
-    def workers(self) -> list[WorkerRecord]:
-        """The workers that were heard of within a lease."""
+    def workers(self, *, restarting: bool = False) -> list[WorkerRecord]:
+        """The workers heard of within a lease; with `restarting` also those about to be replaced."""
         alive_since = to_datetime(self.store.now() - microseconds(self.settings().lease_seconds))
-        return [w for w in self.store.list_workers() if w.heartbeat_at and w.heartbeat_at >= alive_since]
+        return [
+            worker
+            for worker in self.store.list_workers()
+            if worker.heartbeat_at
+            and worker.heartbeat_at >= alive_since
+            and (restarting or worker.state != RESTARTING)
+        ]
 
     def why(self, job_id: str) -> list[Reason]:
         """Why a job is not running (yet), and when that will change; for a finished one, how it ended."""

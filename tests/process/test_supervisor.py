@@ -16,7 +16,7 @@ import pytest
 
 from holdfast import Queue
 from holdfast.events import Events
-from holdfast.worker.supervisor import Seat, Supervisor
+from holdfast.worker.supervisor import Supervisor
 from tests.process.programs import is_alive
 from tests.support import wait_until
 from tests.surfaces.desk import Desk
@@ -232,7 +232,11 @@ def test_the_log_says_that_a_worker_died_and_when_another_starts(desk: Desk) -> 
     os.kill(worker.pid, signal.SIGKILL)
     said = f"worker process {worker.pid} was killed by signal 9; another starts in 1 s"
     wait_until(lambda: said in workers.output(), message=said)
-    wait_until(lambda: [w.state for w in desk.queue.workers()] == ["restarting"], message="its row stays")
+    wait_until(
+        lambda: [w.state for w in desk.queue.workers(restarting=True)] == ["restarting"],
+        message="its row stays",
+    )
+    assert desk.queue.workers() == []
     assert workers.stop() == 0
     assert len(workers.output().split("started, pid")) == 2
     assert desk.queue.store.list_workers() == []
@@ -676,18 +680,18 @@ def test_a_signal_during_the_passing_on_of_another_is_not_lost(monkeypatch: pyte
         events=Events(),
         on_ready=lambda _: supervisor.stop("the first"),
     )
-    pass_on = Seat.signal
-    passed_on = []
+    send = subprocess.Popen.send_signal
+    sent = []
 
-    def pass_on_and_be_asked_again(seat: Seat, number: signal.Signals) -> None:
-        passed_on.append(number)
-        pass_on(seat, number)
-        if len(passed_on) == 1:
+    def send_and_be_asked_again(process: subprocess.Popen[bytes], number: int) -> None:
+        sent.append(number)
+        send(process, number)
+        if len(sent) == 1:
             supervisor.stop("the second")
 
-    monkeypatch.setattr(Seat, "signal", pass_on_and_be_asked_again)
+    monkeypatch.setattr(subprocess.Popen, "send_signal", send_and_be_asked_again)
     assert supervisor.run()
-    assert passed_on[:2] == [signal.SIGTERM, signal.SIGINT]
+    assert sent == [signal.SIGTERM, signal.SIGINT]
 
 
 def test_a_thread_of_the_application_does_not_keep_a_stopped_worker(desk: Desk, app: Path) -> None:

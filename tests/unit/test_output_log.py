@@ -415,7 +415,7 @@ def test_folder_that_cannot_be_made_costs_the_output_alone(
     log.write(b"output")
     log.end("exit code 0")
     assert log.tail_text() == "output"
-    assert log.trouble == f"the output could not be kept: {os.strerror(errno.ENOTDIR)}"
+    assert log.trouble == f"the output could not be kept: {os.strerror(errno.EEXIST)}"
 
 
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS, errno.EMFILE, errno.EDQUOT])

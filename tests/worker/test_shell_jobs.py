@@ -440,7 +440,9 @@ def test_wrong_payload_from_elsewhere_fails_for_good(
 @linux
 def test_command_too_long_for_the_system_fails_for_good(queue: Queue, start_worker: StartWorker) -> None:
     queue.set_config("max_attempts", 5)
-    job = run(queue, start_worker, "true " + "x" * 500_000)
+    with pytest.raises(InvalidPayload, match="command"):
+        queue.enqueue("shell", {"command": "true " + "x" * 500_000})
+    job = run(queue, start_worker, "true " + "ü" * 100_000)  # fewer characters than it has bytes
     assert (job.status, job.attempts) == ("failed", 1)
     assert (job.error or "").startswith("CommandNotStarted: the command could not be started: ")
     assert len(job.error or "") < 1000
@@ -484,7 +486,7 @@ def test_no_descriptor_is_left_open_whatever_happens(
             {"command": "echo hi"},
             {"command": "exit 1"},
             {"command": "true", "cwd": str(tmp_path / "missing")},
-            {"command": "true " + "x" * 500_000},
+            {"command": "true " + "ü" * 100_000},
             {"command": "sleep 60 & exec >&-"},
         ]
         for job in queue.enqueue_many("shell", payloads):

@@ -229,7 +229,7 @@ def test_why_names_full_slots_when_other_types_fill_them(
     queue.enqueue("slow")
     gate.wait_entered()
     (reason,) = queue.why(queue.enqueue("other").id)
-    assert (reason.code, reason.text) == ("slots_full", "all 1 slots of the workers are taken")
+    assert (reason.code, reason.text) == ("slots_full", "another job has the one slot of the workers")
 
 
 def test_type_that_is_named_to_a_worker_without_a_handler_is_not_served(

@@ -86,9 +86,12 @@ def enqueue(call: Call) -> int:
     return DONE
 
 
+_SURELY_SHORT = 10_000
+
+
 def _is_plain_command(payload: dict[str, Any]) -> bool:
     command = payload.get("command")
-    return payload.keys() == {"command"} and isinstance(command, str) and command != ""
+    return payload.keys() == {"command"} and isinstance(command, str) and 0 < len(command) < _SURELY_SHORT
 
 
 def is_shell(type: object) -> bool:

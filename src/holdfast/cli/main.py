@@ -66,7 +66,7 @@ def run(words: list[str]) -> int:
         say(f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error))
         return FAILED
     except UsageError as error:
-        say(str(error).removeprefix("queuectl: "))
+        say(str(error).removeprefix("queuectl "))
         return WRONG_USAGE
     except Exception as error:
         if os.environ.get("QUEUECTL_DEBUG"):

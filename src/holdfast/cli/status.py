@@ -23,9 +23,9 @@ from holdfast.cli.worker import WORKER_COLUMNS, worker_rows
 from holdfast.core.job import Status
 from holdfast.errors import StoreError, one_line
 from holdfast.observe import shapes
-from holdfast.observe.overview import Overview, Rates, overview
-from holdfast.observe.overview import Report as Answers
+from holdfast.observe.overview import Answers, Overview, Rates, overview
 from holdfast.observe.overview import report as answer
+from holdfast.queue import Queue
 
 _REFRESH = 1.0
 
@@ -49,7 +49,7 @@ def _print_status(call: Call, view: Overview) -> None:
         print_json(_shape(view), compact=bool(call.arguments.watch))
     elif on_terminal():
         out = console()
-        out.print(_screen(view, out.width))
+        out.print(_screen(call.queue, view, out.width))
     else:
         for line in _plain(view):
             print_line(*line)
@@ -67,7 +67,7 @@ def _watch(call: Call) -> None:
     with Live(console=console(), screen=True, auto_refresh=False) as live:
         while True:
             try:
-                shown = _screen(overview(call.queue), live.console.width, live.console.height)
+                shown = _screen(call.queue, overview(call.queue), live.console.width, live.console.height)
             except StoreError as error:  # a full disk or a locked file may pass
                 shown = Text(one_line(str(error)), style="red")
             live.update(shown, refresh=True)
@@ -122,14 +122,14 @@ def _waiting(count: int, which: str = "") -> str:
     return f"1 job{which} waits" if count == 1 else f"{count} jobs{which} wait"
 
 
-def _screen(view: Overview, width: int, height: int | None = None) -> Any:
+def _screen(queue: Queue, view: Overview, width: int, height: int | None = None) -> Any:
     """All of it, for a terminal. On a live screen of so many lines what matters most comes first."""
     from rich.console import Group
     from rich.text import Text
 
     notices = [Text(one_line(notice), style="yellow") for notice in _notices(view)]
     if view.workers:
-        workers = table(WORKER_COLUMNS, worker_rows(view.workers, view.running, view.now), width)
+        workers = table(WORKER_COLUMNS, worker_rows(queue, view.workers, view.running, view.now), width)
     else:
         workers = Text("no worker is running", style="bright_black")
     if height is None:

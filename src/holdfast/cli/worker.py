@@ -3,38 +3,34 @@
 from __future__ import annotations
 
 import argparse
-import fcntl
 import logging
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from datetime import datetime
 from typing import Any
 
 import msgspec
 
-from holdfast.cli.command import DONE, FAILED, WRONG_USAGE, Call, Parser, UsageError, command, say
+from holdfast.cli.command import DONE, FAILED, Call, Parser, UsageError, command, say
+from holdfast.cli.detach import PYTHON, clean_environment, detach, rotation, tell_ready
 from holdfast.cli.output import Column, age, print_json, print_line, print_table
-from holdfast.config import home_folder, parse_duration, parse_setting, stop_file
+from holdfast.config import parse_duration, parse_setting, stop_file
 from holdfast.core.clock import to_datetime
 from holdfast.core.job import check_type
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.events import Events
-from holdfast.jobs.process_group import MARKS, WORKER_MARK, end_marked
+from holdfast.facts import slots_of
+from holdfast.jobs.process_group import WORKER_MARK, end_marked
 from holdfast.observe import log, shapes
 from holdfast.observe.overview import MOST_RUNNING
-from holdfast.store.protocol import Running, StopRequest, WorkerRecord
+from holdfast.queue import Queue
+from holdfast.store.protocol import RESTARTING, Running, StopRequest, WorkerRecord
 from holdfast.worker.supervisor import Supervisor
 
 MOST_WORKERS = 1000
-PYTHON = (sys.executable, "-P", "-m")
-"""Runs one of our modules; not from the current folder, where a queue.py would hide the standard one."""
-
-_START_PATIENCE = 60.0
 _STOP_MARGIN = 10.0
 _PAUSE = 0.1
 
@@ -71,7 +67,7 @@ def start(call: Call) -> int:
     options = _options(call)
     _refuse_stop_file()
     if arguments.detach:
-        return _detach(call, options)
+        return detach(call, options)
     if call.wants_json:
         raise UsageError("queuectl worker start: --json goes with --detach; the log has --log-format json")
     log.configure(options["log_format"])
@@ -82,9 +78,9 @@ def start(call: Call) -> int:
         events=Events(),
         environment=clean_environment(),
         stop_file=stop_file(),
-        on_ready=lambda ids: _tell_ready(arguments.ready_fd, ids),
+        on_ready=lambda ids: tell_ready(arguments.ready_fd, ids),
         on_death=lambda worker_id: end_marked(f"{WORKER_MARK}={worker_id}"),
-        tick=_rotation() if arguments.ready_fd is not None else lambda: None,
+        tick=rotation() if arguments.ready_fd is not None else lambda: None,
     )
     _handle_signals(supervisor)
     return DONE if supervisor.run() else FAILED
@@ -118,129 +114,11 @@ def _refuse_stop_file() -> None:
         raise HoldfastError(f"{stop_file()} exists, which stops all workers", hint="remove it to start some")
 
 
-def clean_environment() -> dict[str, str]:
-    """Ours without the marks of a job: workers that a command starts are not to end with it."""
-    return {name: value for name, value in os.environ.items() if name not in MARKS}
-
-
 def _handle_signals(supervisor: Supervisor) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, nobody learns how a child ended
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
             signal.signal(number, lambda n, _: supervisor.stop(signal.Signals(n).name))
-
-
-# Detached.
-
-
-def _detach(call: Call, options: dict[str, Any]) -> int:
-    """Start the supervisor in a session of its own and wait until it says that its workers are up."""
-    arguments = call.arguments
-    path = _log_file()
-    words = ["--count", str(arguments.count), "--log-format", arguments.log_format or "text"]
-    for name in ("database", "app", "types", "concurrency"):
-        if options[name] is not None:
-            words += [f"--{name}", str(getattr(arguments, name))]
-    if arguments.drain:
-        words.append("--drain")
-    ready, theirs = os.pipe()
-    with open(path, "ab") as file:
-        fcntl.flock(file, fcntl.LOCK_SH)  # held by all who inherit it: see _forget_old_logs
-        process = subprocess.Popen(
-            [*PYTHON, "holdfast.cli", "worker", "start", *words, "--ready-fd", str(theirs)],
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-            env=clean_environment(),
-            pass_fds=(theirs,),
-            start_new_session=True,
-        )
-    os.close(theirs)
-    try:
-        workers = _wait_until_ready(call, ready, process, path)
-    except KeyboardInterrupt:
-        process.terminate()
-        raise
-    if call.wants_json:
-        print_json({"pid": process.pid, "workers": workers, "log": path})
-    else:
-        count = "1 worker" if len(workers) == 1 else f"{len(workers)} workers"
-        print_line(f"{count} started, supervisor pid {process.pid}, log {path}")
-    return DONE
-
-
-def _wait_until_ready(call: Call, ready: int, process: subprocess.Popen[bytes], path: str) -> list[str]:
-    from select import select
-
-    deadline = time.monotonic() + _START_PATIENCE
-    text = b""
-    while not text.endswith(b"\n"):
-        readable, _, _ = select([ready], [], [], max(0.0, deadline - time.monotonic()))
-        part = os.read(ready, 65_536) if readable else b""
-        if not part:
-            break
-        text += part
-    os.close(ready)
-    if text.endswith(b"\n"):
-        ids: list[str] = msgspec.json.decode(text)
-        return ids
-    if process.poll() is None and time.monotonic() >= deadline:
-        process.terminate()
-        raise HoldfastError(f"the workers were not up after {_START_PATIENCE:g} s", hint=f"see {path}")
-    code = process.wait()
-    with open(path, encoding="utf-8", errors="replace") as file:
-        said = [line.strip() for line in file if line.startswith("queuectl: ")]
-    if not said:
-        call.queue.open()  # on a full disk the log could not be written, but the reason can be found again
-        raise HoldfastError("the workers could not be started", hint=f"see {path}")
-    os.unlink(path)  # all it holds is said here
-    reason = said[-1].removeprefix("queuectl: ")
-    raise (ConfigError if code == WRONG_USAGE else HoldfastError)(reason)
-
-
-def _tell_ready(descriptor: int | None, ids: list[str]) -> None:
-    if descriptor is not None:
-        with suppress(BrokenPipeError):
-            os.write(descriptor, msgspec.json.encode(ids) + b"\n")
-        os.close(descriptor)
-
-
-def _log_file() -> str:
-    folder = os.path.join(home_folder(), "logs", "workers")
-    os.makedirs(folder, mode=0o700, exist_ok=True)
-    _forget_old_logs(folder)
-    return os.path.join(folder, f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}.log")
-
-
-KEPT_LOGS = 20
-LARGEST_LOG = 10 * 1024 * 1024
-
-
-def _forget_old_logs(folder: str) -> None:
-    """Keep the newest logs, and those that somebody still writes to."""
-    paths = [os.path.join(folder, name) for name in os.listdir(folder)]
-    for path in sorted(paths, key=os.path.getmtime, reverse=True)[KEPT_LOGS:]:
-        with suppress(OSError), open(path, "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.unlink(path)
-
-
-def _rotation() -> Callable[[], None]:
-    """Keeps a detached supervisor's log from growing for ever: what is old goes to a second file."""
-    descriptor = sys.stdout.fileno()
-
-    def rotate() -> None:
-        if os.fstat(descriptor).st_size <= LARGEST_LOG:
-            return
-        path = os.readlink(f"/proc/self/fd/{descriptor}") if sys.platform == "linux" else None
-        if path is not None:
-            from shutil import copyfile
-
-            with suppress(OSError):  # removed by somebody, or no room for a copy
-                copyfile(path, path + ".1")
-        os.ftruncate(descriptor, 0)  # all who write to it append
-
-    return rotate
 
 
 # Stopping and listing.
@@ -277,7 +155,7 @@ def stop(call: Call) -> int:
     deadline = time.monotonic() + timeout
     while left and time.monotonic() < deadline:
         time.sleep(_PAUSE)
-        alive = {worker.id for worker in call.queue.workers() if not _is_dead(worker)}
+        alive = {worker.id for worker in call.queue.workers(restarting=True) if not _is_dead(worker)}
         for id in [id for id in left if id not in alive]:
             del left[id]
             print_line(f"{id} stopped")
@@ -289,21 +167,19 @@ def stop(call: Call) -> int:
 
 def _is_dead(worker: WorkerRecord) -> bool:
     """Whether a worker of this machine is certainly gone, though its last heartbeat is not old yet."""
-    if worker.host != socket.gethostname() or worker.state == "restarting":
+    if worker.host != socket.gethostname() or worker.state == RESTARTING:
         return False
     try:
         os.kill(worker.pid, 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
+    except OSError as error:
+        return isinstance(error, ProcessLookupError)
     return False
 
 
 def _chosen(call: Call) -> tuple[list[WorkerRecord], int]:
     """The workers to stop, and the exit code so far: ids that name none are failures."""
     arguments = call.arguments
-    workers = call.queue.workers()
+    workers = call.queue.workers(restarting=True)
     if not arguments.workers:
         here = socket.gethostname()
         return [worker for worker in workers if arguments.all_hosts or worker.host == here], DONE
@@ -328,13 +204,13 @@ def _timeout(call: Call) -> float:
 def list_workers(call: Call) -> int:
     """List the running workers, and what each is running."""
     queue = call.queue
-    workers = queue.workers()
+    workers = queue.workers(restarting=True)
     running = queue.store.list_running(MOST_RUNNING)
     now = to_datetime(queue.store.now())
     if call.wants_json:
         print_json([shapes.worker(worker, running, now) for worker in workers])
         return DONE
-    print_table(WORKER_COLUMNS, worker_rows(workers, running, now), empty="no worker is running")
+    print_table(WORKER_COLUMNS, worker_rows(queue, workers, running, now), empty="no worker is running")
     return DONE
 
 
@@ -350,20 +226,23 @@ WORKER_COLUMNS = (
 )
 
 
-def worker_rows(workers: list[WorkerRecord], running: list[Running], now: Any) -> list[tuple[object, ...]]:
-    rows: list[tuple[object, ...]] = []
-    for worker in workers:
-        jobs = [job.id for job in running if job.worker_id == worker.id]
-        rows.append(
-            (
-                worker.id,
-                worker.pid,
-                worker.host,
-                worker.state,
-                age(worker.started_at, now),
-                age(worker.heartbeat_at, now),
-                f"{len(jobs)}/{worker.concurrency}",
-                ", ".join(jobs),
-            )
+def worker_rows(
+    queue: Queue, workers: list[WorkerRecord], running: list[Running], now: datetime
+) -> list[tuple[object, ...]]:
+    settings = queue.settings()
+    jobs: dict[str, list[str]] = {worker.id: [] for worker in workers}
+    for job in running:
+        jobs.setdefault(job.worker_id, []).append(job.id)
+    return [
+        (
+            worker.id,
+            worker.pid,
+            worker.host,
+            worker.state,
+            age(worker.started_at, now),
+            age(worker.heartbeat_at, now),
+            f"{len(jobs[worker.id])}/{slots_of(worker, settings)}",
+            ", ".join(jobs[worker.id]),
         )
-    return rows
+        for worker in workers
+    ]

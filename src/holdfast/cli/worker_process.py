@@ -20,9 +20,8 @@ from holdfast.events import Event, WorkerStarted
 from holdfast.jobs import install
 from holdfast.observe import log
 from holdfast.queue import Queue
-from holdfast.worker.supervisor import EXIT_CUT_SHORT, EXIT_EXHAUSTED, EXIT_NOT_STARTED, Report
+from holdfast.worker.seat import EXIT_CRASHED, EXIT_CUT_SHORT, EXIT_EXHAUSTED, EXIT_NOT_STARTED, Notice
 
-EXIT_CRASHED = 70
 EXIT_PATIENCE = 5.0
 """Seconds that the application's exit handlers and threads have when the worker has ended."""
 
@@ -40,22 +39,22 @@ class Options(Struct, frozen=True, kw_only=True):
 
 def main() -> NoReturn:
     options = msgspec.json.decode(sys.argv[1], type=Options)
-    reports, lifeline = int(sys.argv[2]), int(sys.argv[3])
-    for descriptor in (reports, lifeline):
+    notices, lifeline = int(sys.argv[2]), int(sys.argv[3])
+    for descriptor in (notices, lifeline):
         os.set_inheritable(descriptor, False)
     open_closed_streams()
     _settle_signals()
     threading.Thread(target=_stop_with_supervisor, args=(lifeline,), daemon=True).start()
     log.configure(options.log_format)
     logging.raiseExceptions = False  # whoever read our output may be gone; work goes on
-    code = _work(options, reports)
+    code = _work(options, notices)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # we are leaving already
-    _report(reports, Report(exit_code=code))
+    _tell(notices, Notice(exit_code=code))
     _exit(code)
 
 
-def _work(options: Options, reports: int) -> int:
+def _work(options: Options, notices: int) -> int:
     try:
         queue = make_queue(options)
         worker = queue.worker(
@@ -64,18 +63,18 @@ def _work(options: Options, reports: int) -> int:
         queue.open()
     except HoldfastError as error:
         wrong_usage = isinstance(error, ConfigError | UnknownType)
-        _report(reports, Report(failure=str(error), wrong_usage=wrong_usage))
+        _tell(notices, Notice(failure=str(error), wrong_usage=wrong_usage))
         return EXIT_NOT_STARTED
 
-    def tell(event: Event) -> None:
+    def tell_started(event: Event) -> None:
         if isinstance(event, WorkerStarted):
-            _report(reports, Report(worker_id=event.worker_id, database=queue.url))
+            _tell(notices, Notice(worker_id=event.worker_id, database=queue.url))
 
-    queue.events.subscribe(tell)
+    queue.events.subscribe(tell_started)
     try:
         finished = worker.run()
     except Exception as error:
-        _report(reports, Report(failure=f"{type(error).__name__}: {error}"))
+        _tell(notices, Notice(failure=f"{type(error).__name__}: {error}"))
         return EXIT_CRASHED
     if worker.is_exhausted:
         return EXIT_EXHAUSTED
@@ -97,9 +96,9 @@ def make_queue(options: Options) -> Queue:
     return queue
 
 
-def _report(reports: int, report: Report) -> None:
+def _tell(notices: int, notice: Notice) -> None:
     with suppress(BrokenPipeError):  # the supervisor was killed
-        os.write(reports, msgspec.json.encode(report) + b"\n")
+        os.write(notices, msgspec.json.encode(notice) + b"\n")
 
 
 def _settle_signals() -> None:

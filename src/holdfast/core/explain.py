@@ -104,9 +104,9 @@ def _pending(facts: Facts) -> list[Reason]:
             Reason("max_running", f"{facts.running_under_cap} run already, as many as max_running allows")
         )
     elif facts.slots_for_type and facts.running >= facts.slots_for_type:
-        reasons.append(Reason("slots_full", f"all {facts.slots_for_type} slots for its type are taken"))
+        reasons.append(Reason("slots_full", f"{_all_slots(facts.slots_for_type)} for its type"))
     elif facts.slots and facts.running_in_all >= facts.slots:
-        reasons.append(Reason("slots_full", f"all {facts.slots} slots of the workers are taken"))
+        reasons.append(Reason("slots_full", f"{_all_slots(facts.slots)} of the workers"))
     if facts.rate_limit and facts.rate_wait > 0:
         until = to_iso(facts.now + round(facts.rate_wait * SECOND))
         reasons.append(Reason("rate_limit", f"the rate limit of {facts.rate_limit:g} starts a second", until))
@@ -115,3 +115,7 @@ def _pending(facts: Facts) -> list[Reason]:
         who = "1 job of its type is" if facts.ahead == 1 else f"{count} jobs of its type are"
         reasons.append(Reason("in_line", f"{who} before it; a higher priority goes first, always"))
     return reasons or [Reason("ready", "it is ready and starts as soon as a worker looks")]
+
+
+def _all_slots(count: int) -> str:
+    return "another job has the one slot" if count == 1 else f"other jobs have all {count} slots"

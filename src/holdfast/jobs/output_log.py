@@ -12,7 +12,7 @@ from contextlib import suppress
 from shutil import copyfileobj
 from typing import BinaryIO, NamedTuple
 
-from holdfast.config import home_folder
+from holdfast.config import home_folder, make_private_folder
 
 TAIL_BYTES = 8 * 1024
 """How much of the end of the output a result or a failure carries."""
@@ -96,7 +96,7 @@ class OutputLog:
         self.tail = b""
         self.trouble: str | None = None
         try:
-            os.makedirs(log_folder(), mode=0o700, exist_ok=True)
+            make_private_folder(log_folder())
             self._file = _take_over(log_path(job_id), anew=anew)
             self._size = self._file.seek(0, os.SEEK_END)
         except OSError as error:

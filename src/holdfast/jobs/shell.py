@@ -24,6 +24,9 @@ from holdfast.jobs.process_group import RUN_MARK, WORKER_MARK, ProcessGroup, end
 
 TYPE = "shell"
 
+LONGEST_COMMAND = 128 * 1024 - 1
+"""Bytes that Linux takes as one argument of a program."""
+
 _Positive = Annotated[int, Meta(ge=1, le=2**62)]
 
 
@@ -39,7 +42,7 @@ class Limits(Struct, rename="camel", forbid_unknown_fields=True):
 class Command(Struct, rename="camel", forbid_unknown_fields=True):
     """The payload of a shell job. `cwd` is the worker's folder by default; `env` comes on top of its own."""
 
-    command: Annotated[str, Meta(min_length=1)]
+    command: Annotated[str, Meta(min_length=1, max_length=LONGEST_COMMAND)]
     cwd: str | None = None
     env: dict[Annotated[str, Meta(pattern=r"^[^=]+$")], str] | None = None
     limits: Limits | None = None

@@ -107,7 +107,7 @@ class Durations(Struct, frozen=True, kw_only=True):
     mean_wait: float
 
 
-class Report(Struct, frozen=True, kw_only=True):
+class Answers(Struct, frozen=True, kw_only=True):
     """The standing questions, answered."""
 
     outstanding: dict[str, dict[str, int]]
@@ -119,13 +119,13 @@ class Report(Struct, frozen=True, kw_only=True):
     last_hour: dict[str, dict[Status, int]]
 
 
-def report(queue: Queue, *, limit: int = 20) -> Report:
+def report(queue: Queue, *, limit: int = 20) -> Answers:
     """Answer them, with at most `limit` jobs each."""
     store = queue.store
     now = store.now()
     by_type = queue.stats()["by_type"]
     waiting = ("scheduled", "pending", "processing")
-    return Report(
+    return Answers(
         outstanding={
             type: {state: counts[state] for state in waiting}
             for type, counts in by_type.items()

@@ -142,6 +142,10 @@ class Beat(Struct, frozen=True):
     registered: bool = True
 
 
+RESTARTING = "restarting"
+"""The state of a worker that has died and whose supervisor is about to start another."""
+
+
 class WorkerRecord(Struct, frozen=True, kw_only=True):
     """A worker as the others see it. Its times are the database's to fill in.
 
@@ -318,6 +322,9 @@ class Store(Protocol):
         """The same, atomic, inside the caller's own transaction, which neither commits nor aborts by it."""
 
     # The turn.
+
+    def list_busy_types(self) -> set[str]:
+        """The types that have a job that is pending, running or waiting for a retry."""
 
     def list_active_types(self, *, unpaused: bool = False) -> dict[str, Activity]:
         """The types that have pending or running jobs; with `unpaused`, only those that may start."""

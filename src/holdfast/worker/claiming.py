@@ -69,7 +69,7 @@ class Claiming:
     def is_drained(self, store: Store) -> bool:
         """Whether no job of our types is pending, running or waiting for a retry; paused ones apart."""
         paused = store.list_paused()
-        busy = {*store.list_active_types(), *store.count_retrying()}
+        busy = store.list_busy_types()
         return "" in paused or not any(self.served(type) for type in busy if type not in paused)
 
     def attempt(self, claim: Claim) -> Attempt:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from contextlib import suppress
 
-from holdfast.config import home_folder
+from holdfast.config import home_folder, make_private_folder
 from holdfast.core.clock import Clock
 from holdfast.errors import ConfigError, ForeignDatabase, StoreUnavailable
 from holdfast.store import migrate
@@ -75,13 +76,20 @@ def _prepare_folder(path: str) -> None:
     folder = os.path.dirname(path)
     if folder == os.path.abspath(home_folder()):
         try:
-            os.makedirs(folder, mode=0o700, exist_ok=True)
+            make_private_folder(folder)
         except OSError as error:
             raise StoreUnavailable(f"the folder {folder} can't be made: {error.strerror}") from error
+        _make_private(path)
     if not os.path.isdir(folder):
         raise StoreUnavailable(f"the folder {folder} does not exist", hint="make it, or name another")
     if os.path.isdir(path):
         raise StoreUnavailable(f"{path} is a folder, not a file")
+
+
+def _make_private(path: str) -> None:
+    """Make the home folder's own database for us alone: the folder may be open to others."""
+    with suppress(OSError):  # it is there, or SQLite says better what is wrong
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
 
 def _refuse_network(path: str) -> None:

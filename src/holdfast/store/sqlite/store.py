@@ -100,6 +100,9 @@ class SqliteStore:
         text = self.database.read_one(claim.UNPAUSED_TYPES if unpaused else claim.ACTIVE_TYPES)[0]
         return claim.activity_from(text)
 
+    def list_busy_types(self) -> set[str]:
+        return {row[0] for row in self.database.read(claim.BUSY_TYPES)}
+
     def claim_jobs(
         self, worker_id: str, demands: Sequence[Demand], *, limit: int, lease_seconds: float
     ) -> Claimed:

@@ -1,0 +1,120 @@
+"""What is to be done in the database when a worker process has died, in a thread of its own.
+
+A database that is locked or in trouble must not make the supervisor deaf to signals and to other deaths.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from queue import SimpleQueue
+
+from holdfast import events as e
+from holdfast.core.ids import new_id
+from holdfast.core.job import Status
+from holdfast.errors import StoreError
+from holdfast.queue import Queue
+from holdfast.store.protocol import RESTARTING, Expired, StopRequest
+from holdfast.worker.maintenance import count_loss, events_of_loss, reap
+from holdfast.worker.seat import Notice
+from holdfast.worker.statistics import Statistics
+
+_BEAT = 1.0
+_PAUSE = 0.25
+_LAST_PATIENCE = 10.0
+
+
+class Caretaker:
+    """Frees the jobs of dead workers, and keeps their rows while they wait for a successor.
+
+    The row tells that one will come, and it can be asked to stop like the worker itself.
+    """
+
+    def __init__(self, events: e.Events) -> None:
+        self._events = events
+        self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._queues: dict[str, Queue] = {}
+        self._statistics = Statistics(new_id())
+        self._resting: dict[str, float] = {}
+        self._closing_at: float | None = None
+        self.cut_short = 0
+        """Jobs that were taken from workers that died while they were to stop."""
+        self.asked_to_stop: set[str] = set()
+        """Dead workers that were asked to stop before a successor came."""
+
+    def bury(self, worker: Notice, *, stopping: bool) -> None:
+        """Give the jobs of a dead worker back. Its exit status was collected, so there is nobody to ask."""
+        self._do(lambda: self._free(worker, stopping))
+
+    def keep(self, worker: Notice) -> None:
+        """Keep its row for now; to be called a few times a second."""
+        worker_id = worker.worker_id or ""
+        if time.monotonic() >= self._resting.get(worker_id, 0.0):
+            self._resting[worker_id] = time.monotonic() + _BEAT
+            self._do(lambda: self._stand_in_for(worker_id, worker.database))
+
+    def forget(self, worker: Notice) -> None:
+        """Remove its row."""
+        self._resting.pop(worker.worker_id or "", None)
+        self._do(lambda: self._queue(worker.database).store.remove_workers([worker.worker_id or ""]))
+
+    def close(self) -> None:
+        """Finish what is left, within a bound."""
+        self._closing_at = time.monotonic() + _LAST_PATIENCE
+        if self._thread is not None:
+            self._tasks.put(None)
+            self._thread.join()
+
+    def _do(self, task: Callable[[], None]) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="holdfast-caretaker", daemon=True)
+            self._thread.start()
+        self._tasks.put(task)
+
+    def _work(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            with suppress(StoreError):  # at worst a row is forgotten when it has been silent for long
+                task()
+        for queue in self._queues.values():
+            queue.close()
+
+    def _queue(self, database: str) -> Queue:
+        if database not in self._queues:
+            self._queues[database] = Queue(database)
+        return self._queues[database]
+
+    def _free(self, worker: Notice, stopping: bool) -> None:
+        while True:
+            try:
+                freed = self._reap(worker.worker_id or "", self._queue(worker.database))
+                break
+            except StoreError:
+                if self._closing_at is not None and time.monotonic() >= self._closing_at:
+                    return  # their leases will run out
+                time.sleep(_PAUSE)
+        self.cut_short += len(freed) if stopping else 0
+        for lost, status in freed:
+            for event in events_of_loss(lost, status):
+                self._events.emit(event)
+
+    def _reap(self, worker_id: str, queue: Queue) -> list[tuple[Expired, Status]]:
+        store = queue.store
+        with store.transaction():
+            freed = reap(store, store.list_held(worker_id), queue.refresh_settings(), expired_only=False)
+        now = store.now()
+        for lost, status in freed:
+            count_loss(self._statistics, lost.type, status, now)
+        if freed:
+            with suppress(StoreError):  # the next time, then
+                store.write_statistics(self._statistics.changed())
+                self._statistics.written(now)
+        return freed
+
+    def _stand_in_for(self, worker_id: str, database: str) -> None:
+        queue = self._queue(database)
+        queue.store.heartbeat(worker_id, (), state=RESTARTING, lease_seconds=queue.settings().lease_seconds)
+        if queue.store.get_stop_request(worker_id) is not StopRequest.NONE:
+            self.asked_to_stop.add(worker_id)
