@@ -113,7 +113,7 @@ def _choice(*words: str) -> Callable[[Any], Value]:
     return parse
 
 
-_ONE_UP, _COUNT = "a whole number from 1", "a whole number from 0"
+_ONE_UP = "a whole number from 1"
 _DURATION_TEXT = "a duration: seconds, or a number with ms, s, m, h, d or w"
 _QUEUE_WIDE = False
 

@@ -131,6 +131,10 @@ def command(
     return decorate
 
 
+def type_argument(parser: Parser) -> None:
+    parser.add_argument("--type", metavar="T", help="only for jobs of this type")
+
+
 def for_each(ids: list[str], action: Callable[[str], Any]) -> tuple[list[Any], int]:
     """Do something for each id: what came of those that worked, and the exit code. Each failure is a line."""
     from holdfast.errors import ConfigError, HoldfastError, InvalidPayload, StoreError

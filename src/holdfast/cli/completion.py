@@ -43,7 +43,6 @@ complete -c queuectl -a '(__queuectl_complete)'
 """,
 }
 
-_STATES = ("scheduled", "pending", "processing", "completed", "failed", "cancelled", "retrying")
 _MOST = 50
 
 
@@ -118,7 +117,9 @@ def _values(action: argparse.Action, database: str | None) -> Iterable[str]:
     if action.choices is not None:
         return [str(choice) for choice in action.choices]
     if action.dest == "status":
-        return _STATES
+        from holdfast.core.job import RETRYING, Status
+
+        return [*Status, RETRYING]
     if action.dest == "key" and not action.option_strings:
         from holdfast.config import SETTINGS
 

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from holdfast.cli.command import DONE, Call, Parser, command
+from holdfast.cli.command import DONE, Call, Parser, command, type_argument
 from holdfast.cli.output import print_json, print_line
 
 
-def _type(parser: Parser) -> None:
-    parser.add_argument("--type", metavar="T", help="only jobs of this type")
-
-
-@command("queuectl pause", "queuectl pause --type send_email", arguments=_type)
+@command("queuectl pause", "queuectl pause --type send_email", arguments=type_argument)
 def pause(call: Call) -> int:
     """Let no job start, or none of a type, in any process; running jobs finish."""
     return _set_paused(call, True)
 
 
-@command("queuectl resume", "queuectl resume --type send_email", arguments=_type)
+@command("queuectl resume", "queuectl resume --type send_email", arguments=type_argument)
 def resume(call: Call) -> int:
     """Undo pause with the same --type."""
     return _set_paused(call, False)
@@ -34,7 +30,7 @@ def _set_paused(call: Call, paused: bool) -> int:
 
 def _rate_arguments(parser: Parser) -> None:
     parser.add_argument("rate", metavar="N", help="starts a second over all processes; 0 is unlimited")
-    _type(parser)
+    type_argument(parser)
 
 
 @command("queuectl rate-limit 10", "queuectl rate-limit 0.5 --type send_email", arguments=_rate_arguments)

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdfast.cli.command import DONE, Call, Parser, UsageError, command
-
-SHELL = "shell"
+from holdfast.core.job import base_type
+from holdfast.jobs import SHELL, install
 
 # What a job may say, by the names of the flags. All of it stands in a JSON object too.
 _TEXTS = ("id", "key", "run_at", "timeout", "delay", "key_for")
@@ -73,14 +73,13 @@ def enqueue(call: Call) -> int:
         raise UsageError("queuectl enqueue: --chunk goes with --file")
     type, payload, options = job_from(_given(arguments))
     if is_shell(type) and not _is_plain_command(payload):
-        from holdfast.jobs import install
-
         install(call.queue)  # which checks the payload; a plain command needs none, and starts faster without
     job = call.queue.enqueue(type, payload, **options)
     if call.wants_json:
+        from holdfast.cli.output import print_json
         from holdfast.observe.shapes import accepted
 
-        sys.stdout.write(json.dumps(accepted(job)) + "\n")
+        print_json(accepted(job))
     else:
         sys.stdout.write(f"{job.id}\n")
     return DONE
@@ -95,7 +94,7 @@ def _is_plain_command(payload: dict[str, Any]) -> bool:
 
 
 def is_shell(type: object) -> bool:
-    return isinstance(type, str) and type.partition(":")[0] == SHELL
+    return isinstance(type, str) and base_type(type) == SHELL
 
 
 def _given(arguments: Any) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from holdfast.cli.look import job_named
 from holdfast.cli.output import print_json
 from holdfast.core.job import Job, base_type
 from holdfast.errors import HoldfastError
+from holdfast.jobs import SHELL
 from holdfast.jobs.output_log import Follower, log_path
-from holdfast.jobs.shell import TYPE
 
 _PAUSE = 0.1
 
@@ -29,9 +29,9 @@ def _arguments(parser: Parser) -> None:
 def logs(call: Call) -> int:
     """Print the output of a shell job, every attempt under its own heading."""
     job = job_named(call)
-    if base_type(job.type) != TYPE:
+    if base_type(job.type) != SHELL:
         raise HoldfastError(
-            f"job {job.id!r} is of type {job.type}; only {TYPE} jobs have output that is kept"
+            f"job {job.id!r} is of type {job.type}; only {SHELL} jobs have output that is kept"
         )
     if call.arguments.follow and not job.is_finished:
         _follow(call, job)

@@ -6,7 +6,7 @@ import json
 from datetime import datetime
 from typing import Any
 
-from holdfast.cli.command import DONE, Call, Parser, command
+from holdfast.cli.command import DONE, Call, Parser, command, type_argument
 from holdfast.cli.output import (
     Column,
     age,
@@ -28,6 +28,13 @@ from holdfast.observe import shapes
 COUNTED = 10_000
 
 
+def page_arguments(parser: Parser) -> None:
+    type_argument(parser)
+    parser.add_argument("--limit", metavar="N", type=int, default=50, help="how many (50)")
+    parser.add_argument("--offset", metavar="N", type=int, default=0, help="how many to pass over (0)")
+    parser.add_argument("--full", action="store_true", help="with payload, result and whole errors")
+
+
 def _list_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--status",
@@ -36,10 +43,7 @@ def _list_arguments(parser: Parser) -> None:
         action="append",
         help="scheduled, pending, processing, completed, failed, cancelled or retrying; repeat it",
     )
-    parser.add_argument("--type", metavar="T", help="only jobs of this type")
-    parser.add_argument("--limit", metavar="N", type=int, default=50, help="how many (50)")
-    parser.add_argument("--offset", metavar="N", type=int, default=0, help="how many to pass over (0)")
-    parser.add_argument("--full", action="store_true", help="with payload, result and whole errors")
+    page_arguments(parser)
 
 
 @command(

@@ -6,7 +6,7 @@ from typing import Any
 
 from holdfast.cli.command import DONE, FAILED, Call, Parser, UsageError, command, for_each, say
 from holdfast.cli.enqueue import parse_object
-from holdfast.cli.look import print_jobs
+from holdfast.cli.look import page_arguments, print_jobs
 from holdfast.cli.output import print_json, print_line
 from holdfast.jobs import install
 from holdfast.observe import shapes
@@ -53,7 +53,7 @@ def cancel(call: Call) -> int:
 @command("queuectl delete job1", arguments=_ids)
 def delete(call: Call) -> int:
     """Delete finished jobs, their history and their output."""
-    _with_logs(call)
+    install(call.queue)  # which removes the logs of deleted commands
 
     def delete_one(id: str) -> dict[str, Any]:
         call.queue.delete(id)
@@ -78,19 +78,7 @@ def _answer(call: Call, ids: list[str], action: Any, text: str) -> int:
     return code
 
 
-def _with_logs(call: Call) -> None:
-    """Let the logs of deleted commands be removed, too."""
-    install(call.queue)
-
-
-def _page(parser: Parser) -> None:
-    parser.add_argument("--type", metavar="T", help="only jobs of this type")
-    parser.add_argument("--limit", metavar="N", type=int, default=50, help="how many (50)")
-    parser.add_argument("--offset", metavar="N", type=int, default=0, help="how many to pass over (0)")
-    parser.add_argument("--full", action="store_true", help="with payload and whole errors")
-
-
-@command("queuectl dlq list", arguments=_page)
+@command("queuectl dlq list", arguments=page_arguments)
 def dlq_list(call: Call) -> int:
     """List the jobs that failed for good, newest first."""
     return print_jobs(call, ["failed"], call.arguments.type)
@@ -145,14 +133,14 @@ def _older_than(parser: Parser) -> None:
 @command("queuectl dlq purge --older-than 30d", arguments=_older_than)
 def dlq_purge(call: Call) -> int:
     """Delete failed jobs that finished longer ago than an age."""
-    _with_logs(call)
+    install(call.queue)  # which removes the logs of deleted commands
     return _deleted(call, call.queue.purge(call.arguments.older_than))
 
 
 @command("queuectl cleanup --older-than 7d", arguments=_older_than)
 def cleanup(call: Call) -> int:
     """Delete completed and cancelled jobs that finished longer ago than an age."""
-    _with_logs(call)
+    install(call.queue)  # which removes the logs of deleted commands
     return _deleted(call, call.queue.cleanup(call.arguments.older_than))
 
 

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.cli.command import DONE, Call, Parser, command
+from holdfast.cli.command import DONE, Call, Parser, command, type_argument
 from holdfast.cli.output import Column, print_json, print_line, print_table
 from holdfast.config import SETTINGS, Value, find_setting
 
 
-def _type(parser: Parser) -> None:
-    parser.add_argument("--type", metavar="T", help="for jobs of this type")
-
-
 def _key(parser: Parser) -> None:
     parser.add_argument("key", metavar="KEY", help="the setting")
-    _type(parser)
+    type_argument(parser)
 
 
 def _key_and_value(parser: Parser) -> None:
     parser.add_argument("key", metavar="KEY", help="the setting")
     parser.add_argument("value", metavar="VALUE", help="its value; durations may be 30s, 5m, 2h, 7d")
-    _type(parser)
+    type_argument(parser)
 
 
-@command("queuectl config list", "queuectl config list --type shell", arguments=_type)
+@command("queuectl config list", "queuectl config list --type shell", arguments=type_argument)
 def list_settings(call: Call) -> int:
     """List every setting with the value in force."""
     type = call.arguments.type
@@ -57,14 +53,7 @@ def list_settings(call: Call) -> int:
 @command("queuectl config get backoff_base", arguments=_key)
 def get_setting(call: Call) -> int:
     """Print the value in force of a setting."""
-    name = find_setting(call.arguments.key).name
-    type = call.arguments.type
-    value = call.queue.config(type)[name]
-    if call.wants_json:
-        print_json({"key": name, "value": value, "type": type})
-    else:
-        print_line(shown_value(value))
-    return DONE
+    return _answer(call, "{value}")
 
 
 @command(
@@ -76,24 +65,25 @@ def get_setting(call: Call) -> int:
 def set_setting(call: Call) -> int:
     """Store a setting, for the whole queue or for a type; running workers follow within a second."""
     call.queue.set_config(call.arguments.key, call.arguments.value, call.arguments.type)
-    return _answer(call)
+    return _answer(call, "{name} is {value}{for_type}")
 
 
 @command("queuectl config unset backoff_base", arguments=_key)
 def unset_setting(call: Call) -> int:
     """Forget a stored setting, so that the next level down holds again."""
     call.queue.unset_config(call.arguments.key, call.arguments.type)
-    return _answer(call)
+    return _answer(call, "{name} is {value}{for_type}")
 
 
-def _answer(call: Call) -> int:
+def _answer(call: Call, text: str) -> int:
     name = find_setting(call.arguments.key).name
     type = call.arguments.type
     value = call.queue.config(type)[name]
     if call.wants_json:
         print_json({"key": name, "value": value, "type": type})
     else:
-        print_line(f"{name} is {shown_value(value)}" + (f" for {type}" if type else ""))
+        for_type = f" for {type}" if type else ""
+        print_line(text.format(name=name, value=shown_value(value), for_type=for_type))
     return DONE
 
 

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from holdfast.queue import Queue
 
+SHELL = "shell"
+"""The type of commands."""
+
 
 def install(queue: Queue, *, shell_slots: int | None = 1) -> None:
     """Let a queue's workers run the built-in types, but for those that the application has taken itself.
@@ -15,7 +18,7 @@ def install(queue: Queue, *, shell_slots: int | None = 1) -> None:
     """
     from holdfast.jobs import shell
 
-    if shell.TYPE not in queue.registry.types():
+    if SHELL not in queue.registry.types():
         options: dict[str, Any] = {} if shell_slots is None else {"concurrency": shell_slots}
-        queue.register(shell.TYPE, shell.run_command, **options)
+        queue.register(SHELL, shell.run_command, **options)
     queue.events.subscribe(shell.remove_logs)

@@ -19,10 +19,9 @@ from holdfast.core.clock import from_datetime, to_iso
 from holdfast.core.job import base_type
 from holdfast.errors import CommandFailed, CommandNotStarted, one_line
 from holdfast.events import Event, JobDeleted, JobsPruned
+from holdfast.jobs import SHELL
 from holdfast.jobs.output_log import OutputLog, log_path
 from holdfast.jobs.process_group import RUN_MARK, WORKER_MARK, ProcessGroup, end_marked
-
-TYPE = "shell"
 
 LONGEST_COMMAND = 128 * 1024 - 1
 """Bytes that Linux takes as one argument of a program."""
@@ -96,7 +95,7 @@ def remove_logs(event: Event) -> None:
     gone: tuple[str, ...] = ()
     if isinstance(event, JobsPruned):
         gone = tuple(event.job_ids)
-    elif isinstance(event, JobDeleted) and base_type(event.type) == TYPE:
+    elif isinstance(event, JobDeleted) and base_type(event.type) == SHELL:
         gone = (event.job_id,)
     for job_id in gone:
         try:
