@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 
 from holdfast import Queue
+from holdfast.events import LOGGER
 from tests.support import wait_until
 
 
@@ -44,9 +47,14 @@ def start_worker(queue: Queue) -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
-    """No thread of ours survives its test, but for handlers that a test leaves stuck on purpose."""
+    """No thread of ours survives its test, but for handlers that a test leaves stuck on purpose.
+
+    Nor does what a process has only once: how it takes signals, and where it logs.
+    """
     before = set(threading.enumerate())
+    process_wide = _process_wide()
     yield
+    assert _process_wide() == process_wide
 
     def left() -> list[str]:
         return [
@@ -56,3 +64,15 @@ def nothing_left_behind() -> Iterator[None]:
         ]
 
     wait_until(lambda: not left(), timeout=10, message="threads left behind")
+
+
+def _process_wide() -> tuple[object, ...]:
+    logger = logging.getLogger(LOGGER)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
+    return (
+        *(signal.getsignal(number) for number in numbers),
+        tuple(logger.handlers),
+        logger.level,
+        logger.propagate,
+        logging.raiseExceptions,
+    )

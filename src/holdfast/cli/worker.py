@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import signal
 import socket
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
@@ -71,7 +72,6 @@ def start(call: Call) -> int:
     if call.wants_json:
         raise UsageError("queuectl worker start: --json goes with --detach; the log has --log-format json")
     log.configure(options["log_format"])
-    logging.raiseExceptions = False  # whoever read our output may be gone; work goes on
     supervisor = Supervisor(
         [*PYTHON, "holdfast.cli.worker_process", msgspec.json.encode(options).decode()],
         arguments.count,
@@ -82,8 +82,8 @@ def start(call: Call) -> int:
         on_death=lambda worker_id: end_marked(f"{WORKER_MARK}={worker_id}"),
         tick=rotation() if arguments.ready_fd is not None else lambda: None,
     )
-    _handle_signals(supervisor)
-    return DONE if supervisor.run() else FAILED
+    with _signals_to(supervisor):
+        return DONE if supervisor.run() else FAILED
 
 
 def _options(call: Call) -> dict[str, Any]:
@@ -114,11 +114,21 @@ def _refuse_stop_file() -> None:
         raise HoldfastError(f"{stop_file()} exists, which stops all workers", hint="remove it to start some")
 
 
-def _handle_signals(supervisor: Supervisor) -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, nobody learns how a child ended
+@contextmanager
+def _signals_to(supervisor: Supervisor) -> Iterator[None]:
+    def stop(number: int, _: object) -> None:
+        supervisor.stop(signal.Signals(number).name)
+
+    # Where the end of children is ignored, nobody learns how one ended.
+    before = {signal.SIGCHLD: signal.signal(signal.SIGCHLD, signal.SIG_DFL)}
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
-            signal.signal(number, lambda n, _: supervisor.stop(signal.Signals(n).name))
+            before[number] = signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 # Stopping and listing.

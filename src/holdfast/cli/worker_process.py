@@ -46,7 +46,6 @@ def main() -> NoReturn:
     _settle_signals()
     threading.Thread(target=_stop_with_supervisor, args=(lifeline,), daemon=True).start()
     log.configure(options.log_format)
-    logging.raiseExceptions = False  # whoever read our output may be gone; work goes on
     code = _work(options, notices)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # we are leaving already

@@ -26,7 +26,7 @@ def configure(
     stream = stream or sys.stdout
     if format == "auto":
         format = "text" if stream.isatty() else "json"
-    handler = logging.StreamHandler(stream)
+    handler = LogHandler(stream)
     handler.setFormatter(TextFormatter() if format == "text" else JsonFormatter())
     logger = logging.getLogger(LOGGER)
     for old in [h for h in logger.handlers if isinstance(h.formatter, TextFormatter | JsonFormatter)]:
@@ -35,6 +35,14 @@ def configure(
     logger.setLevel(level)
     logger.propagate = False
     return handler
+
+
+class LogHandler(logging.StreamHandler[TextIO]):
+    """Writes to a stream for as long as it is there: whoever read it may be gone, and work goes on."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not isinstance(sys.exc_info()[1], OSError | ValueError):
+            super().handleError(record)
 
 
 class JsonFormatter(logging.Formatter):
