@@ -15,6 +15,7 @@ from tests.conformance.steps import (
     claim_one,
     ending,
     finish,
+    finished,
     insert,
     reap,
     run,
@@ -101,3 +102,12 @@ def test_released_job_is_listed_again_only_when_claimed_again(store: Store) -> N
     assert ids(store) == []
     claim_one(store, worker="w2")
     assert [found.worker_id for found in store.list_running(10)] == ["w2"]
+
+
+def test_busy_types_are_those_with_work_that_is_not_far_off(store: Store) -> None:
+    insert(store, "pending", type="pending")
+    run(store, "running", type="running")
+    insert(store, "later", type="later", delay=60)
+    finished(store, "done", type="done")
+    finish(store, run(store, "again", type="retrying"), Errored("boom"))
+    assert store.list_busy_types() == {"pending", "running", "retrying"}

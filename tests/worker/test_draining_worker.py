@@ -62,10 +62,10 @@ def test_retry_that_takes_its_time_keeps_it_running(
         raise RuntimeError("boom")
 
     job = work.enqueue()
-    looks = Spy(queue.store.count_retrying)
+    looks = Spy(queue.store.list_busy_types)
     worker = start_worker(drain=True)
     recorder.wait(JobRetrying)
-    queue.store.count_retrying = looks  # type: ignore[method-assign]
+    queue.store.list_busy_types = looks  # type: ignore[method-assign]
     looks.wait_called(2)
     assert worker.is_running
     queue.cancel(job.id)
