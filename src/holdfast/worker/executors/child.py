@@ -59,6 +59,8 @@ class ChildProgram:
     def _read(self) -> None:
         decode = msgspec.json.Decoder(ToChild).decode
         for line in self._commands:
+            if not line.endswith(b"\n"):
+                break  # the worker died in the middle of it
             message = decode(line)
             if isinstance(message, Setup):
                 self._setup = message
@@ -69,8 +71,7 @@ class ChildProgram:
                 self._asked = message.reason
                 if self._attempt is not None:
                     self._attempt.stop_reason = message.reason
-        # The worker is gone: nobody would ever stop this process, nor what the handler started.
-        os.killpg(0, signal.SIGKILL)
+        _die_with_the_worker()
 
     def _run(self, message: Run) -> None:
         children: list[Any] = []
@@ -95,7 +96,10 @@ class ChildProgram:
 
     def _reply(self, message: object) -> None:
         with self._lock:
-            send(self._replies, message)
+            try:
+                send(self._replies, message)
+            except BrokenPipeError:
+                _die_with_the_worker()
 
     def _find(self, message: Run) -> tuple[Handler, Queue]:
         """The handler, and the queue it belongs to, pointed at the worker's database."""
@@ -130,6 +134,11 @@ class ChildProgram:
             else:
                 raise ImportError("the worker's main program has no file to import")
         return self._main
+
+
+def _die_with_the_worker() -> None:
+    """Nobody would ever stop this process, nor what the handler has started."""
+    os.killpg(0, signal.SIGKILL)
 
 
 def _registered(queue: Queue, function: Any, message: Run) -> Handler:
