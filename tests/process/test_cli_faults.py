@@ -781,3 +781,38 @@ def test_ctrl_c_during_a_backup_leaves_no_file(stocked: Path, queue: Queue, tmp_
             connection.close()
             for name in ("copy.db-wal", "copy.db-shm"):
                 (target.parent / name).unlink(missing_ok=True)
+
+
+STAGED = """
+import sys
+from holdfast.store.sqlite.fork import ForkGate
+
+enter = ForkGate.enter
+calls = []
+
+def interrupted(gate):
+    calls.append(gate)
+    if len(calls) == 3:
+        gate._condition.acquire()  # as when Ctrl-C comes just after it
+        raise KeyboardInterrupt
+    enter(gate)
+
+ForkGate.enter = interrupted
+sys.argv = ["queuectl", "list"]
+from holdfast.cli import main
+main()
+"""
+
+
+def test_ctrl_c_that_leaves_a_lock_behind_does_not_hang_the_command(stocked: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", STAGED],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(stocked),
+    )
+    try:
+        out, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert (process.returncode, out, err) == (130, b"", b"")

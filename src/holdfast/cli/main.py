@@ -156,15 +156,21 @@ def _call(command: Command, name: str, words: list[str], database: str | None) -
 
     call = Call(arguments)
     try:
-        return command.run(call)
+        code = command.run(call)
+    except KeyboardInterrupt:
+        # Not closed: what was interrupted may be in disorder, and closing would wait for it. We end anyway.
+        raise
     except (ConfigError, InvalidPayload, UnknownType) as error:
         say(str(error))
-        return WRONG_USAGE
+        code = WRONG_USAGE
     except HoldfastError as error:
         say(str(error))
-        return FAILED
-    finally:
+        code = FAILED
+    except BaseException:
         call.close()
+        raise
+    call.close()
+    return code
 
 
 def _overview(group: str | None = None) -> str:
