@@ -16,7 +16,7 @@ from holdfast.core.ids import new_id
 from holdfast.core.job import Job, check_id, check_type
 from holdfast.core.payload import decode, encode_payload
 from holdfast.core.settings import Settings
-from holdfast.errors import LONGEST_DURATION, ConfigError, NestedWrite, shown
+from holdfast.errors import LONGEST_DURATION, BatchRefused, ConfigError, HoldfastError, NestedWrite, shown
 from holdfast.events import Events, JobEnqueued
 from holdfast.registry import Registry
 from holdfast.shared_commits import SharedCommits
@@ -115,10 +115,29 @@ class Enqueuer:
             return self._settle(new, self._commits.insert(new))
         return self._settle(new, self._store.insert_jobs_with(connection, [new])[0])
 
-    async def enqueue_async(self, type: str, payload: object, options: Mapping[str, Any]) -> Job:
+    async def enqueue_async(self, type: str, payload: object, options: Mapping[str, Any]) -> tuple[Job, bool]:
+        """The job, and whether it is new."""
         new = self._admit(type, payload, options)
         self._refuse_nested()
-        return self._settle(new, await self._commits.insert_async(new))
+        verdict = await self._commits.insert_async(new)
+        return self._settle(new, verdict), verdict.inserted
+
+    def enqueue_batch(self, items: Iterable[tuple[str, object, Mapping[str, Any]]]) -> list[tuple[Job, bool]]:
+        """Store jobs of any types and options in one commit: all of them, or none and BatchRefused."""
+        self._refuse_nested()
+        new: list[NewJob] = []
+        for type, payload, options in items:
+            try:
+                new.append(self._admit(type, payload, options))
+            except HoldfastError as error:
+                raise BatchRefused(len(new), error) from None
+        verdicts = self._store.insert_jobs(new, atomic=True)
+        for index, verdict in enumerate(verdicts):
+            if verdict.error is not None:
+                raise BatchRefused(index, verdict.error)
+        return [
+            (self._settle(n, verdict), verdict.inserted) for n, verdict in zip(new, verdicts, strict=True)
+        ]
 
     def enqueue_many(
         self,

@@ -80,6 +80,10 @@ class JobNotFound(HoldfastError):
         self.job_id = job_id
 
 
+class NoOutput(HoldfastError):
+    """The job has no output that is kept here."""
+
+
 class DuplicateJob(HoldfastError):
     """The id is taken by another job."""
 
@@ -121,6 +125,10 @@ class InvalidPayload(HoldfastError):
         self.problem = problem
 
 
+class PayloadTooLarge(InvalidPayload):
+    """The payload is larger than max_payload_bytes allows."""
+
+
 class UnknownType(HoldfastError):
     """No handler is registered for the job's type."""
 
@@ -158,6 +166,15 @@ class BulkRefused(HoldfastError):
         self.line = line
         self.error = error
         self.stored = stored
+
+
+class BatchRefused(HoldfastError):
+    """A job of a batch can't be stored, so none was. `index` is its place, from 0; `error` says why."""
+
+    def __init__(self, index: int, error: HoldfastError) -> None:
+        super().__init__(f"tasks[{index}]: {error}; nothing was stored")
+        self.index = index
+        self.error = error
 
 
 class LeaseLost(HoldfastError):

@@ -199,6 +199,36 @@ class WorkerRecycled(Event, frozen=True, kw_only=True):
     pid: int
 
 
+class ServerStarted(Event, frozen=True, kw_only=True):
+    name = "server.started"
+    address: str
+    pid: int
+
+
+class ServerStopping(Event, frozen=True, kw_only=True):
+    """The server accepts nothing more and finishes the requests that it has."""
+
+    name = "server.stopping"
+    requests: int
+
+
+class ServerStopped(Event, frozen=True, kw_only=True):
+    """`cut_short` requests could not be finished in time."""
+
+    name = "server.stopped"
+    cut_short: int
+
+
+class ServerDied(Event, frozen=True, kw_only=True):
+    """The server's process ended without being told to; its supervisor starts another."""
+
+    name = "server.died"
+    level = ERROR
+    pid: int
+    how: str
+    restart_in: float | None
+
+
 class SupervisorStopping(Event, frozen=True, kw_only=True):
     name = "supervisor.stopping"
     workers: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, overload
 
@@ -195,7 +195,12 @@ class Queue:
 
     async def enqueue_async(self, type: str, payload: object = None, **options: Any) -> Job:
         """The same for asyncio: concurrent calls share commits, and the event loop goes on meanwhile."""
-        return self._with_limit(await self._opened().enqueue_async(type, payload, options))
+        return (await self.admit(type, payload, **options))[0]
+
+    async def admit(self, type: str, payload: object = None, **options: Any) -> tuple[Job, bool]:
+        """`enqueue_async`, and whether the job is new: one that holds the same key may have been there."""
+        job, is_new = await self._opened().enqueue_async(type, payload, options)
+        return self._with_limit(job), is_new
 
     def enqueue_many(
         self,
@@ -215,6 +220,13 @@ class Queue:
         )
         return [self._with_limit(job) for job in jobs]
 
+    def enqueue_batch(self, items: Iterable[tuple[str, object, Mapping[str, Any]]]) -> list[tuple[Job, bool]]:
+        """Store jobs given as (type, payload, options) in one commit: all of them, or none and BatchRefused.
+
+        Returns each job, and whether it is new. For more than some ten thousand there is `bulk`.
+        """
+        return [(self._with_limit(job), is_new) for job, is_new in self._opened().enqueue_batch(items)]
+
     def bulk(self) -> Bulk:
         """Many jobs of any types, each with options of its own: checked one by one, then stored together."""
         from holdfast.bulk import Bulk
@@ -228,6 +240,11 @@ class Queue:
         job = self.store.get_job(job_id)
         return None if job is None else self._with_limit(job)
 
+    def get_many(self, job_ids: Sequence[str]) -> list[Job]:
+        """Those of the jobs that exist, in the order asked for, without payload, result and history."""
+        found = {job.id: self._with_limit(job) for job in self.store.get_jobs(job_ids)}
+        return [found[job_id] for job_id in dict.fromkeys(job_ids) if job_id in found]
+
     def jobs(
         self,
         *,
@@ -240,6 +257,26 @@ class Queue:
         """Jobs, newest first, without their history."""
         filter = _filter(status, type, parent_id=parent_id, limit=limit, offset=offset)
         return [self._with_limit(job) for job in self.store.list_jobs(filter)]
+
+    def page(
+        self,
+        *,
+        status: str | Iterable[str] | None = None,
+        type: str | None = None,
+        limit: int = 50,
+        offset: int = 0,
+        before: int | None = None,
+        brief: bool = False,
+    ) -> tuple[list[Job], int | None]:
+        """`jobs` page by page: the jobs, and the `before` of the next page, or None.
+
+        With `brief` they come without payload and result, which then are not read.
+
+        However deep, a page costs the same, and no job that stays is missed or shown twice.
+        """
+        filter = _filter(status, type, limit=limit, offset=offset, before=before, brief=brief)
+        jobs, next_before = self.store.list_page(filter)
+        return [self._with_limit(job) for job in jobs], next_before
 
     def count(
         self,

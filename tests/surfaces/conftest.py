@@ -7,10 +7,13 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from holdfast import Queue
 from holdfast.events import LOGGER
+from holdfast.web import create_app
+from tests.surfaces.live import client, live
 from tests.surfaces.support import Cli, Ran
 
 
@@ -68,3 +71,10 @@ def jobs(queue: Queue) -> Queue:
     queue.register("bad", bad)
     queue.register("echo", echo)
     return queue
+
+
+@pytest.fixture
+def api(queue: Queue) -> Iterator[httpx.Client]:
+    """A client of a live server without a token, on the home's queue."""
+    with live(create_app(queue)) as address, client(address) as made:
+        yield made

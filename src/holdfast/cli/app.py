@@ -12,6 +12,17 @@ from holdfast.errors import ConfigError, one_line
 from holdfast.queue import Queue
 
 
+def make_queue(app: str | None, database: str | None) -> Queue:
+    """The application's queue, or one of our own; --database beats what the application says."""
+    if app is None:
+        return Queue(database)
+    queue = load_app(app)
+    if database is not None:
+        queue.close()
+        queue.url = database
+    return queue
+
+
 def load_app(name: str) -> Queue:
     """The queue that an application made, with its handlers. The current folder is looked in first."""
     module_name, _, attribute = name.partition(":")

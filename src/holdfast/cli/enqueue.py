@@ -163,21 +163,11 @@ def _what(said: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def _option(name: str, value: Any) -> Any:
-    from holdfast.errors import ConfigError, shown
-
     if name != "run_at":
         return value
-    from datetime import datetime
+    from holdfast.core.clock import parse_instant
 
-    try:
-        moment = datetime.fromisoformat(value)
-        if moment.tzinfo is None:
-            raise ConfigError(f"run_at {shown(value)} needs a time zone, as in 2030-01-31T09:00:00Z")
-        return moment
-    except (ValueError, TypeError):
-        raise ConfigError(
-            f"run_at must be an ISO 8601 instant such as 2030-01-31T09:00:00Z, not {shown(value)}"
-        ) from None
+    return parse_instant(name, value)
 
 
 def parse_object(text: str, what: str) -> dict[str, Any]:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
-from io import BytesIO
 from shutil import copyfileobj
-from typing import BinaryIO
 
 from holdfast.cli.command import DONE, Call, Parser, command
 from holdfast.cli.look import job_named
 from holdfast.cli.output import print_json
-from holdfast.core.job import Job, base_type
-from holdfast.errors import HoldfastError
-from holdfast.jobs import SHELL
-from holdfast.jobs.output_log import Follower, log_path
+from holdfast.core.job import Job
+from holdfast.jobs.output_log import Follower, log_path, open_log, output_of, require_output
 
 _PAUSE = 0.1
 
@@ -29,20 +24,11 @@ def _arguments(parser: Parser) -> None:
 def logs(call: Call) -> int:
     """Print the output of a shell job, every attempt under its own heading."""
     job = job_named(call)
-    if base_type(job.type) != SHELL:
-        raise HoldfastError(
-            f"job {job.id!r} is of type {job.type}; only {SHELL} jobs have output that is kept"
-        )
     if call.arguments.follow and not job.is_finished:
+        require_output(job)
         _follow(call, job)
         return DONE
-    file = _opened(job.id)
-    if file is None and job.started_at is not None:
-        raise HoldfastError(
-            f"the output of job {job.id!r} is not here",
-            hint=f"it was kept in {os.path.dirname(log_path(job.id))} on the machine of its worker",
-        )
-    with file or BytesIO() as file:
+    with output_of(job) as file:
         if call.wants_json:
             print_json({"id": job.id, "log": file.read().decode("utf-8", "replace")})
         else:
@@ -65,7 +51,7 @@ def _follow(call: Call, job: Job) -> None:
 def _print_new(follower: Follower | None, job_id: str, limit: int) -> Follower | None:
     """Print what has come; returns who goes on with it, if there is a log by now."""
     if follower is None:
-        file = _opened(job_id)
+        file = open_log(job_id)
         follower = None if file is None else Follower(file)
     if follower is None:
         return None
@@ -73,14 +59,7 @@ def _print_new(follower: Follower | None, job_id: str, limit: int) -> Follower |
     while data := follower.read(limit):
         sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()
-    if not is_last and (file := _opened(job_id)) is not None:
+    if not is_last and (file := open_log(job_id)) is not None:
         follower.go_on_with(file)
         return _print_new(follower, job_id, limit)
     return follower
-
-
-def _opened(job_id: str) -> BinaryIO | None:
-    try:
-        return open(log_path(job_id), "rb", buffering=0)
-    except FileNotFoundError:
-        return None

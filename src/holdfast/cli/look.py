@@ -71,12 +71,11 @@ def print_jobs(call: Call, status: list[str] | None, type: str | None) -> int:
         total = queue.count(status=status, type=type, cap=COUNTED + 1)
         print_json(
             shapes.task_list(
-                jobs,
+                [(shapes.task if arguments.full else shapes.task_item)(job) for job in jobs],
                 total=total,
                 cap=COUNTED,
                 limit=arguments.limit,
                 offset=arguments.offset,
-                full=arguments.full,
             )
         )
     elif arguments.full:

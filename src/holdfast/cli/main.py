@@ -13,6 +13,7 @@ COMMANDS = {
     "worker start": "worker:start",
     "worker stop": "worker:stop",
     "worker list": "worker:list_workers",
+    "serve": "serve:serve",
     "status": "status:status",
     "list": "look:list_jobs",
     "show": "look:show",

@@ -7,6 +7,7 @@ from typing import Any
 from holdfast.cli.command import DONE, Call, Parser, command, type_argument
 from holdfast.cli.output import Column, print_json, print_line, print_table
 from holdfast.config import SETTINGS, Value, find_setting
+from holdfast.observe import shapes
 
 
 def _key(parser: Parser) -> None:
@@ -26,12 +27,9 @@ def list_settings(call: Call) -> int:
     type = call.arguments.type
     values = call.queue.config(type)
     stored = call.queue.settings().stored
-    by_type: dict[str, dict[str, Value]] = {}
-    for (name, its_type), value in sorted(stored.items()):
-        if its_type and type in (None, its_type):
-            by_type.setdefault(its_type, {})[name] = value
+    shape = shapes.settings(values, {key: v for key, v in stored.items() if type in (None, key[1])})
     if call.wants_json:
-        print_json({**values, "byType": by_type})
+        print_json(shape)
         return DONE
     columns = [
         Column("SETTING", whole=True),
@@ -44,7 +42,7 @@ def list_settings(call: Call) -> int:
         for name, value in values.items()
     ]
     if type is None:
-        for its_type, settings in by_type.items():
+        for its_type, settings in shape["byType"].items():
             rows += [(name, shown_value(value), f"type {its_type}", "") for name, value in settings.items()]
     print_table(columns, rows, empty="")
     return DONE
@@ -80,7 +78,7 @@ def _answer(call: Call, text: str) -> int:
     type = call.arguments.type
     value = call.queue.config(type)[name]
     if call.wants_json:
-        print_json({"key": name, "value": value, "type": type})
+        print_json(shapes.setting(name, value, type))
     else:
         for_type = f" for {type}" if type else ""
         print_line(text.format(name=name, value=shown_value(value), for_type=for_type))

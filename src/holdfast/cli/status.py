@@ -46,7 +46,7 @@ def status(call: Call) -> int:
 
 def _print_status(call: Call, view: Overview) -> None:
     if call.wants_json:
-        print_json(_shape(view), compact=bool(call.arguments.watch))
+        print_json(shapes.overview(view), compact=bool(call.arguments.watch))
     elif on_terminal():
         out = console()
         out.print(_screen(call.queue, view, out.width))
@@ -72,21 +72,6 @@ def _watch(call: Call) -> None:
                 shown = Text(one_line(str(error)), style="red")
             live.update(shown, refresh=True)
             time.sleep(_REFRESH)
-
-
-def _shape(view: Overview) -> dict[str, Any]:
-    """The shape of GET /api/tasks/stats, and what `status` shows beside it."""
-    return {
-        **shapes.stats(view.counts),
-        "retrying": sum(view.retrying.values()),
-        "paused": "" in view.paused,
-        "pausedTypes": [type for type in view.paused if type],
-        "stuck": [shapes.running_job(job) for job in view.stuck],
-        "withoutWorker": view.without_worker,
-        "oldestWaiting": None
-        if view.oldest is None
-        else {"id": view.oldest.id, "type": view.oldest.type, "since": shapes.instant(view.oldest.since)},
-    }
 
 
 def _plain(view: Overview) -> list[tuple[object, ...]]:
@@ -187,7 +172,7 @@ def report(call: Call) -> int:
     """
     found = answer(call.queue)
     if call.wants_json:
-        print_json(_report_shape(found))
+        print_json(shapes.report(found))
         return DONE
     for question, columns, rows, none in _answers(found):
         if on_terminal():
@@ -203,23 +188,6 @@ def report(call: Call) -> int:
                 print_line(none)
             print_line("")
     return DONE
-
-
-def _report_shape(found: Answers) -> dict[str, Any]:
-    return {
-        "outstanding": found.outstanding,
-        "failed": {"total": found.failed_total, "newest": [shapes.task_item(job) for job in found.failed]},
-        "stuck": [shapes.running_job(job) for job in found.stuck],
-        "durations": {
-            type: {"count": d.count, "mean": d.mean, "p50": d.p50, "p95": d.p95, "meanWait": d.mean_wait}
-            for type, d in found.durations.items()
-        },
-        "duplicates": [{"type": r.type, "key": r.key, "jobs": r.jobs} for r in found.reused_keys],
-        "lastHour": {
-            type: {state.value: count for state, count in counts.items()}
-            for type, counts in found.last_hour.items()
-        },
-    }
 
 
 def _answers(found: Answers) -> list[tuple[str, list[Column], list[tuple[object, ...]], str]]:

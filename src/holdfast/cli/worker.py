@@ -66,24 +66,34 @@ def start(call: Call) -> int:
     """
     arguments = call.arguments
     options = _options(call)
-    _refuse_stop_file()
+    refuse_stop_file()
     if arguments.detach:
         return detach(call, options)
     if call.wants_json:
         raise UsageError("queuectl worker start: --json goes with --detach; the log has --log-format json")
     log.configure(options["log_format"])
     supervisor = Supervisor(
-        [*PYTHON, "holdfast.cli.worker_process", msgspec.json.encode(options).decode()],
+        worker_command(options),
         arguments.count,
         events=Events(),
         environment=clean_environment(),
         stop_file=stop_file(),
         on_ready=lambda ids: tell_ready(arguments.ready_fd, ids),
-        on_death=lambda worker_id: end_marked(f"{WORKER_MARK}={worker_id}"),
+        on_death=end_commands_of,
         tick=rotation() if arguments.ready_fd is not None else lambda: None,
     )
-    with _signals_to(supervisor):
+    with signals_to(supervisor):
         return DONE if supervisor.run() else FAILED
+
+
+def worker_command(options: dict[str, Any]) -> list[str]:
+    """What starts a worker process."""
+    return [*PYTHON, "holdfast.cli.worker_process", msgspec.json.encode(options).decode()]
+
+
+def end_commands_of(worker_id: str) -> None:
+    """End the commands that a dead worker has left behind."""
+    end_marked(f"{WORKER_MARK}={worker_id}")
 
 
 def _options(call: Call) -> dict[str, Any]:
@@ -109,13 +119,13 @@ def _options(call: Call) -> dict[str, Any]:
     }
 
 
-def _refuse_stop_file() -> None:
+def refuse_stop_file() -> None:
     if os.path.lexists(stop_file()):
         raise HoldfastError(f"{stop_file()} exists, which stops all workers", hint="remove it to start some")
 
 
 @contextmanager
-def _signals_to(supervisor: Supervisor) -> Iterator[None]:
+def signals_to(supervisor: Supervisor) -> Iterator[None]:
     def stop(number: int, _: object) -> None:
         supervisor.stop(signal.Signals(number).name)
 

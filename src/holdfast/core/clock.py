@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
+from holdfast.errors import ConfigError, shown
+
 Clock = Callable[[], int]
 """Returns the present instant in microseconds. Tests pass one that can be moved."""
 
@@ -31,6 +33,19 @@ def from_datetime(moment: datetime) -> int:
 def to_iso(instant: int) -> str:
     """ISO 8601 in UTC with a Z, as every surface shows it."""
     return to_datetime(instant).isoformat().replace("+00:00", "Z")
+
+
+def parse_instant(name: str, text: object) -> datetime:
+    """An instant that a person or a program wrote; raises ConfigError, under its `name`, if it is none."""
+    try:
+        moment = datetime.fromisoformat(text)  # type: ignore[arg-type]
+    except (ValueError, TypeError):
+        raise ConfigError(
+            f"{name} must be an ISO 8601 instant such as 2030-01-31T09:00:00Z, not {shown(text)}"
+        ) from None
+    if moment.tzinfo is None:
+        raise ConfigError(f"{name} {shown(text)} needs a time zone, as in 2030-01-31T09:00:00Z")
+    return moment
 
 
 def microseconds(seconds: float) -> int:

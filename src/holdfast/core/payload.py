@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.errors import ConfigError, InvalidPayload, shown
+from holdfast.errors import ConfigError, InvalidPayload, PayloadTooLarge, shown
 
 MAX_DEPTH = 64
 MAX_INTEGER_BITS = 1024
@@ -51,7 +51,7 @@ def encode_payload(value: object, limit: int) -> str:
     text = _encode(plain)
     size = len(text.encode())
     if size > limit:
-        raise InvalidPayload("payload", f"is {size} bytes as JSON; max_payload_bytes is {limit}")
+        raise PayloadTooLarge("payload", f"is {size} bytes as JSON; max_payload_bytes is {limit}")
     return text
 
 

@@ -10,6 +10,9 @@ if TYPE_CHECKING:
 SHELL = "shell"
 """The type of commands."""
 
+BUILT_IN = frozenset({SHELL})
+"""The types that are ours. Over HTTP they are enqueued only where somebody has said so."""
+
 
 def install(queue: Queue, *, shell_slots: int | None = 1) -> None:
     """Let a queue's workers run the built-in types, but for those that the application has taken itself.

@@ -9,10 +9,14 @@ from __future__ import annotations
 import os
 import re
 from contextlib import suppress
+from io import BytesIO
 from shutil import copyfileobj
 from typing import BinaryIO, NamedTuple
 
 from holdfast.config import home_folder, make_private_folder
+from holdfast.core.job import Job, base_type
+from holdfast.errors import NoOutput
+from holdfast.jobs import SHELL
 
 TAIL_BYTES = 8 * 1024
 """How much of the end of the output a result or a failure carries."""
@@ -30,6 +34,32 @@ def log_folder() -> str:
 def log_path(job_id: str) -> str:
     """Where the output of a job is kept. Ids hold no slash, so it stays inside the folder."""
     return os.path.join(log_folder(), f"{job_id}.log")
+
+
+def open_log(job_id: str) -> BinaryIO | None:
+    """The log of a job, if there is one here."""
+    try:
+        return open(log_path(job_id), "rb", buffering=0)
+    except FileNotFoundError:
+        return None
+
+
+def require_output(job: Job) -> None:
+    """Raise NoOutput for a job of a type whose output is not kept."""
+    if base_type(job.type) != SHELL:
+        raise NoOutput(f"job {job.id!r} is of type {job.type}; only {SHELL} jobs have output that is kept")
+
+
+def output_of(job: Job) -> BinaryIO:
+    """The output of a job as it is now; empty before its first attempt. Raises NoOutput if it is not here."""
+    require_output(job)
+    file = open_log(job.id)
+    if file is None and job.started_at is not None:
+        raise NoOutput(
+            f"the output of job {job.id!r} is not here",
+            hint=f"it was kept in {log_folder()} on the machine of its worker",
+        )
+    return file or BytesIO()
 
 
 class Gap(NamedTuple):

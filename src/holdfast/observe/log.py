@@ -125,6 +125,15 @@ _WORDINGS: dict[type[Event], Callable[[Any], str]] = {
         f"worker process {v.pid} {v.how}; "
         + ("not started again" if v.restart_in is None else f"another starts in {v.restart_in:g} s")
     ),
+    e.ServerStarted: lambda v: f"serving {v.address}, pid {v.pid}",
+    e.ServerStopping: lambda v: f"server stopping, {v.requests} requests running",
+    e.ServerStopped: lambda v: (
+        "server stopped" + (f", {v.cut_short} requests cut short" if v.cut_short else "")
+    ),
+    e.ServerDied: lambda v: (
+        f"server process {v.pid} {v.how}; "
+        + ("not started again" if v.restart_in is None else f"another starts in {v.restart_in:g} s")
+    ),
     e.WorkerRecycled: lambda v: f"worker process {v.pid} was used up and is replaced",
     e.SupervisorStopping: lambda v: f"stopping {v.workers} worker processes: {v.reason}",
     e.WorkerPaused: lambda v: f"worker {v.worker_id} paused",

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from holdfast.config import Value
 from holdfast.core.explain import Reason
 from holdfast.core.job import Failure, Job
+from holdfast.observe.overview import Answers, Overview
 from holdfast.store.protocol import Running, WorkerRecord
 
 
-def task(job: Job) -> dict[str, Any]:
-    """Everything about a job."""
+def task(job: Job, shown: Callable[[Any], Any] = lambda value: value) -> dict[str, Any]:
+    """Everything about a job; its payload and result as `shown` gives them."""
     return {
         **task_item(job),
-        "payload": job.payload,
-        "result": job.result,
+        "payload": shown(job.payload),
+        "result": shown(job.result),
         "errors": [failure(entry) for entry in job.errors],
     }
 
@@ -90,11 +92,11 @@ def cancelled(job: Job) -> dict[str, Any]:
 
 
 def task_list(
-    jobs: Sequence[Job], *, total: int, cap: int, limit: int, offset: int, full: bool
+    tasks: list[dict[str, Any]], *, total: int, cap: int, limit: int, offset: int
 ) -> dict[str, Any]:
-    """A page of jobs; `total` was counted to one beyond `cap`."""
+    """A page of tasks or items; `total` was counted to one beyond `cap`."""
     return {
-        "tasks": [(task if full else task_item)(job) for job in jobs],
+        "tasks": tasks,
         "total": min(total, cap),
         "totalIsCapped": total > cap,
         "limit": limit,
@@ -105,6 +107,39 @@ def task_list(
 def stats(counts: Mapping[str, Any]) -> dict[str, Any]:
     """What `Queue.stats` returns."""
     return {camel(key): value for key, value in counts.items()}
+
+
+def overview(view: Overview) -> dict[str, Any]:
+    """The counts of `stats`, and what a person should know beside them."""
+    return {
+        **stats(view.counts),
+        "retrying": sum(view.retrying.values()),
+        "paused": "" in view.paused,
+        "pausedTypes": [type for type in view.paused if type],
+        "stuck": [running_job(job) for job in view.stuck],
+        "withoutWorker": view.without_worker,
+        "oldestWaiting": None
+        if view.oldest is None
+        else {"id": view.oldest.id, "type": view.oldest.type, "since": instant(view.oldest.since)},
+    }
+
+
+def report(found: Answers) -> dict[str, Any]:
+    """The answers to the standing questions."""
+    return {
+        "outstanding": found.outstanding,
+        "failed": {"total": found.failed_total, "newest": [task_item(job) for job in found.failed]},
+        "stuck": [running_job(job) for job in found.stuck],
+        "durations": {
+            type: {"count": d.count, "mean": d.mean, "p50": d.p50, "p95": d.p95, "meanWait": d.mean_wait}
+            for type, d in found.durations.items()
+        },
+        "duplicates": [{"type": r.type, "key": r.key, "jobs": r.jobs} for r in found.reused_keys],
+        "lastHour": {
+            type: {state.value: count for state, count in counts.items()}
+            for type, counts in found.last_hour.items()
+        },
+    }
 
 
 def worker(record: WorkerRecord, running: Iterable[Running], now: datetime) -> dict[str, Any]:
@@ -120,6 +155,7 @@ def worker(record: WorkerRecord, running: Iterable[Running], now: datetime) -> d
         "startedAt": instant(record.started_at),
         "heartbeatAt": instant(record.heartbeat_at),
         "heartbeatAge": age,
+        "turnedAt": instant(record.turned_at),
         "running": [running_job(job) for job in running if job.worker_id == record.id],
     }
 
@@ -141,6 +177,20 @@ def reasons(job: Job, found: Sequence[Reason]) -> dict[str, Any]:
         "status": job.status.value,
         "reasons": [{"code": r.code, "text": r.text, "until": r.until} for r in found],
     }
+
+
+def settings(values: Mapping[str, Value], stored: Mapping[tuple[str, str], Value]) -> dict[str, Any]:
+    """Every setting's value in force, and what is stored for types of their own."""
+    by_type: dict[str, dict[str, Value]] = {}
+    for (name, type), value in sorted(stored.items()):
+        if type:
+            by_type.setdefault(type, {})[name] = value
+    return {**values, "byType": by_type}
+
+
+def setting(name: str, value: Value, type: str | None) -> dict[str, Any]:
+    """One setting's value in force."""
+    return {"key": name, "value": value, "type": type}
 
 
 def instant(moment: datetime | None) -> str | None:

@@ -62,6 +62,7 @@ class Demand(Struct, frozen=True, kw_only=True):
     type: str
     limit: int
     max_attempts: int
+    pending: int = 0
     timeout: float | None = None
     rate: float = 0.0
     rate_name: str = ""
@@ -99,6 +100,8 @@ class Claimed(Struct, frozen=True):
 
     claims: list[Claim]
     wait: float | None = None
+    limited: frozenset[str] = frozenset()
+    """The types that had more to take, had a rate limit or max_running let it through."""
 
 
 class Finish(Struct, frozen=True, kw_only=True):
@@ -161,6 +164,8 @@ class WorkerRecord(Struct, frozen=True, kw_only=True):
     slots: dict[str, int] = {}
     started_at: datetime | None = None
     heartbeat_at: datetime | None = None
+    turned_at: datetime | None = None
+    """When its loop last came round: a heartbeat alone does not show that work goes on."""
 
 
 class StopRequest(IntEnum):
@@ -228,8 +233,18 @@ class Minute(Struct, kw_only=True):
     reaped: int = 0
     wait_seconds: float = 0.0
     run_seconds: float = 0.0
+    limited_seconds: float = 0.0
     waits: list[int]
     runs: list[int]
+
+    def add(self, part: Minute) -> None:
+        """Add another one's figures to these."""
+        for name in (
+            "completed", "failed", "retried", "reaped", "wait_seconds", "run_seconds", "limited_seconds"
+        ):  # fmt: skip
+            setattr(self, name, getattr(self, name) + getattr(part, name))
+        self.waits = [a + b for a, b in zip(self.waits, part.waits, strict=True)]
+        self.runs = [a + b for a, b in zip(self.runs, part.runs, strict=True)]
 
 
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
@@ -246,7 +261,10 @@ LIFETIME = 0
 
 
 class JobFilter(Struct, frozen=True, kw_only=True):
-    """Which jobs to list. `statuses` may hold RETRYING; `before` continues after a job's `seq`."""
+    """Which jobs to list. `statuses` may hold RETRYING; `before` continues after a job's `seq`.
+
+    With `brief` the payloads are left empty and the results None, and large ones cost nothing.
+    """
 
     statuses: tuple[str, ...] = ()
     type: str | None = None
@@ -254,6 +272,7 @@ class JobFilter(Struct, frozen=True, kw_only=True):
     limit: int = 50
     offset: int = 0
     before: int | None = None
+    brief: bool = False
 
 
 class Line(Struct, frozen=True):
@@ -364,9 +383,18 @@ class Store(Protocol):
     # Leases and workers.
 
     def heartbeat(
-        self, worker_id: str, held: Sequence[tuple[int, int]], *, state: str, lease_seconds: float
+        self,
+        worker_id: str,
+        held: Sequence[tuple[int, int]],
+        *,
+        state: str,
+        lease_seconds: float,
+        turn_age: float = 0.0,
     ) -> Beat:
-        """Renew the leases of the (seq, version) held, and show that the worker lives."""
+        """Renew the leases of the (seq, version) held, and show that the worker lives.
+
+        Its loop last came round `turn_age` seconds ago.
+        """
 
     def list_cancelled(self, worker_id: str) -> set[tuple[int, int]]:
         """The (seq, version) of a worker's running attempts that are to be cancelled."""
@@ -411,10 +439,20 @@ class Store(Protocol):
 
     def get_job(self, job_id: str) -> Job | None: ...
 
-    def list_jobs(self, filter: JobFilter) -> list[Job]: ...
+    def get_jobs(self, job_ids: Sequence[str]) -> list[Job]:
+        """Those of the jobs that exist, brief and without their history, in no order."""
+
+    def list_jobs(self, filter: JobFilter) -> list[Job]:
+        """The jobs that a filter finds, newest first, without their history."""
+
+    def list_page(self, filter: JobFilter) -> tuple[list[Job], int | None]:
+        """The same, and the `before` of the page after it; None if there is none."""
 
     def count_jobs(self) -> dict[str, dict[Status, int]]:
         """Jobs by type and state; exact, and not counted at this moment."""
+
+    def count_enqueued(self) -> dict[str, int]:
+        """How many jobs of each type were ever inserted; never falls."""
 
     def list_children(self, parent_id: str) -> list[str]:
         """The ids of the jobs that a job enqueued, or was linked to."""
@@ -442,6 +480,9 @@ class Store(Protocol):
 
     def back_up(self, path: str) -> None:
         """Write a complete copy of the database as it is now to a new file."""
+
+    def measure(self) -> dict[str, float]:
+        """Figures of the engine itself, by the name they have in metrics."""
 
     def examine(self) -> list[Finding]:
         """What an operator should know about the database and where it lives."""

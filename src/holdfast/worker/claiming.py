@@ -58,6 +58,7 @@ class Claiming:
             type=type,
             limit=self._slots.room(type, prefetch=unlimited),
             max_attempts=settings.get("max_attempts", type),
+            pending=active[type].pending,
             timeout=settings.get("job_timeout", type),
             rate=rate.value,
             rate_name=rate.source,

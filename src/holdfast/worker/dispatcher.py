@@ -94,12 +94,14 @@ class Dispatcher:
             self._events,
             settings=lambda: self._settings,
             state=self._state,
+            turn_age=lambda: time.monotonic() - self._stepped_at,
             held=self._leased,
             lost=self._lose,
             cancelled=self._cancel,
             forgotten=self._forget,
         )
         # The loop's own.
+        self._stepped_at = time.monotonic()
         self._unwritten: list[Ended] = []
         self._registered = -1
         self._settings_at = self._progress_at = self._next_poll = 0.0
@@ -225,6 +227,7 @@ class Dispatcher:
         if now >= self._back_off:
             self._work(now)
         self._enforce(now)
+        self._stepped_at = time.monotonic()
 
     def _work(self, now: float) -> None:
         try:

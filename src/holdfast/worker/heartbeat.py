@@ -29,6 +29,7 @@ class Heartbeat:
         *,
         settings: Callable[[], Settings],
         state: Callable[[], str],
+        turn_age: Callable[[], float] = lambda: 0.0,
         held: Callable[[], Sequence[Attempt]],
         lost: Callable[[Sequence[Attempt]], None],
         cancelled: Callable[[frozenset[tuple[int, int]]], None],
@@ -39,6 +40,7 @@ class Heartbeat:
         self._events = events
         self._settings = settings
         self._state = state
+        self._turn_age = turn_age
         self._held = held
         self._lost = lost
         self._cancelled = cancelled
@@ -86,6 +88,7 @@ class Heartbeat:
                 [(attempt.claim.seq, attempt.claim.version) for attempt in attempts],
                 state=self._state(),
                 lease_seconds=settings.lease_seconds,
+                turn_age=self._turn_age(),
             )
         except QueueClosed:
             raise

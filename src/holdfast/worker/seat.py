@@ -1,4 +1,4 @@
-"""The place of one worker process: how it is started, what it says, and how it ends."""
+"""The place of one process under the supervisor: how it is started, what it says, and how it ends."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)
 
 
 class Notice(Struct, frozen=True, omit_defaults=True):
-    """What a worker process says: its name and database when it is up, or why it can't be, and how it ends.
+    """What a process says: its name and database when it is up, or why it can't be, and how it ends.
 
     One that exits without the latter has died, whatever its exit code: a handler may have called exit.
     """
@@ -42,11 +42,23 @@ class Notice(Struct, frozen=True, omit_defaults=True):
 
 
 class Seat:
-    """One worker process after another, each started when the last has ended and rested."""
+    """One process after another, each started when the last has ended and rested.
 
-    def __init__(self, command: Sequence[str], environment: dict[str, str] | None) -> None:
+    `descriptors` are inherited. A seat that is not a worker's has a server in it, which holds no jobs.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: dict[str, str] | None,
+        *,
+        descriptors: Sequence[int] = (),
+        is_worker: bool = True,
+    ) -> None:
         self._command = command
         self._environment = environment
+        self._descriptors = descriptors
+        self.is_worker = is_worker
         self._process: subprocess.Popen[bytes] | None = None
         self._lifeline: Lifeline | None = None
         self._buffer = b""
@@ -60,7 +72,8 @@ class Seat:
         """What the process said when it was up."""
         self.failure: Notice | None = None
         self.announced: int | None = None
-        self.first_id: str | None = None
+        self.first: Notice | None = None
+        """What the first process said when it was up."""
         self.resting: Notice | None = None
         """The worker that has died and will be replaced."""
         self.start_at: float | None = None
@@ -85,7 +98,7 @@ class Seat:
         try:
             process = subprocess.Popen(
                 [*self._command, str(theirs), str(lifeline.theirs)],
-                pass_fds=(theirs, lifeline.theirs),
+                pass_fds=(*self._descriptors, theirs, lifeline.theirs),
                 stdin=subprocess.DEVNULL,
                 env=self._environment,
                 start_new_session=True,
@@ -119,7 +132,7 @@ class Seat:
             self.failure = notice
         else:
             self.worker = notice
-            self.first_id = self.first_id or notice.worker_id
+            self.first = self.first or notice
 
     def tell(self, requests: int) -> None:
         """See that the process has got so many requests to stop, each stronger than the one before."""

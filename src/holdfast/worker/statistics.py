@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
+from collections.abc import Collection
 
 from holdfast.core.clock import SECOND
 from holdfast.store.protocol import BUCKETS, Minute, empty_minute
@@ -20,6 +21,7 @@ class Statistics:
         self._minutes: dict[tuple[int, str], Minute] = {}
         self._changed: set[tuple[int, str]] = set()
         self._written_at = 0.0
+        self._limited: dict[str, float] = {}
 
     def count(self, type: str, outcome: str, now: int) -> Minute:
         """Add one to completed, failed, retried or reaped."""
@@ -34,6 +36,13 @@ class Statistics:
         minute.run_seconds += run
         minute.waits[bisect_left(BUCKETS, wait)] += 1
         minute.runs[bisect_left(BUCKETS, run)] += 1
+
+    def limit(self, types: Collection[str], now: int) -> None:
+        """These types are held back by a limit now, and no others: count how long each one is."""
+        moment = time.monotonic()
+        for type, since in self._limited.items():
+            self._minute(type, now).limited_seconds += moment - since
+        self._limited = dict.fromkeys(types, moment)
 
     def changed(self) -> list[Minute]:
         """The rows that are not stored as they are."""

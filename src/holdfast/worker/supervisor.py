@@ -1,8 +1,9 @@
-"""The supervisor of worker processes: starts them, replaces those that die, and frees their jobs at once.
+"""The supervisor of processes: starts workers, replaces those that die, and frees their jobs at once.
 
 It runs no job itself, and loads nothing of the application. Its workers are started anew (never forked), in
 sessions of their own: a Ctrl-C at the terminal reaches the supervisor alone, which passes it on. They tell it
 over a pipe who they are; and they hold the end of one that closes when it dies, so that none outlives it.
+A web server may sit among them: it is started, replaced and stopped as they are, but holds no jobs.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class Supervisor:
 
     `command` starts one; two descriptors are appended to it, for its notices and its lifeline. `on_ready`
     gets the names of the workers when all are up; `on_death` the name of one that died. While `stop_file`
-    exists, it stops. `tick` is called a few times a second.
+    exists, the workers stop, and the supervisor with them unless there is a `server`. `tick` is called a few
+    times a second.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class Supervisor:
         *,
         events: e.Events,
         environment: dict[str, str] | None = None,
+        server: Seat | None = None,
         stop_file: str | None = None,
         on_ready: Callable[[list[str]], None] = lambda _: None,
         on_death: Callable[[str], None] = lambda _: None,
@@ -51,8 +54,11 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
-        self._seats = [Seat(command, environment) for _ in range(count)]
+        workers = [Seat(command, environment) for _ in range(count)]
+        # The server first: it stops accepting before anybody stops working.
+        self._seats = workers if server is None else [server, *workers]
         self._requests = 0
+        self._worker_requests = 0
         self._reason = ""
         self._is_stopping = False
         self._ready = False
@@ -67,6 +73,10 @@ class Supervisor:
             seat.tell(self._requests)
         with suppress(OSError):  # it is full, or closed: we have ended
             os.write(self._wake_write, b"\n")
+
+    def _requests_to(self, seat: Seat) -> int:
+        """How often a process was to be told to stop."""
+        return max(self._requests, self._worker_requests if seat.is_worker else 0)
 
     def run(self) -> bool:
         """Supervise until all workers have ended; returns whether none had to cut jobs short.
@@ -87,7 +97,7 @@ class Supervisor:
         return not self._cut_short
 
     def _start(self, seat: Seat) -> None:
-        if self._requests:
+        if self._requests_to(seat):
             seat.is_over = True
             return
         try:
@@ -104,9 +114,11 @@ class Supervisor:
                 os.read(self._wake_read, 4096)
             elif not key.data.hear():
                 self._collect(key.data)
-        if not self._ready and all(seat.first_id for seat in self._seats):
+        if not self._ready and all(seat.first for seat in self._seats):
             self._ready = True
-            self._on_ready([seat.first_id or "" for seat in self._seats])
+            self._on_ready(
+                [seat.first.worker_id for seat in self._seats if seat.first and seat.first.worker_id]
+            )
 
     def _look_around(self) -> None:
         self._tick()
@@ -117,23 +129,32 @@ class Supervisor:
                 self._collect(seat)
         if os.getpid() == 1:
             self._collect_orphans()
-        if self._stop_file is not None and not self._requests and os.path.lexists(self._stop_file):
-            self.stop(f"{self._stop_file} exists")
-        if self._requests:
+        if self._stop_file is not None and os.path.lexists(self._stop_file):
+            self._stop_workers(f"{self._stop_file} exists")
+        if self._requests or self._worker_requests:
             self._pass_on()
         for seat in self._seats:
             if seat.start_at is not None:
                 self._rest(seat, seat.start_at)
 
+    def _stop_workers(self, reason: str) -> None:
+        """Stop them in order; with them go we, unless there is a server, which goes on taking jobs."""
+        if all(seat.is_worker for seat in self._seats):
+            if not self._requests:
+                self.stop(reason)
+        else:
+            self._worker_requests = 1
+            self._reason = self._reason or reason
+
     def _pass_on(self) -> None:
-        """Tell the workers what we were told, should one have come up meanwhile."""
+        """Tell the processes what we were told, should one have come up meanwhile."""
         if not self._is_stopping and self._failure is None:
-            running = sum(seat.is_running for seat in self._seats)
+            running = sum(seat.is_running and seat.is_worker for seat in self._seats)
             self._events.emit(e.SupervisorStopping(workers=running, reason=self._reason))
         self._is_stopping = True
         for seat in self._seats:
-            seat.tell(self._requests)
-            if seat.start_at is not None:
+            seat.tell(self._requests_to(seat))
+            if seat.start_at is not None and self._requests_to(seat):
                 self._end_rest(seat)
                 seat.is_over = True
 
@@ -160,26 +181,26 @@ class Supervisor:
             self._died(seat, code)
 
     def _died(self, seat: Seat, code: int) -> None:
-        worker, pause = seat.worker, seat.next_pause()
-        if worker is None and self._requests and code in (-signal.SIGTERM, -signal.SIGINT):
+        worker, pause, requests = seat.worker, seat.next_pause(), self._requests_to(seat)
+        if worker is None and requests and code in (-signal.SIGTERM, -signal.SIGINT):
             seat.is_over = True  # by our own signal, before it could listen to it
             return
-        self._events.emit(
-            e.WorkerDied(
-                worker_id=worker.worker_id if worker else None,
-                pid=seat.pid,
-                how=_how(code) + (f" ({seat.failure.failure})" if seat.failure else ""),
-                restart_in=None if self._requests else pause,
-            )
-        )
+        how = _how(code) + (f" ({seat.failure.failure})" if seat.failure else "")
+        restart_in = None if requests else pause
+        if not seat.is_worker:
+            self._events.emit(e.ServerDied(pid=seat.pid, how=how, restart_in=restart_in))
+            self._replace(seat, pause)
+            return
+        worker_id = worker.worker_id if worker else None
+        self._events.emit(e.WorkerDied(worker_id=worker_id, pid=seat.pid, how=how, restart_in=restart_in))
         if worker is not None:
             self._on_death(worker.worker_id or "")
-            self._caretaker.bury(worker, stopping=self._requests > 0)
+            self._caretaker.bury(worker, stopping=requests > 0)
             seat.resting = worker
         self._replace(seat, pause)
 
     def _replace(self, seat: Seat, pause: float) -> None:
-        if self._requests:
+        if self._requests_to(seat):
             self._end_rest(seat)
             seat.is_over = True
         else:

@@ -84,6 +84,7 @@ class Turn:
         self.uncertain = False
         if minutes:
             self._statistics.written(self._store.now())
+        self._statistics.limit(claimed.limited, self._store.now())
         self._finished = ended, accepted
         return claimed
 

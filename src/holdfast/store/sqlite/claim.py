@@ -85,7 +85,7 @@ def claim_jobs(
         claims += _take(connection, worker_id, demand, rows, lease_expires_at, now)
     claims.sort(key=lambda claim: (-claim.priority, claim.seq))
     limits.save()
-    return Claimed(claims, limits.wait())
+    return Claimed(claims, limits.wait(), frozenset(limits.held_back))
 
 
 Row = list[Any]
@@ -177,6 +177,8 @@ class _Limits:
     def __init__(self, connection: sqlite3.Connection, demands: Sequence[Demand], now: int) -> None:
         self._connection = connection
         self._changed: set[str] = set()
+        self.held_back: set[str] = set()
+        """The types whose jobs a limit kept from starting."""
         self._short: set[str] = set()
         self._buckets = {d.rate_name: self._bucket(d, now) for d in demands if d.rate}
         self._rates = {d.rate_name: d.rate for d in demands if d.rate}
@@ -208,14 +210,18 @@ class _Limits:
             room = min(room, available)
         if demand.max_running:
             room = min(room, self._running[demand.running_name].room())
+        if room < min(demand.limit, demand.pending):
+            self.held_back.add(demand.type)
         return room
 
     def take(self, demand: Demand) -> bool:
         bucket = self._buckets[demand.rate_name] if demand.rate else None
         if bucket is not None and not bucket.available():
             self._short.add(demand.rate_name)
+            self.held_back.add(demand.type)
             return False
         if demand.max_running and not self._running[demand.running_name].take():
+            self.held_back.add(demand.type)
             return False
         if bucket is not None:
             self._buckets[demand.rate_name] = bucket.take(1)

@@ -54,11 +54,13 @@ def heartbeat(
     worker_id: str,
     held: Sequence[tuple[int, int]],
     state: str,
+    turned_at: int,
     lease_seconds: float,
     now: int,
 ) -> Beat:
     found = connection.execute(
-        "UPDATE holdfast_workers SET heartbeat_at = ?, state = ? WHERE id = ?", (now, state, worker_id)
+        "UPDATE holdfast_workers SET heartbeat_at = ?, turned_at = ?, state = ? WHERE id = ?",
+        (now, turned_at, state, worker_id),
     )
     lost: set[tuple[int, int]] = set()
     if held:
@@ -117,7 +119,7 @@ def remove_silent_workers(connection: sqlite3.Connection, silent_since: int) -> 
 
 
 def worker_from(row: Sequence[Any]) -> WorkerRecord:
-    id, host, pid, state, concurrency, types, slots, started_at, heartbeat_at = row
+    id, host, pid, state, concurrency, types, slots, started_at, heartbeat_at, turned_at = row
     return WorkerRecord(
         id=id,
         host=host,
@@ -128,6 +130,7 @@ def worker_from(row: Sequence[Any]) -> WorkerRecord:
         slots=json.loads(slots),
         started_at=to_datetime(started_at),
         heartbeat_at=to_datetime(heartbeat_at),
+        turned_at=None if turned_at is None else to_datetime(turned_at),
     )
 
 
@@ -136,12 +139,16 @@ def settings_from(rows: Sequence[Any]) -> dict[tuple[str, str], Value]:
 
 
 STATISTICS_COLUMNS = (
-    "minute, type, worker_id, completed, failed, retried, reaped, wait_seconds, run_seconds, waits, runs"
+    "minute, type, worker_id, completed, failed, retried, reaped, wait_seconds, run_seconds,"
+    " limited_seconds, waits, runs"
 )
 
 
 def minute_from(row: Sequence[Any]) -> Minute:
-    minute, type, worker_id, completed, failed, retried, reaped, wait_seconds, run_seconds, waits, runs = row
+    (
+        minute, type, worker_id, completed, failed, retried, reaped, wait_seconds, run_seconds,
+        limited_seconds, waits, runs,
+    ) = row  # fmt: skip
     return Minute(
         minute=minute,
         type=type,
@@ -152,6 +159,7 @@ def minute_from(row: Sequence[Any]) -> Minute:
         reaped=reaped,
         wait_seconds=wait_seconds,
         run_seconds=run_seconds,
+        limited_seconds=limited_seconds,
         waits=json.loads(waits),
         runs=json.loads(runs),
     )
@@ -159,7 +167,8 @@ def minute_from(row: Sequence[Any]) -> Minute:
 
 def write_statistics(connection: sqlite3.Connection, minutes: Sequence[Minute]) -> None:
     connection.executemany(
-        f"REPLACE INTO holdfast_statistics ({STATISTICS_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        f"REPLACE INTO holdfast_statistics ({STATISTICS_COLUMNS})"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         [
             (
                 m.minute,
@@ -171,6 +180,7 @@ def write_statistics(connection: sqlite3.Connection, minutes: Sequence[Minute]) 
                 m.reaped,
                 m.wait_seconds,
                 m.run_seconds,
+                m.limited_seconds,
                 json.dumps(m.waits),
                 json.dumps(m.runs),
             )
@@ -193,13 +203,6 @@ def fold_statistics(connection: sqlite3.Connection, before_minute: int) -> None:
     totals: dict[str, Minute] = {}
     for row in [*sums, *old]:
         part = minute_from(row)
-        add(totals.setdefault(part.type, empty_minute(LIFETIME, part.type, "")), part)
+        totals.setdefault(part.type, empty_minute(LIFETIME, part.type, "")).add(part)
     connection.execute("DELETE FROM holdfast_statistics WHERE minute > ? AND minute < ?", bounds)
     write_statistics(connection, list(totals.values()))
-
-
-def add(total: Minute, part: Minute) -> None:
-    for name in ("completed", "failed", "retried", "reaped", "wait_seconds", "run_seconds"):
-        setattr(total, name, getattr(total, name) + getattr(part, name))
-    total.waits = [a + b for a, b in zip(total.waits, part.waits, strict=True)]
-    total.runs = [a + b for a, b in zip(total.runs, part.runs, strict=True)]

@@ -15,6 +15,9 @@ JOB_COLUMNS = (
     " finished_at, progress, progress_message, error, payload, result"
 )
 
+BRIEF_COLUMNS = JOB_COLUMNS.replace("payload, result", "'{}', NULL")
+"""The same without what may be large, which then is not even read."""
+
 
 def job_from(row: Sequence[Any], failures: tuple[Failure, ...] = ()) -> Job:
     """A Job from the JOB_COLUMNS of a row."""

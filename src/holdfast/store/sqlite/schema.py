@@ -170,7 +170,25 @@ _WORKERS = (
     "CREATE INDEX holdfast_jobs_keyed ON holdfast_jobs (type, key) WHERE key IS NOT NULL",
 )
 
+_WATCHED = (
+    # how many jobs of a type there ever were; for those deleted before this migration nobody knows
+    "ALTER TABLE holdfast_counts ADD COLUMN enqueued INTEGER NOT NULL DEFAULT 0",
+    f"UPDATE holdfast_counts SET enqueued = {' + '.join(_STATUSES)}",
+    "DROP TRIGGER holdfast_jobs_inserted",
+    f"""CREATE TRIGGER holdfast_jobs_inserted AFTER INSERT ON holdfast_jobs BEGIN
+        INSERT INTO holdfast_counts (type, enqueued, {", ".join(_STATUSES)})
+        VALUES (NEW.type, 1, {", ".join(f"NEW.status = '{status}'" for status in _STATUSES)})
+        ON CONFLICT (type) DO UPDATE SET enqueued = enqueued + 1,
+        {", ".join(f"{status} = {status} + excluded.{status}" for status in _STATUSES)};
+    END""",
+    # when its loop last came round, which its heartbeat does not depend on
+    "ALTER TABLE holdfast_workers ADD COLUMN turned_at INTEGER",
+    # how long ready jobs were held back by a rate limit or max_running
+    "ALTER TABLE holdfast_statistics ADD COLUMN limited_seconds REAL NOT NULL DEFAULT 0",
+)
+
 MIGRATIONS = (
     Migration(1, "the queue", (*_TABLES, *_INDEXES, *_COUNTING)),
     Migration(2, "workers can be asked to stop, and tell the slots of a type", _WORKERS),
+    Migration(3, "metrics: jobs ever enqueued, a worker's last turn, time spent on limits", _WATCHED),
 )

@@ -36,7 +36,7 @@ from holdfast.store.protocol import (
 from holdfast.store.sqlite import caller, claim, finish, insert, keep, look, operate
 from holdfast.store.sqlite.attempt import SqliteAttemptTransaction
 from holdfast.store.sqlite.database import PATIENCE, Database
-from holdfast.store.sqlite.rows import JOB_COLUMNS, failure_from, job_from
+from holdfast.store.sqlite.rows import BRIEF_COLUMNS, JOB_COLUMNS, failure_from, job_from
 from holdfast.store.sqlite.watch import SqliteWatch
 
 PROMOTABLE = """
@@ -158,11 +158,19 @@ class SqliteStore:
     # Leases and workers.
 
     def heartbeat(
-        self, worker_id: str, held: Sequence[tuple[int, int]], *, state: str, lease_seconds: float
+        self,
+        worker_id: str,
+        held: Sequence[tuple[int, int]],
+        *,
+        state: str,
+        lease_seconds: float,
+        turn_age: float = 0.0,
     ) -> Beat:
         # Not more patient than the lease allows: the worker must still have time to stop its handlers.
         with self.database.transaction(min(PATIENCE, lease_seconds / 6)) as connection:
-            return keep.heartbeat(connection, worker_id, held, state, lease_seconds, self.now())
+            now = self.now()
+            turned_at = now - microseconds(turn_age)
+            return keep.heartbeat(connection, worker_id, held, state, turned_at, lease_seconds, now)
 
     def list_cancelled(self, worker_id: str) -> set[tuple[int, int]]:
         return keep.claims_from(self.database.read_one(keep.CANCELLING, (worker_id,))[0])
@@ -183,7 +191,7 @@ class SqliteStore:
         return [
             keep.worker_from(row)
             for row in self.database.read(
-                "SELECT id, host, pid, state, concurrency, types, slots, started_at, heartbeat_at"
+                "SELECT id, host, pid, state, concurrency, types, slots, started_at, heartbeat_at, turned_at"
                 " FROM holdfast_workers ORDER BY started_at, id"
             )
         ]
@@ -236,6 +244,13 @@ class SqliteStore:
 
     # Reading.
 
+    def get_jobs(self, job_ids: Sequence[str]) -> list[Job]:
+        rows = self.database.read(
+            f"SELECT {BRIEF_COLUMNS} FROM holdfast_jobs WHERE id IN (SELECT value FROM json_each(?))",
+            (json.dumps(job_ids),),
+        )
+        return [job_from(row) for row in rows]
+
     def get_job(self, job_id: str) -> Job | None:
         row = self.database.read_one(f"SELECT {JOB_COLUMNS} FROM holdfast_jobs WHERE id = ?", (job_id,))
         if row is None:
@@ -248,17 +263,25 @@ class SqliteStore:
         return job_from(row, tuple(failure_from(failure) for failure in failures))
 
     def list_jobs(self, filter: JobFilter) -> list[Job]:
+        return self.list_page(filter)[0]
+
+    def list_page(self, filter: JobFilter) -> tuple[list[Job], int | None]:
         where, parameters = look.conditions(filter)
+        columns = BRIEF_COLUMNS if filter.brief else JOB_COLUMNS
         rows = self.database.read(
-            f"SELECT {JOB_COLUMNS} FROM holdfast_jobs{where} ORDER BY seq DESC LIMIT ? OFFSET ?",
-            (*parameters, filter.limit, filter.offset),
+            f"SELECT {columns} FROM holdfast_jobs{where} ORDER BY seq DESC LIMIT ? OFFSET ?",
+            (*parameters, filter.limit + 1, filter.offset),
         )
-        return [job_from(row) for row in rows]
+        page = rows[: filter.limit]
+        return [job_from(row) for row in page], page[-1][0] if len(rows) > len(page) else None
 
     def count_jobs(self) -> dict[str, dict[Status, int]]:
         columns = ", ".join(Status)
         rows = self.database.read(f"SELECT type, {columns} FROM holdfast_counts ORDER BY type")
         return {type: dict(zip(Status, counts, strict=True)) for type, *counts in rows if any(counts)}
+
+    def count_enqueued(self) -> dict[str, int]:
+        return dict(self.database.read("SELECT type, enqueued FROM holdfast_counts ORDER BY type"))
 
     def list_children(self, parent_id: str) -> list[str]:
         rows = self.database.read(
@@ -297,6 +320,9 @@ class SqliteStore:
         from holdfast.store.sqlite import health
 
         health.back_up(self.database, path)
+
+    def measure(self) -> dict[str, float]:
+        return {"wal_bytes": self.database.wal_bytes()}
 
     def examine(self) -> list[Finding]:
         from holdfast.store.sqlite import health

@@ -1,0 +1,87 @@
+"""The program of the web server's process, started by `serve`: `python -m holdfast.cli.server_process`."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+
+import msgspec
+from msgspec import Struct
+
+from holdfast.cli.app import make_queue
+from holdfast.cli.serve import READ_TOKEN, TOKEN
+from holdfast.cli.supervised import Notices, run_supervised
+from holdfast.errors import HoldfastError
+from holdfast.events import ServerStarted
+from holdfast.jobs import install
+from holdfast.observe import log
+from holdfast.worker.seat import EXIT_CRASHED, Notice
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """What the server's process is told; tokens come by the environment."""
+
+    database: str | None
+    app: str | None
+    allow_types: list[str]
+    allowed_hosts: list[str]
+    root_path: str
+    enqueue_rate: float
+    needs_workers: bool
+    log_format: str
+    descriptor: int
+    address: str
+
+
+def main() -> None:
+    run_supervised(lambda notices: _serve(msgspec.json.decode(sys.argv[1], type=Options), notices))
+
+
+def _serve(options: Options, notices: Notices) -> int:
+    from holdfast.web import create_app
+    from holdfast.web.server import serve
+
+    log.configure(options.log_format)
+    # Taken out of the environment: the application's own code has no use for them.
+    token, read_token = os.environ.pop(TOKEN, None), os.environ.pop(READ_TOKEN, None)
+    try:
+        queue = make_queue(options.app, options.database)
+        install(queue)
+        queue.open()
+        app = create_app(
+            queue,
+            token,
+            read_token,
+            options.allowed_hosts,
+            options.allow_types,
+            enqueue_rate=options.enqueue_rate,
+            needs_workers=options.needs_workers,
+        )
+        shutdown_seconds = float(queue.settings().get("shutdown_timeout"))
+    except HoldfastError as error:
+        return notices.refuse(error)
+
+    def tell_started() -> None:
+        queue.events.emit(ServerStarted(address=options.address, pid=os.getpid()))
+        notices.tell(Notice(database=queue.url))
+
+    os.set_inheritable(options.descriptor, False)
+    try:
+        serve(
+            app,
+            socket.socket(fileno=options.descriptor),
+            root_path=options.root_path,
+            events=queue.events,
+            shutdown_seconds=shutdown_seconds,
+            on_started=tell_started,
+        )
+    except Exception as error:
+        notices.tell(Notice(failure=f"{type(error).__name__}: {error}"))
+        return EXIT_CRASHED
+    queue.close()
+    return 0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""Doing the same to many jobs: in commits of some hundred, each job by its own guarded statement."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from holdfast.errors import ConfigError, HoldfastError, shown
+from holdfast.events import Event, JobCancelled, JobCancelRequested, JobDeleted, JobRetried
+
+if TYPE_CHECKING:
+    from holdfast.queue import Queue
+
+_BATCH = 200
+_BREATH = 0.002
+
+
+class Refusal(Struct, frozen=True):
+    """A job that was left as it is, and why."""
+
+    job_id: str
+    error: HoldfastError
+
+
+class Operated(Struct, kw_only=True):
+    """What came of an operation on many jobs. Of the refusals only the first are kept."""
+
+    done: int = 0
+    refused: int = 0
+    refusals: list[Refusal] = []
+
+
+def operate(queue: Queue, action: str, job_ids: Iterator[str], *, kept: int = 100) -> Operated:
+    """Retry, cancel or delete jobs; one that can't be is passed over and named."""
+    apply = _ACTIONS.get(action)
+    if apply is None:
+        raise ConfigError(f"{shown(action)} is not an action; allowed: {', '.join(_ACTIONS)}")
+    result = Operated()
+    while batch := list(islice(job_ids, _BATCH)):
+        events: list[Event] = []
+        with queue.store.transaction():
+            for job_id in batch:
+                try:
+                    events.append(apply(queue, job_id))
+                except HoldfastError as error:
+                    result.refused += 1
+                    if len(result.refusals) < kept:
+                        result.refusals.append(Refusal(job_id, error))
+        result.done += len(events)
+        for event in events:
+            queue.events.emit(event)
+        time.sleep(_BREATH)  # lets other writers in
+    return result
+
+
+def matching(queue: Queue, statuses: Sequence[str], type: str | None) -> Iterator[str]:
+    """The ids of the jobs that a filter finds, newest first: those there now, not those that come."""
+    jobs, before = queue.page(status=statuses, type=type, limit=_BATCH, brief=True)
+    yield from (job.id for job in jobs)
+    while before is not None:
+        jobs, before = queue.page(status=statuses, type=type, limit=_BATCH, before=before, brief=True)
+        yield from (job.id for job in jobs)
+
+
+def _retry(queue: Queue, job_id: str) -> Event:
+    job = queue.store.retry_job(job_id, None)
+    return JobRetried(job_id=job.id, type=job.type)
+
+
+def _cancel(queue: Queue, job_id: str) -> Event:
+    job = queue.store.cancel_job(job_id)
+    if job.cancel_requested and not job.is_finished:
+        return JobCancelRequested(job_id=job.id, type=job.type)
+    return JobCancelled(job_id=job.id, type=job.type)
+
+
+def _delete(queue: Queue, job_id: str) -> Event:
+    job = queue.store.get_job(job_id)
+    queue.store.delete_job(job_id)
+    assert job is not None  # or deleting it would have raised; the transaction is the same
+    return JobDeleted(job_id=job.id, type=job.type)
+
+
+_ACTIONS: dict[str, Callable[[Queue, str], Event]] = {"retry": _retry, "cancel": _cancel, "delete": _delete}

@@ -1,0 +1,338 @@
+"""Jobs over HTTP: enqueue, look, retry, cancel, delete."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Path, Query, Request, Response
+
+from holdfast.core.clock import parse_instant
+from holdfast.core.job import Job
+from holdfast.core.redact import redact, restore
+from holdfast.errors import ConfigError, JobNotFound
+from holdfast.jobs.output_log import output_of
+from holdfast.observe import shapes
+from holdfast.operate import matching, operate
+from holdfast.queue import Queue
+from holdfast.web import schema
+from holdfast.web.answer import json_response
+from holdfast.web.api.documented import BODY, errors
+from holdfast.web.desk import Desk, desk_of
+from holdfast.web.errors import Refused, refusal
+from holdfast.web.route import StrictRoute
+
+router = APIRouter(prefix="/api/tasks", tags=["tasks"], route_class=StrictRoute)
+
+COUNTED = 10_000
+LARGEST_OFFSET = 2**31 - 1
+KEY_SECONDS = 24 * 3600.0
+"""How long an Idempotency-Key is held after its job has finished."""
+
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        description="Makes it safe to send the request again: for 24 h after the job has finished, the same "
+        "key and payload answer 200 with the first job, another payload 409.",
+    ),
+]
+JobId = Annotated[str, Path(description="the job's id", examples=["job1"])]
+
+
+@router.post(
+    "",
+    summary="Enqueue a job",
+    status_code=201,
+    response_model=schema.Accepted,
+    responses={
+        200: {"model": schema.Accepted, "description": "The job that this key named already"},
+        **errors(*BODY, 409, 429),
+    },
+)
+async def create_task(
+    request: Request, new: schema.NewTask, idempotency_key: IdempotencyKey = None
+) -> Response:
+    """Store a job. It is durable when the answer is sent; requests that come together share a commit."""
+    desk = desk_of(request)
+    desk.require_enqueueable(new.type)
+    options = options_from(new.options, _as_sent(idempotency_key))
+    desk.admit(request)
+    job, is_new = await desk.queue.admit(new.type, new.payload, **options)
+    place = f"{request.scope.get('root_path', '')}/api/tasks/{job.id}"
+    return json_response(shapes.accepted(job), 201 if is_new else 200, {"Location": place})
+
+
+@router.post(
+    "/batch",
+    summary="Enqueue many jobs at once",
+    status_code=201,
+    response_model=schema.AcceptedTasks,
+    responses={
+        200: {"model": schema.AcceptedTasks, "description": "All of them were there already"},
+        **errors(*BODY, 409, 429),
+    },
+)
+async def create_tasks(
+    request: Request, new: schema.NewTasks, idempotency_key: IdempotencyKey = None
+) -> Response:
+    """Store up to 10,000 jobs in one commit: all of them, or none.
+
+    With an Idempotency-Key each task that has no key of its own gets one made of it and its place.
+    """
+    desk = desk_of(request)
+    key = _as_sent(idempotency_key)
+    items = []
+    for place, task in enumerate(new.tasks):
+        try:
+            desk.require_enqueueable(task.type)
+            own = None if key is None or task.options.idempotencyKey else f"{key}#{place}"
+            items.append((task.type, task.payload, options_from(task.options, own)))
+        except ConfigError as error:
+            raise ConfigError(f"tasks[{place}]: {error}; nothing was stored") from None
+    desk.admit(request, len(items))
+    stored = await desk.call_long(desk.queue.enqueue_batch, items)
+    answer = {"tasks": [shapes.accepted(job) for job, _ in stored], "count": len(stored)}
+    return json_response(answer, 201 if any(is_new for _, is_new in stored) else 200)
+
+
+def _as_sent(declared: str | None) -> str | None:
+    """The Idempotency-Key, which clients send as UTF-8; frameworks take headers for Latin-1."""
+    if declared is None:
+        return None
+    try:
+        return declared.encode("latin-1").decode()
+    except UnicodeError:
+        return declared
+
+
+def options_from(options: schema.Options, header_key: str | None) -> dict[str, Any]:
+    """The options of `Queue.enqueue` that a body and its Idempotency-Key header stand for."""
+    key, key_for = options.idempotencyKey, options.keyFor
+    if header_key is not None:
+        if key not in (None, header_key):
+            raise ConfigError("options.idempotencyKey and the Idempotency-Key header differ")
+        key, key_for = header_key, KEY_SECONDS if key_for is None else key_for
+    made = {
+        "id": options.id,
+        "priority": options.priority,
+        "max_attempts": options.maxAttempts,
+        "timeout": options.timeout,
+        "delay": options.delay,
+        "run_at": None if options.runAfter is None else parse_instant("runAfter", options.runAfter),
+        "key": key,
+        "key_for": key_for,
+    }
+    return {name: value for name, value in made.items() if value is not None}
+
+
+@router.get("", summary="List jobs", response_model=schema.TaskList, responses=errors())
+async def list_tasks(
+    request: Request,
+    type: Annotated[str | None, Query(description="only this type")] = None,
+    status: Annotated[
+        list[str] | None, Query(description="only these states; may be repeated; retrying is one, too")
+    ] = None,
+    limit: Annotated[int, Query(ge=1, le=100, description="how many")] = 50,
+    offset: Annotated[int, Query(ge=0, le=LARGEST_OFFSET, description="how many to pass over")] = 0,
+    cursor: Annotated[
+        str | None, Query(description="nextCursor of the page before: however deep, it costs the same")
+    ] = None,
+    full: Annotated[bool, Query(description="with payload, result and errors")] = False,
+) -> Response:
+    """Jobs, newest first."""
+    if cursor is not None and offset:
+        raise ConfigError("cursor and offset exclude each other")
+    page = await desk_of(request).call(
+        _page,
+        desk_of(request).queue,
+        {"type": type, "status": status},
+        limit=limit,
+        offset=offset,
+        before=_place(cursor),
+        full=full,
+    )
+    return json_response(page)
+
+
+def _place(cursor: str | None) -> int | None:
+    if cursor is None:
+        return None
+    if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):
+        raise ConfigError("cursor must be the nextCursor of a page before")
+    return int(cursor)
+
+
+def _page(
+    queue: Queue, filter: dict[str, Any], *, limit: int, offset: int, before: int | None, full: bool
+) -> dict[str, Any]:
+    total = queue.count(**filter, cap=LARGEST_OFFSET)
+    jobs: list[Job] = []
+    following: int | None = None
+    if offset < total:  # rows that are passed over have to be read
+        jobs, following = queue.page(**filter, limit=limit, offset=offset, before=before, brief=True)
+    tasks = [shapes.task_item(job) for job in jobs]
+    if full:
+        found = (queue.get(job.id) for job in jobs)
+        tasks = [shapes.task(job, redact) for job in found if job is not None]
+    listed = shapes.task_list(tasks, total=total, cap=COUNTED, limit=limit, offset=offset)
+    return {**listed, "nextCursor": None if following is None else str(following)}
+
+
+@router.delete("", summary="Delete old jobs", response_model=schema.Deleted, responses=errors())
+async def clean_up(
+    request: Request,
+    olderThan: Annotated[
+        str, Query(description="finished before this instant", examples=["2026-01-15T10:00:00Z"])
+    ],
+    status: Annotated[
+        str | None, Query(description="failed, to delete those instead of completed and cancelled ones")
+    ] = None,
+) -> Response:
+    """Delete completed and cancelled jobs that finished before an instant."""
+    if status not in (None, "failed", "dead"):
+        raise ConfigError("status may be failed; left out, completed and cancelled jobs are deleted")
+    desk = desk_of(request)
+    delete = desk.queue.cleanup if status is None else desk.queue.purge
+    return json_response({"deleted": await desk.call_long(delete, _instant("olderThan", olderThan))})
+
+
+def _instant(name: str, text: str) -> datetime:
+    return parse_instant(name, text.replace(" ", "+"))  # a + that was not escaped in a query is a space
+
+
+@router.get("/stats", summary="Count jobs", response_model=schema.Stats, responses=errors())
+async def stats(request: Request) -> Response:
+    """Jobs by state, in all and by type, and what a person should know."""
+    from holdfast.observe.overview import overview
+
+    desk = desk_of(request)
+    return json_response(shapes.overview(await desk.call(overview, desk.queue)))
+
+
+@router.post(
+    "/bulk", summary="Retry, cancel or delete many jobs", response_model=schema.BulkDone,
+    responses=errors(*BODY, 409),
+)  # fmt: skip
+async def bulk(request: Request, order: schema.Bulk) -> Response:
+    """Do the same to the jobs named, or to all that a filter finds.
+
+    A job that can't be retried, cancelled or deleted is passed over and named. With a filter, expectedCount
+    has to be said: if another number is found, nothing is done.
+    """
+    desk = desk_of(request)
+    if (order.ids is None) == (order.filter is None):
+        raise ConfigError("say either ids or filter")
+    if order.filter is not None and order.expectedCount is None:
+        raise ConfigError("filter needs expectedCount: how many jobs you expect it to find")
+    return json_response(await desk.call_long(_bulk, desk.queue, order))
+
+
+def _bulk(queue: Queue, order: schema.Bulk) -> dict[str, Any]:
+    if order.ids is not None:
+        ids = list(dict.fromkeys(order.ids))
+        count, chosen = len(ids), iter(ids)
+    else:
+        assert order.filter is not None
+        given = order.filter.status
+        statuses = [given] if isinstance(given, str) else given or []
+        count = queue.count(status=statuses, type=order.filter.type, cap=LARGEST_OFFSET)
+        chosen = matching(queue, statuses, order.filter.type)
+    if order.expectedCount not in (None, count):
+        raise Refused(
+            409, "count_differs", f"there are {count} such jobs, not {order.expectedCount}; nothing was done"
+        )
+    made = operate(queue, order.action, chosen)
+    return {
+        "action": order.action,
+        "matched": count,
+        "done": made.done,
+        "refused": made.refused,
+        "refusals": [
+            {"id": r.job_id, "code": refusal(r.error).code, "message": str(r.error)} for r in made.refusals
+        ],
+    }
+
+
+@router.get("/{id}", summary="Get a job", response_model=schema.Task, responses=errors(404))
+async def get_task(request: Request, id: JobId) -> Response:
+    """Everything about a job. Fields whose names say that they are secret show [redacted]."""
+    return json_response(shapes.task(await _known(desk_of(request), id), redact))
+
+
+async def _known(desk: Desk, id: str) -> Job:
+    job = await desk.call(desk.queue.get, id)
+    if job is None:
+        raise JobNotFound(id)
+    return job
+
+
+@router.delete(
+    "/{id}", summary="Delete a job", status_code=204, response_class=Response, responses=errors(404)
+)
+async def delete_task(request: Request, id: JobId) -> Response:
+    """Delete a completed, failed or cancelled job and its history."""
+    desk = desk_of(request)
+    await desk.call(desk.queue.delete, id)
+    return Response(status_code=204)
+
+
+@router.post(
+    "/{id}/retry", summary="Retry a job", response_model=schema.Retried, responses=errors(*BODY, 404, 409)
+)
+async def retry_task(request: Request, id: JobId, body: schema.Retry | None = None) -> Response:
+    """Run a failed, cancelled or waiting-for-retry job again from its first attempt."""
+    desk = desk_of(request)
+    payload = None if body is None else body.payload
+    if payload is not None:
+        # Another payload makes it another job, for which the same rules hold as for a new one.
+        stored = await _known(desk, id)
+        desk.require_enqueueable(stored.type)
+        payload = restore(payload, stored.payload)
+    return json_response(shapes.retried(await desk.call(desk.queue.retry, id, payload)))
+
+
+@router.post("/{id}/cancel", summary="Cancel a job", response_model=schema.Cancelled, responses=errors(404))
+async def cancel_task(request: Request, id: JobId) -> Response:
+    """Cancel a waiting job now, and ask a running one to stop."""
+    desk = desk_of(request)
+    return json_response(shapes.cancelled(await desk.call(desk.queue.cancel, id)))
+
+
+@router.get(
+    "/{id}/why", summary="Why is a job not running?", response_model=schema.Why, responses=errors(404)
+)
+async def why(request: Request, id: JobId) -> Response:
+    """Why a job is not running (yet), and when that will change; for a finished one, how it ended."""
+    desk = desk_of(request)
+    job = await _known(desk, id)
+    return json_response(shapes.reasons(job, await desk.call(desk.queue.why, id)))
+
+
+@router.get(
+    "/{id}/logs",
+    summary="The output of a command",
+    response_model=schema.Log,
+    responses={200: {"content": {"text/plain": {}}}, **errors(404)},
+)
+async def logs(
+    request: Request,
+    id: JobId,
+    tail: Annotated[
+        int | None, Query(ge=1, le=2**31 - 1, description="only so many bytes of its end")
+    ] = None,
+) -> Response:
+    """What a shell job has printed, every attempt under its own heading; as text for Accept: text/plain."""
+    desk = desk_of(request)
+    job = await _known(desk, id)
+    text = await desk.call(_output, job, tail)
+    if request.headers.get("accept", "").startswith("text/plain"):
+        return Response(text, media_type="text/plain; charset=utf-8")
+    return json_response({"id": job.id, "log": text})
+
+
+def _output(job: Job, tail: int | None) -> str:
+    with output_of(job) as file:
+        if tail is not None:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - tail))
+        return file.read().decode("utf-8", "replace")

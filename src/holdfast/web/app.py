@@ -1,0 +1,118 @@
+"""The web application: the parts put together."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.staticfiles import StaticFiles
+
+from holdfast import __version__
+from holdfast.core.job import check_type
+from holdfast.errors import ConfigError, HoldfastError, shown
+from holdfast.queue import Queue
+from holdfast.web import errors, pages
+from holdfast.web.answer import json_response
+from holdfast.web.api import control, health, tasks
+from holdfast.web.auth import make_access
+from holdfast.web.desk import Desk
+from holdfast.web.guard import Guard
+from holdfast.web.openapi import make_document
+
+_STATIC = Path(__file__).parent / "static"
+_SMALL_BODY = 64 * 1024
+_LARGEST_BATCH = 32 * 1024 * 1024
+_ESCAPED = 4
+"""How much larger than the stored text a payload may be in a body, by escapes and white space."""
+
+
+def create_app(
+    queue: Queue,
+    token: str | None = None,
+    read_token: str | None = None,
+    allowed_hosts: Iterable[str] | None = None,
+    allow_types: Collection[str] = (),
+    auth: str = "token",
+    *,
+    enqueue_rate: float = 0.0,
+    needs_workers: bool = True,
+) -> FastAPI:
+    """An ASGI application that serves a queue: by itself, or mounted in another one.
+
+    Without a token it answers only clients on this machine. An outer application that authenticates says
+    auth="outer". `allowed_hosts` are taken in the Host header beside loopback's names. Built-in types are
+    taken only if `allow_types` names them. `enqueue_rate` limits the jobs a second that each token or address
+    may enqueue. `needs_workers` says whether /readyz wants a worker alive.
+    """
+    if isinstance(allow_types, str) or isinstance(allowed_hosts, str):
+        raise ConfigError("allow_types and allowed_hosts are lists")
+    if not 0 <= enqueue_rate <= 1e9:
+        raise ConfigError(f"enqueue_rate must be a number from 0 (unlimited), not {shown(enqueue_rate)}")
+    access = make_access(token, read_token, allowed_hosts, auth)
+    desk = Desk(
+        queue,
+        allow_types=[check_type(type) for type in allow_types],
+        enqueue_rate=enqueue_rate,
+        needs_workers=needs_workers,
+    )
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        desk.close()
+
+    app = FastAPI(
+        title="Holdfast",
+        version=__version__,
+        lifespan=lifespan,
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        exception_handlers={
+            HoldfastError: errors.on_holdfast_error,
+            HTTPException: errors.on_refused,
+            RequestValidationError: errors.on_invalid_request,
+            Exception: errors.on_crash,
+        },
+    )
+
+    async def document() -> dict[str, Any]:
+        try:
+            types = await desk.call(control.known_types, desk)
+        except HoldfastError:
+            types = []  # the database is in trouble; the endpoints are what they are
+        return make_document(app, types, with_token=access.needs_token)
+
+    async def openapi(_: Request) -> Response:
+        return json_response(await document())
+
+    app.state.desk = desk
+    app.state.access = access
+    app.state.document = document
+    for router in (control.flow, tasks.router, control.router, health.router, pages.router):
+        app.include_router(router)
+    app.add_route("/openapi.json", openapi, include_in_schema=False)
+    app.mount("/static", StaticFiles(directory=_STATIC), name="static")
+    app.add_middleware(Guard, access=access, largest_body=lambda path: _largest_body(queue, path))
+    return app
+
+
+def _largest_body(queue: Queue, path: str) -> int:
+    if path == "/api/tasks/batch":
+        return _LARGEST_BATCH
+    if path == "/api/tasks" or path.endswith("/retry"):
+        return _SMALL_BODY + _ESCAPED * _largest_payload(queue)
+    return _SMALL_BODY
+
+
+def _largest_payload(queue: Queue) -> int:
+    """What is allowed to the type that may have the largest."""
+    settings = queue.settings()
+    own = [value for (name, _), value in settings.stored.items() if name == "max_payload_bytes"]
+    return max(int(value or 0) for value in (settings.get("max_payload_bytes"), *own))

@@ -1,0 +1,174 @@
+"""Who may do what: hosts, origins, tokens, and the cookie of a login. Decides; the guard asks."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import os
+import time
+from collections.abc import Iterable, Mapping
+from enum import IntEnum
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+
+from holdfast.errors import ConfigError, shown
+
+COOKIE = "holdfast_session"
+SESSION_SECONDS = 12 * 3600
+ANY_HOST = "*"
+READING = frozenset({"GET", "HEAD"})
+
+
+class Right(IntEnum):
+    """What a request may do."""
+
+    NOTHING = 0
+    LOOK = 1
+    CHANGE = 2
+
+
+class Access(Struct, frozen=True, kw_only=True):
+    """The rules of one application. `outer` means that whoever mounts it has authenticated already."""
+
+    tokens: dict[Right, bytes] = {}
+    """The SHA-256 digest of the token for each right."""
+    hosts: frozenset[str] = frozenset()
+    """Host names that are taken beside loopback's."""
+    outer: bool = False
+
+    @property
+    def needs_token(self) -> bool:
+        return bool(self.tokens)
+
+    def is_host_allowed(self, host: str | None) -> bool:
+        name = host_name(host)
+        if name is None:
+            return False
+        if ANY_HOST in self.hosts or (self.outer and not self.hosts):
+            return True
+        return is_loopback(name) or name in self.hosts
+
+    def is_foreign(self, headers: Mapping[bytes, bytes]) -> bool:
+        """Whether another site's page asks for this change. Programs send neither header."""
+        site = headers.get(b"sec-fetch-site")
+        if site is not None and site not in (b"same-origin", b"none"):
+            return True
+        origin = headers.get(b"origin")
+        if origin is None:
+            return False
+        given, own = _origin(origin.decode("latin-1")), headers.get(b"host", b"").decode("latin-1").lower()
+        if given is None:
+            return True
+        scheme, place = given
+        default = ":443" if scheme == "https" else ":80"
+        # A proxy may have put its own name in Host; then the outer one is among the allowed.
+        return place.removesuffix(default) != own.removesuffix(default) and host_name(place) not in self.hosts
+
+    def right_of_token(self, token: bytes) -> Right:
+        """By digests: their comparison takes the same time whatever was given, and any bytes will do."""
+        digest = hashlib.sha256(token).digest()
+        found = Right.NOTHING
+        for right, wanted in self.tokens.items():
+            if hmac.compare_digest(digest, wanted):
+                found = right
+        return found
+
+    # The cookie names a right and when it ends, signed with a key that only who has the token can make. So
+    # it holds in every process and after a restart, and ends with the token.
+
+    def make_session(self, right: Right) -> str:
+        body = f"{int(right)}.{int(time.time()) + SESSION_SECONDS}.{os.urandom(8).hex()}"
+        return f"{body}.{self._signature(right, body)}"
+
+    def right_of_session(self, cookie: str) -> Right:
+        body, _, signature = cookie.rpartition(".")
+        number, _, rest = body.partition(".")
+        if number not in ("1", "2"):
+            return Right.NOTHING
+        right = Right(int(number))
+        if right not in self.tokens or not hmac.compare_digest(
+            signature.encode(), self._signature(right, body).encode()
+        ):
+            return Right.NOTHING
+        return right if int(rest.partition(".")[0]) > time.time() else Right.NOTHING
+
+    def _signature(self, right: Right, body: str) -> str:
+        key = b"holdfast session" + self.tokens[right]
+        return hmac.new(key, body.encode(), hashlib.sha256).hexdigest()
+
+
+def make_access(
+    token: str | None, read_token: str | None, allowed_hosts: Iterable[str] | None, auth: str
+) -> Access:
+    """The rules, from what an application says; wrong ones are refused."""
+    if auth not in ("token", "outer"):
+        raise ConfigError(f"auth must be 'token' or 'outer', not {shown(auth)}")
+    if auth == "outer" and (token is not None or read_token is not None):
+        raise ConfigError("auth='outer' means that the outer application authenticates; give no token")
+    if read_token is not None and token is None:
+        raise ConfigError("a read token needs a token beside it, or everybody could change things")
+    tokens = {
+        right: _digest(name, value)
+        for right, name, value in (
+            (Right.CHANGE, "token", token),
+            (Right.LOOK, "read token", read_token),
+        )
+        if value is not None
+    }
+    if len(set(tokens.values())) < len(tokens):
+        raise ConfigError("the token and the read token are the same")
+    hosts = frozenset(_allowed_host(host) for host in allowed_hosts or ())
+    return Access(tokens=tokens, hosts=hosts, outer=auth == "outer")
+
+
+def _digest(name: str, value: str) -> bytes:
+    if not value.strip() or not value.isprintable():
+        raise ConfigError(f"the {name} must be printable text that is not empty")
+    return hashlib.sha256(value.strip().encode()).digest()
+
+
+def _allowed_host(host: str) -> str:
+    if host == ANY_HOST:
+        return host
+    name = host_name(host)
+    if name is None:
+        raise ConfigError(f"{shown(host)} is not a host name, such as queue.example.com, or * for any")
+    return name
+
+
+def host_name(host: str | None) -> str | None:
+    """The name in a Host header, without the port; None if it is none."""
+    if not host:
+        return None
+    try:
+        parts = urlsplit(f"//{host}")
+        _ = parts.port
+        name = parts.hostname
+    except ValueError:
+        return None
+    if not name or parts.netloc != host or "@" in host or parts.path or parts.query or parts.fragment:
+        return None
+    if not name.isascii() or not name.isprintable() or set(name) & set(" \\<>\"'%,;"):
+        return None
+    return name.rstrip(".") or None
+
+
+def is_loopback(name: str) -> bool:
+    """Whether a host name or an address means this machine to itself."""
+    if name == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
+
+
+def _origin(origin: str) -> tuple[str, str] | None:
+    scheme, separator, place = origin.lower().partition("://")
+    if not separator or scheme not in ("http", "https") or host_name(place) is None:
+        return None
+    return scheme, place

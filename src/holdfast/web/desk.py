@@ -1,0 +1,107 @@
+"""What the endpoints work with: the queue, threads for its calls, the live events, and who may enqueue."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+from starlette.requests import Request
+
+from holdfast.core.job import base_type
+from holdfast.core.rate_limit import Bucket, full
+from holdfast.jobs import BUILT_IN
+from holdfast.queue import Queue
+from holdfast.web.errors import Refused, too_many
+from holdfast.web.events import Broadcast
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_SHORT_CALLS = 8
+_CLIENTS_REMEMBERED = 10_000
+
+
+class Desk:
+    """One for each application, in its state."""
+
+    def __init__(
+        self, queue: Queue, *, allow_types: Collection[str], enqueue_rate: float, needs_workers: bool
+    ) -> None:
+        self.queue = queue
+        self.needs_workers = needs_workers
+        self.broadcast = Broadcast(queue)
+        self._allow_types = frozenset(allow_types)
+        self._admission = AdmissionRate(enqueue_rate)
+        # Calls that may take long, one at a time, are kept apart: they must not hold up the short ones.
+        self._short = ThreadPoolExecutor(_SHORT_CALLS, thread_name_prefix="holdfast-web")
+        self._long = ThreadPoolExecutor(1, thread_name_prefix="holdfast-web-long")
+
+    async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """A call of the queue, which waits for the database, in a thread."""
+        return await _in(self._short, partial(function, *args, **kwargs))
+
+    async def call_long(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The same for a call that goes through many jobs."""
+        return await _in(self._long, partial(function, *args, **kwargs))
+
+    def may_enqueue(self, type: str) -> bool:
+        return base_type(type) not in BUILT_IN or bool({type, base_type(type)} & self._allow_types)
+
+    def require_enqueueable(self, type: str) -> None:
+        """A built-in type runs commands and writes files: over HTTP it has to be let in by name."""
+        if not self.may_enqueue(type):
+            raise Refused(
+                403,
+                "type_not_allowed",
+                f"jobs of the built-in type {base_type(type)!r} are not taken over HTTP"
+                f" (--allow-type {base_type(type)} lets them in)",
+            )
+
+    def admit(self, request: Request, count: int = 1) -> None:
+        """Let a client enqueue, or tell it when it may."""
+        self._admission.take(request.scope["holdfast.client"], count)
+
+    def close(self) -> None:
+        self.broadcast.close()
+        self._short.shutdown(wait=False)
+        self._long.shutdown(wait=False)
+
+
+async def _in(threads: ThreadPoolExecutor, call: Callable[[], T]) -> T:
+    return await asyncio.get_running_loop().run_in_executor(threads, call)
+
+
+def desk_of(request: Request) -> Desk:
+    desk: Desk = request.app.state.desk
+    return desk
+
+
+class AdmissionRate:
+    """How many jobs a second each client may enqueue; 0 is unlimited. Kept by this process alone.
+
+    A batch is let in when there is room for one job, and counts as many as it holds.
+    """
+
+    def __init__(self, rate: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rate = rate
+        self._clock = clock
+        self._buckets: OrderedDict[bytes, Bucket] = OrderedDict()
+
+    def take(self, client: bytes, count: int) -> None:
+        if not self._rate:
+            return
+        now = int(self._clock() * 1e6)
+        bucket = self._buckets.pop(client, None) or full(self._rate, now)
+        bucket = bucket.refill(self._rate, now)
+        if not bucket.available():
+            self._buckets[client] = bucket
+            wait = bucket.seconds_until_next(self._rate)
+            raise too_many(f"more than {self._rate:g} jobs a second", wait)
+        self._buckets[client] = bucket.take(count)
+        if len(self._buckets) > _CLIENTS_REMEMBERED:
+            self._buckets.popitem(last=False)

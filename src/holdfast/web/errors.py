@@ -1,0 +1,108 @@
+"""How errors read over HTTP: a status, a code and one line, from one table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from holdfast import errors as e
+from holdfast.web.answer import json_response
+
+_TABLE: tuple[tuple[type[e.HoldfastError], int, str], ...] = (
+    # The first that fits counts: subclasses stand before what they are made of.
+    (e.PayloadTooLarge, 413, "too_large"),
+    (e.InvalidPayload, 400, "invalid_payload"),
+    (e.UnknownType, 400, "unknown_type"),
+    (e.ConfigError, 400, "invalid_request"),
+    (e.WrongState, 400, "wrong_state"),
+    (e.JobNotFound, 404, "not_found"),
+    (e.NoOutput, 404, "not_found"),
+    (e.KeyTaken, 409, "key_taken"),
+    (e.DuplicateJob, 409, "id_taken"),
+    (e.QueueFull, 429, "queue_full"),
+    (e.StoreError, 503, "database_unavailable"),
+)
+_BUSY = (429, 503)
+RETRY_AFTER = 1
+"""Seconds after which a full queue or a database in trouble may be asked again."""
+
+
+class Refused(HTTPException):
+    """A request that is refused before the queue is asked."""
+
+    def __init__(
+        self, status: int, code: str, message: str, headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(status, detail=message, headers=dict(headers or {}))
+        self.code = code
+
+
+def refusal(error: e.HoldfastError) -> Refused:
+    """What an error of the queue means over HTTP."""
+    cause = error.error if isinstance(error, e.BatchRefused) else error
+    for kind, status, code in _TABLE:
+        if isinstance(cause, kind):
+            headers = {"Retry-After": str(RETRY_AFTER)} if status in _BUSY else {}
+            return Refused(status, code, str(error), headers)
+    return Refused(500, "internal", "an error that should not happen; the server's log says more")
+
+
+def too_many(message: str, seconds: float) -> Refused:
+    return Refused(429, "rate_limited", message, {"Retry-After": str(max(1, math.ceil(seconds)))})
+
+
+def error_response(
+    status: int, code: str, message: str, headers: Mapping[str, str] | None = None
+) -> Response:
+    return json_response({"error": {"code": code, "message": e.one_line(message)}}, status, headers)
+
+
+async def on_holdfast_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, e.HoldfastError)
+    return answer_to(refusal(error))
+
+
+async def on_refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return answer_to(error)
+
+
+def answer_to(error: HTTPException) -> Response:
+    if isinstance(error, Refused):
+        return error_response(error.status_code, error.code, str(error.detail), error.headers)
+    phrase = HTTPStatus(error.status_code).phrase
+    code = phrase.lower().replace(" ", "_").replace("-", "_")
+    message = {404: "there is nothing at this path", 405: "this path does not take this method"}.get(
+        error.status_code, str(error.detail)
+    )
+    return error_response(error.status_code, code, message, error.headers)
+
+
+async def on_invalid_request(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    return error_response(400, "invalid_request", _describe(error.errors()[0]))
+
+
+def _describe(problem: Mapping[str, Any]) -> str:
+    """Where it is and what is wrong, as in `options.priority: must be …`."""
+    where = ".".join(str(step) for step in problem["loc"] if step not in ("query", "path", "header", "body"))
+    kind, message = problem["type"], str(problem["msg"])
+    if kind == "extra_forbidden":
+        message = "there is no such field"
+    elif kind == "missing":
+        message = "is required" if where else "a JSON body is required"
+    else:
+        message = message.replace("Input should be", "must be").replace("Value error, ", "")
+        message = message[:1].lower() + message[1:]
+    return f"{where or 'the body'}: {message}"
+
+
+async def on_crash(_: Request, __: Exception) -> Response:
+    return error_response(500, "internal", "an error that should not happen; the server's log says more")

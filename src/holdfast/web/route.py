@@ -1,0 +1,78 @@
+"""How a request becomes arguments: JSON read strictly, and unknown parameters refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+
+from holdfast.errors import shown
+from holdfast.web.errors import Refused
+
+
+class StrictRequest(Request):
+    """Takes only JSON that means one thing: no key twice, no NaN, no broken characters."""
+
+    async def json(self) -> Any:
+        body = await self.body()
+        try:
+            return json.loads(body.decode(), object_pairs_hook=_object, parse_constant=_refuse_constant)
+        except UnicodeDecodeError:
+            raise _invalid("the body is not UTF-8") from None
+        except RecursionError:
+            raise _invalid("the body is nested too deeply") from None
+        except ValueError as error:
+            raise _invalid(f"the body is not valid JSON: {error}") from None
+
+
+class StrictRoute(APIRoute):
+    """The route of every endpoint."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+        flat = [
+            *self.dependant.query_params,
+            *(p for d in self.dependant.dependencies for p in d.query_params),
+        ]
+        allowed = sorted(parameter.alias for parameter in flat)
+        takes_body = self.body_field is not None
+
+        async def handle_strictly(request: Request) -> Response:
+            for name in request.query_params:
+                if name not in allowed:
+                    has = f"allowed: {', '.join(allowed)}" if allowed else "there are none here"
+                    raise _invalid(f"there is no parameter {shown(name)}; {has}")
+            if takes_body:
+                request = StrictRequest(request.scope, request.receive)
+                if await request.body() and not _is_json(request.headers.get("content-type", "")):
+                    raise _invalid("the body must be JSON, sent with Content-Type: application/json")
+            return await handle(request)
+
+        return handle_strictly
+
+
+def _is_json(content_type: str) -> bool:
+    kind = content_type.partition(";")[0].strip().lower()
+    return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                raise ValueError(f"the key {shown(name)} stands twice in one object")
+            seen.add(name)
+    return made
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _invalid(message: str) -> Refused:
+    return Refused(400, "invalid_request", message)

@@ -1,0 +1,181 @@
+"""The web server's process: uvicorn on a socket that its supervisor has opened, and what guards it.
+
+uvicorn alone waits for a request for ever. Here whoever keeps us waiting is let go: a connection whose
+request has not come within seconds, and, when there are as many as the process may have, the one that has
+been silent for longest. So slow or idle clients can't keep the others out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import h11
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from holdfast.events import Events, ServerStopped, ServerStopping
+from holdfast.web.answer import json_bytes
+from holdfast.web.desk import Desk
+
+HEADER_SECONDS = 10.0
+"""How long a request may take to arrive, without its body."""
+
+_KEEP_ALIVE_SECONDS = 30
+_SPARE_DESCRIPTORS = 128
+_FEWEST_CONNECTIONS = 64
+
+
+class PatientProtocol(H11Protocol):
+    """One connection. `silent_since` is when it began to keep us waiting; None while it is served."""
+
+    silent_since: float | None = None
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.silent_since = self.loop.time()
+        self._deadline = self.loop.call_later(HEADER_SECONDS, self._give_up)
+        if len(self.connections) > most_connections():
+            self._make_room()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.silent_since is not None and self._deadline is None:
+            self._deadline = self.loop.call_later(HEADER_SECONDS, self._give_up)
+        super().data_received(data)
+
+    def handle_events(self) -> None:
+        before = self.cycle
+        super().handle_events()
+        if self.cycle is not before:
+            self._stop_waiting()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.transport.is_closing() and self.cycle.response_complete:
+            self.silent_since = self.loop.time()  # kept alive for a while, unless the room is needed
+
+    def _stop_waiting(self) -> None:
+        self.silent_since = None
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _give_up(self) -> None:
+        if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
+            self.transport.close()
+
+    def _make_room(self) -> None:
+        silent = [c for c in self.connections if getattr(c, "silent_since", None) is not None]
+        if silent:
+            min(silent, key=lambda c: c.silent_since or 0.0).transport.abort()  # type: ignore[union-attr]
+
+    def send_400_response(self, msg: str) -> None:
+        body = json_bytes({"error": {"code": "invalid_request", "message": msg}})
+        headers = [("content-type", "application/json"), ("connection", "close")]
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            for event in (
+                h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
+                h11.Data(data=body),
+                h11.EndOfMessage(),
+            ):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+
+def most_connections() -> int:
+    """As many as the process may have files open, but for a few."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(_FEWEST_CONNECTIONS, soft - _SPARE_DESCRIPTORS)
+
+
+class Server(uvicorn.Server):
+    """uvicorn, stopped by our signals: the first lets requests finish, the second does not."""
+
+    def __init__(
+        self, config: uvicorn.Config, desk: Desk, events: Events, on_started: Callable[[], None]
+    ) -> None:
+        super().__init__(config)
+        self._on_started = on_started
+        self._desk = desk
+        self._events = events
+        self.cut_short = 0
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    def stop(self) -> None:
+        """Stop in order; said again, at once. In the server's own loop."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._on_started()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # Streams would never end by themselves.
+        self._desk.broadcast.close()
+        self._events.emit(ServerStopping(requests=len(self.server_state.tasks)))
+        watch = asyncio.get_running_loop().create_task(self._count_cut_short())
+        try:
+            await super().shutdown(sockets)
+        finally:
+            watch.cancel()
+        self._events.emit(ServerStopped(cut_short=self.cut_short))
+
+    async def _count_cut_short(self) -> None:
+        """Those that still run when the time is over."""
+        await asyncio.sleep(float(self.config.timeout_graceful_shutdown or 0))
+        self.cut_short = len(self.server_state.tasks)
+
+
+def serve(
+    app: FastAPI,
+    listener: socket.socket,
+    *,
+    root_path: str,
+    events: Events,
+    shutdown_seconds: float,
+    on_started: Callable[[], None],
+) -> None:
+    """Serve until told to stop, then finish the requests that run, within the time."""
+    config = uvicorn.Config(
+        app,
+        http=PatientProtocol,
+        ws="none",
+        loop="asyncio",
+        lifespan="on",
+        root_path=root_path,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=max(1, round(shutdown_seconds)),
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        h11_max_incomplete_event_size=64 * 1024,
+        backlog=2048,
+    )
+    server = Server(config, app.state.desk, events, on_started)
+    asyncio.run(server.serve(sockets=[listener]))

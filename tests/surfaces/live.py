@@ -1,0 +1,121 @@
+"""Servers for the tests: an application on a socket of this process, and `queuectl serve` as a program."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+import uvicorn
+from fastapi import FastAPI
+
+from holdfast.events import Events
+from holdfast.web.server import PatientProtocol, Server
+from tests.support import wait_until
+from tests.surfaces.support import QUEUECTL, environment
+
+TIMEOUT = 20.0
+
+
+@contextmanager
+def live(app: FastAPI, root_path: str = "") -> Iterator[str]:
+    """Serve an application from a thread; gives its address."""
+    listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
+    address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    config = uvicorn.Config(
+        app,
+        http=PatientProtocol,
+        ws="none",
+        loop="asyncio",
+        lifespan="on",
+        root_path=root_path,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=5,
+    )
+    started = threading.Event()
+    server = Server(config, app.state.desk, Events(), started.set)
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def serve() -> None:
+        loops.append(asyncio.get_running_loop())
+        await server.serve(sockets=[listener])
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),), name="live-server")
+    thread.start()
+    try:
+        assert started.wait(TIMEOUT)
+        yield address
+    finally:
+        loops[0].call_soon_threadsafe(server.stop)
+        thread.join(TIMEOUT)
+        assert not thread.is_alive()
+        listener.close()
+
+
+@contextmanager
+def client(address: str, **options: Any) -> Iterator[httpx.Client]:
+    """A client of a live server."""
+    with httpx.Client(base_url=address, timeout=TIMEOUT, trust_env=False, **options) as made:
+        yield made
+
+
+class Served:
+    """`queuectl serve` as a program of its own, with its log in a file."""
+
+    def __init__(self, home: Path, *words: str, **variables: str) -> None:
+        self._log = home / "serve.log"
+        self._errors = home / "serve.err"
+        with self._log.open("wb") as out, self._errors.open("wb") as err:
+            self.process = subprocess.Popen(
+                [*QUEUECTL, "serve", "--port", "0", "--log-format", "json", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=environment(home) | variables,
+            )
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """The log's lines of an event; a line in the making is left out."""
+        lines = [json.loads(line) for line in self._log.read_text().split("\n")[:-1]]
+        return [line for line in lines if line["event"] == name]
+
+    def errors(self) -> str:
+        return self._errors.read_text()
+
+    @property
+    def address(self) -> str:
+        """Where it serves, once it does."""
+        wait_until(lambda: self.events("server.started") or self.process.poll() is not None, timeout=TIMEOUT)
+        assert self.process.poll() is None, self.errors()
+        return str(self.events("server.started")[0]["address"])
+
+    @property
+    def server_pid(self) -> int:
+        """The process of the server that was started last; the program itself is its supervisor."""
+        return int(self.events("server.started")[-1]["pid"])
+
+    def stop(self) -> int:
+        """Ask it to stop, in order; returns the exit code."""
+        self.process.terminate()
+        return self.process.wait(TIMEOUT)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(TIMEOUT)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
