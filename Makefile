@@ -16,8 +16,11 @@ TOO_OLD = holdfast needs Python 3.11 or newer, tried: $(CANDIDATES). Say PYTHON=
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' Makefile
 
-run: $(READY) ## run the first example: a queue, some jobs, a worker
-	$(BIN)/python examples/first_jobs.py $(ARGS)
+# A queue of its own, in .holdfast: QUEUECTL_HOME=.holdfast .venv/bin/queuectl status looks at it.
+run: export QUEUECTL_HOME = $(CURDIR)/.holdfast
+run: $(READY) ## serve the API, the docs and a worker with example jobs; ARGS="--port 9000"
+	@$(BIN)/python -m examples.demo
+	@$(BIN)/queuectl serve --app examples.demo:queue $(ARGS)
 
 test: $(READY) ## run the tests; ARGS="-k lease -x" goes to pytest
 	$(BIN)/python -m pytest -ra $(ARGS)

@@ -19,11 +19,15 @@ each share the median of the rounds' shares.
               alone, against a Python process that imports sqlite3 and json and commits one row; medians of
               20 runs of each, in turns. Expected: 2.5 times as long. And 100,000 lines by `enqueue --file`:
               how long they take, and that their memory stays where it is with 1,000
+    http      POST /api/tasks over 16 connections, against the same server whose store makes up its answers,
+              in turns. Expected: 0.5 of it. And how long 99 of 100 take while a worker process drains 100,000
+              no-op jobs, against that with the jobs there and no worker. Expected: at most 5 times as long.
+              Server, load and worker are processes of their own: with two cores they compete for them
 
 After each benchmark stands how much of the machine others used meanwhile. Where that is more than a few
 hundredths of a core, the figures say less, and those of pickup and idle next to nothing. The files lie in
 a temporary folder below the current one, so that this disk is measured (--folder chooses another); all of
-it takes about three minutes and 2 GB. With --quick the sizes are small and there is one round: enough to
+it takes about four minutes and 2 GB. With --quick the sizes are small and there is one round: enough to
 see that the benchmarks work, not to judge by. Exit status 1 if an expectation was not met.
 """
 
@@ -43,13 +47,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Self
 
-from benchmarks import drain, enqueue, floor, growth, idle, pickup, start_up
+from benchmarks import drain, enqueue, floor, growth, http, idle, pickup, start_up
 from benchmarks.bench import QUICK, Bench, Sizes
 from benchmarks.figures import Figure, expectations, table
 
 BENCHMARKS: dict[str, Callable[[Bench], list[Figure]]] = {
     module.__name__.rpartition(".")[2]: module.measure
-    for module in (floor, enqueue, drain, pickup, idle, growth, start_up)
+    for module in (floor, enqueue, drain, pickup, idle, growth, start_up, http)
 }
 
 

@@ -19,7 +19,10 @@ from holdfast import Queue
 TYPE = "noop"
 """The type of job that is enqueued and drained; benchmarks/child.py handles it."""
 
-_ROOT = Path(__file__).resolve().parents[1]
+POSTED = "posted"
+"""The type of job that is enqueued over HTTP; no worker handles it."""
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class Sizes:
     growth_around: int = 1_000_000
     starts: int = 20
     bulk_lines: tuple[int, int] = (1_000, 100_000)
+    posts: int = 4_800
 
 
 QUICK = Sizes(
@@ -55,6 +59,7 @@ QUICK = Sizes(
     growth_around=50_000,
     starts=5,
     bulk_lines=(1_000, 20_000),
+    posts=1_600,
 )
 
 
@@ -107,7 +112,7 @@ def worker(path: Path) -> Iterator[int]:
     # Without bytecode files each start would compile all modules anew.
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.child", url_of(path)], cwd=_ROOT, env=environment
+        [sys.executable, "-m", "benchmarks.child", url_of(path)], cwd=ROOT, env=environment
     )
     try:
         yield process.pid

@@ -50,18 +50,24 @@ def drain(path: Path, jobs: int) -> float:
             (TYPE,),
         ).fetchone()[0]
         with worker(path):
-            _wait_until_empty(connection)
-        count, began, ended = connection.execute(
-            "SELECT count(finished_at), min(started_at), max(finished_at) FROM holdfast_jobs"
-            " WHERE type = ? AND seq >= ? AND status = 'completed'",
-            (TYPE, first),
-        ).fetchone()
+            wait_until_empty(connection)
+        count, began, ended = span_of_drain(connection, first)
     if count != jobs:
         raise AssertionError(f"{count} of {jobs} jobs were completed")
-    return float(jobs / ((ended - began) / 1e6))
+    return jobs / (ended - began)
 
 
-def _wait_until_empty(connection: sqlite3.Connection) -> None:
+def span_of_drain(connection: sqlite3.Connection, first: int) -> tuple[int, float, float]:
+    """How many jobs from that one on were completed, and from when to when, in seconds since 1970."""
+    count, began, ended = connection.execute(
+        "SELECT count(finished_at), min(started_at), max(finished_at) FROM holdfast_jobs"
+        " WHERE type = ? AND seq >= ? AND status = 'completed'",
+        (TYPE, first),
+    ).fetchone()
+    return count, began / 1e6, ended / 1e6
+
+
+def wait_until_empty(connection: sqlite3.Connection) -> None:
     left = "SELECT pending + processing FROM holdfast_counts WHERE type = ?"
     deadline = time.monotonic() + _PATIENCE
     while connection.execute(left, (TYPE,)).fetchone()[0]:

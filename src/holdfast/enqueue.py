@@ -66,13 +66,14 @@ class Admission:
         """The job to insert."""
         check_type(type)
         text = self.check_payload(type, payload, settings)
+        entropy = os.urandom(20)  # at once: each call lets go of the interpreter lock
         run_at, delay = _when(options)
         key, key_for = _key(options)
         return NewJob(
-            id=new_id() if options.id is None else check_id(options.id),
+            id=new_id(entropy[12:]) if options.id is None else check_id(options.id),
             type=type,
             payload=text,
-            token=os.urandom(12).hex(),
+            token=entropy[:12].hex(),
             priority=_integer("priority", options.priority, _INTEGERS),
             max_attempts=_optional_integer("max_attempts", options.max_attempts, range(1, 2**31)),
             key=key,

@@ -432,8 +432,9 @@ class Queue:
 
     def config(self, type: str | None = None) -> dict[str, Value]:
         """Every setting's value in force, for a type or for the whole queue."""
+        chosen = _type_or_all(type)
         settings = self.refresh_settings()
-        return {name: settings.get(name, type or "") for name in sorted(SETTINGS)}
+        return {name: settings.get(name, chosen) for name in sorted(SETTINGS)}
 
     def set_config(self, key: str, value: object, type: str | None = None) -> None:
         """Store a setting; running workers follow within a second."""
@@ -444,7 +445,7 @@ class Queue:
 
     def unset_config(self, key: str, type: str | None = None) -> None:
         """Forget a stored setting, so that the next level down holds."""
-        name = find_setting(key).name
+        name = find_setting(key, type=type).name
         self.store.unset_setting(name, _type_or_all(type))
         self.refresh_settings()
         self.events.emit(SettingChanged(key=name, value=self.settings().get(name, type or ""), type=type))

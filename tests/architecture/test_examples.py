@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -31,6 +32,7 @@ PROMISES: dict[str, list[str]] = {
         r"why greet\? it is to run at ",
         "worker .* stopped, 0 jobs given back",
     ],
+    "demo.py": [r"19 jobs are pending and 1 scheduled in sqlite:///"],
     "fluent.py": [
         "refused: payload: object missing required field url",
         "https://example.com/1 completed: 21 characters",
@@ -54,6 +56,19 @@ PROMISES: dict[str, list[str]] = {
         "different jobs: 200",
         "waiting in the database: 400",
     ],
+    "http_client.py": [
+        "sent twice, and there is one job: True",
+        "refused: 400 invalid_payload: payload: object contains unknown field nome",
+        "deliver is failed",
+        r"why\? it failed for good at .* there is no place called 'Atlantis'",
+        "greet is completed: Hello, Ada!",
+    ],
+    "mounted_api.py": [
+        r"eve is told 401: who are you\?",
+        "send_receipt is completed: receipt for order 7 sent to ada@example.com",
+        r"types: \['send_receipt'\]",
+        "the queue is ready",
+    ],
     "testing_an_application.py": [
         "passed: test_signing_up_twice_welcomes_once",
         "passed: test_the_question_comes_a_day_later",
@@ -70,6 +85,7 @@ def run(path: Path, folder: Path) -> str:
         text=True,
         check=False,
         timeout=60,
+        env=os.environ | {"QUEUECTL_HOME": str(folder.parent / f"{folder.name}-home")},
     )
     assert done.returncode == 0, f"{path}:\n{done.stdout}\n{done.stderr}"
     return done.stdout

@@ -1,4 +1,4 @@
-"""count_jobs: always what counting the rows would give, whoever wrote them."""
+"""count_jobs: always what counting the rows would give, whoever wrote them; count_enqueued: all that came."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from holdfast.core.job import Status
 from holdfast.core.lifecycle import Errored, Released
-from holdfast.store.protocol import Store
+from holdfast.store.protocol import JobFilter, Store
 from holdfast.testing import MovableClock
 from tests.conformance.steps import (
     BACK_OFF,
@@ -118,3 +118,68 @@ def test_children_are_counted(store: Store, connection: Any) -> None:
     claimed = run(store, "a")
     finish(store, claimed, children=(new_job("b", type="crawl"), new_job("c")))
     assert store.count_jobs() == counted(connection)
+
+
+# Ever enqueued
+
+
+def test_every_job_that_came_is_counted_for_ever(store: Store, clock: MovableClock) -> None:
+    """Whatever becomes of it: it is never counted again, and never forgotten."""
+    insert(store, *OUTCOMES, type="email")
+    insert(store, "later", "never", type="crawl", delay=5)
+    came = {"crawl": 2, "email": len(OUTCOMES)}
+    assert store.count_enqueued() == came
+    store.finish_jobs([ending(c, OUTCOMES[c.id]) for c in claim(store)])
+    store.cancel_job("never")
+    clock.advance(BACK_OFF)
+    store.promote_jobs(100)
+    finish(store, claim_one(store), Released())
+    claim_one(store)
+    clock.advance(LEASE)
+    reap(store)
+    store.retry_job("never", None)
+    store.retry_failed_jobs(None, after=0, limit=100)
+    assert store.count_enqueued() == came
+    store.delete_job("completed")
+    assert store.count_enqueued() == came
+    for claimed in claim(store, "email", "crawl"):
+        finish(store, claimed)
+    clock.advance(1)
+    while store.prune_jobs(finished_before=store.now(), statuses=tuple(Status), limit=2):
+        assert store.count_enqueued() == came
+    for left in store.list_jobs(JobFilter()):
+        store.cancel_job(left.id)
+        store.delete_job(left.id)
+    assert store.count_jobs() == {}
+    assert store.count_enqueued() == came
+    insert(store, "completed", type="email")
+    assert store.count_enqueued() == {**came, "email": len(OUTCOMES) + 1}
+
+
+def test_queue_that_nothing_came_to_has_counted_nothing(store: Store) -> None:
+    assert store.count_enqueued() == {}
+
+
+def test_only_what_was_inserted_counts_as_enqueued(store: Store) -> None:
+    insert(store, "a", key="k")
+    store.insert_jobs([new_job("a"), new_job("b", key="k"), new_job("c", max_depth=1), new_job("d")])
+    store.insert_jobs([new_job("e"), new_job("a")], atomic=True)
+    with rolled_back(store):
+        insert(store, "f")
+    assert store.count_enqueued() == {"email": 2}
+
+
+def test_children_and_jobs_of_an_application_count_as_enqueued(store: Store, connection: Any) -> None:
+    finish(store, run(store, "a"), children=(new_job("b", type="crawl"), new_job("c"), new_job("a")))
+    connection.execute("BEGIN")
+    store.insert_jobs_with(connection, [new_job("d")])
+    assert store.count_enqueued() == {"crawl": 1, "email": 2}
+    connection.execute("COMMIT")
+    assert store.count_enqueued() == {"crawl": 1, "email": 3}
+
+
+def test_count_of_what_came_is_kept_when_the_store_is_opened_anew(store: Store, other: Store) -> None:
+    finished(store, "a")
+    store.delete_job("a")
+    store.close()
+    assert other.count_enqueued() == {"email": 1}

@@ -285,3 +285,93 @@ def test_priority_decides_who_gets_the_last_place_of_a_shared_cap(store: Store) 
     shared = {"max_running": 1, "running_name": "", "running_types": frozenset({"email", "crawl"})}
     demands = [limited(type, **shared) for type in ("email", "crawl")]
     assert ids(take(store, *demands)) == ["high"]
+
+
+# What a limit holds back
+
+
+def held_back(store: Store, *demands: Demand, limit: int = 100) -> set[str]:
+    return set(take(store, *demands, limit=limit).limited)
+
+
+def test_type_whose_rate_is_used_up_is_held_back_until_it_refills(store: Store, clock: MovableClock) -> None:
+    fill(store, 5)
+    claimed = take(store, limited(rate=2, pending=5))
+    assert (len(claimed.claims), claimed.limited) == (2, frozenset({"email"}))
+    assert held_back(store, limited(rate=2, pending=3)) == {"email"}
+    clock.advance(10)
+    assert held_back(store, limited(rate=2, pending=3)) == {"email"}
+    clock.advance(10)
+    claimed = take(store, limited(rate=2, pending=1))
+    assert (len(claimed.claims), claimed.limited) == (1, frozenset())
+
+
+def test_type_that_has_as_many_running_as_may_is_held_back(store: Store) -> None:
+    fill(store, 4)
+    assert held_back(store, limited(max_running=2, pending=4)) == {"email"}
+    [one, _] = store.list_held("worker")
+    assert held_back(store, limited(max_running=2, pending=2)) == {"email"}
+    finish(store, next(claim for claim in claims_of(store) if claim.seq == one.seq))
+    assert held_back(store, limited(max_running=2, pending=2)) == {"email"}
+    assert held_back(store, limited(max_running=4, pending=1)) == set()
+
+
+def claims_of(store: Store) -> list[Claim]:
+    """The running attempts of the one worker, as claims to finish."""
+    return [
+        Claim(h.seq, h.id, h.type, "{}", 0, h.attempts, h.max_attempts, h.version, None, 0, 0, h.worker_id)
+        for h in store.list_held("worker")
+    ]
+
+
+def test_limit_that_lets_all_through_holds_nothing_back(store: Store) -> None:
+    fill(store, 4)
+    assert held_back(store, limited(rate=4, max_running=4, pending=4)) == set()
+
+
+def test_type_without_jobs_is_not_held_back(store: Store) -> None:
+    fill(store, 1)
+    assert held_back(store, limited(rate=1, pending=1)) == set()
+    assert held_back(store, limited(rate=1, pending=0)) == set()
+    assert held_back(store, limited(max_running=1, pending=0)) == set()
+
+
+def test_worker_without_enough_slots_is_not_held_back_by_a_limit(store: Store) -> None:
+    """The limit would let as many through as it can take."""
+    fill(store, 5)
+    assert held_back(store, limited(rate=3, pending=5, limit=3)) == set()
+
+
+def test_type_without_a_limit_is_never_held_back(store: Store) -> None:
+    fill(store, 5)
+    assert held_back(store, limited(pending=5, limit=2)) == set()
+
+
+@pytest.mark.parametrize("cap", ["rate", "max_running"])
+def test_of_types_that_share_a_limit_those_that_came_too_late_are_held_back(store: Store, cap: str) -> None:
+    fill(store, 1, "email")
+    fill(store, 1, "crawl")
+    fill(store, 1, "free")
+    shared = {"rate_name": "all", "running_name": "all", "running_types": frozenset({"email", "crawl"})}
+    demands = [demand(type, pending=1, **shared, **{cap: 1}) for type in ("email", "crawl")]
+    claimed = take(store, *demands, demand("free", pending=1))
+    assert (sorted(ids(claimed)), claimed.limited) == (["email-0", "free-0"], frozenset({"crawl"}))
+    assert held_back(store, demands[1]) == {"crawl"}
+
+
+@pytest.mark.parametrize("paused", ["email", ""])
+@pytest.mark.parametrize("limits", [{"rate": 1}, {"max_running": 1}], ids=["rate", "max_running"])
+def test_paused_type_is_not_held_back_by_a_limit(store: Store, paused: str, limits: dict[str, Any]) -> None:
+    """Without the limit it would not start either."""
+    fill(store, 5)
+    assert held_back(store, limited(pending=5, **limits)) == {"email"}
+    store.set_paused(paused, True)
+    assert held_back(store, limited(pending=4, **limits)) == set()
+    store.set_paused(paused, False)
+    assert held_back(store, limited(pending=4, **limits)) == {"email"}
+
+
+def test_claim_of_nothing_holds_nothing_back(store: Store) -> None:
+    fill(store, 5)
+    assert held_back(store) == set()
+    assert held_back(store, limited(max_running=1, pending=5), limit=0) == set()

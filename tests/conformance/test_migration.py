@@ -1,7 +1,8 @@
-"""From schema version 1 to 2: the jobs of an older queue are all there, and work goes on."""
+"""From older schema versions to this one: the jobs of an older queue are all there, and work goes on."""
 
 from __future__ import annotations
 
+import json
 import signal
 import sqlite3
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import pytest
 from holdfast.core.job import Job
 from holdfast.core.lifecycle import Errored
 from holdfast.store.open import open_store
-from holdfast.store.protocol import StopRequest, Store
+from holdfast.store.protocol import Minute, StopRequest, Store, empty_minute
 from holdfast.store.sqlite import open as opening
 from holdfast.store.sqlite.schema import MIGRATIONS, VERSION_TABLE
 from holdfast.testing import MovableClock
@@ -36,10 +38,10 @@ def opened(path: Path, clock: MovableClock) -> Iterator[Store]:
 
 
 @contextmanager
-def opened_as_version_1(path: Path, clock: MovableClock) -> Iterator[Store]:
-    """A store on the schema of version 1, as the release of that time made and used it."""
+def opened_as_version(number: int, path: Path, clock: MovableClock) -> Iterator[Store]:
+    """A store on the schema of a version, as the release of that time made and used it."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(opening, "MIGRATIONS", MIGRATIONS[:1])
+        patched.setattr(opening, "MIGRATIONS", MIGRATIONS[:number])
         store = open_store(f"sqlite:///{path}?synchronous=off", clock)
     with closing(store):
         yield store
@@ -83,19 +85,40 @@ def fill(store: Store) -> None:
     store.set_setting("max_attempts", "email", 7)
 
 
-def old_queue(path: Path, clock: MovableClock) -> list[Job]:
-    """Make a database of version 1 with jobs in it."""
-    with opened_as_version_1(path, clock) as store:
+NEW_COLUMNS = {
+    2: [("holdfast_workers", "stop"), ("holdfast_workers", "slots")],
+    3: [
+        ("holdfast_counts", "enqueued"),
+        ("holdfast_workers", "turned_at"),
+        ("holdfast_statistics", "limited_seconds"),
+    ],
+}
+"""The columns that came with a version."""
+
+
+def old_queue(path: Path, clock: MovableClock, number: int = 1) -> list[Job]:
+    """Make a database of an older version with jobs in it."""
+    with opened_as_version(number, path, clock) as store:
         fill(store)
         jobs = everything(store)
         register_as_version_1(path)
-    assert version(path) == 1
-    assert "stop" not in [row[1] for row in query(path, "PRAGMA table_info(holdfast_workers)")]
+    assert version(path) == number
+    for since, columns in NEW_COLUMNS.items():
+        for table, column in columns:
+            names = [row[1] for row in query(path, f"PRAGMA table_info({table})")]
+            assert (column in names) == (since <= number)
     return jobs
 
 
-def test_jobs_and_all_else_are_there_after_the_migration(path: Path, clock: MovableClock) -> None:
-    before = old_queue(path, clock)
+OLD = range(1, MIGRATIONS[-1].number)
+"""The versions that are to be migrated."""
+
+
+@pytest.mark.parametrize("number", OLD)
+def test_jobs_and_all_else_are_there_after_the_migration(
+    path: Path, clock: MovableClock, number: int
+) -> None:
+    before = old_queue(path, clock, number)
     with opened(path, clock) as store:
         assert everything(store) == before
         assert store.count_jobs()["email"] == {
@@ -113,8 +136,11 @@ def test_jobs_and_all_else_are_there_after_the_migration(path: Path, clock: Mova
     assert query(path, "PRAGMA integrity_check") == [("ok",)]
 
 
-def test_migrated_schema_is_that_of_a_new_queue(path: Path, tmp_path: Path, clock: MovableClock) -> None:
-    old_queue(path, clock)
+@pytest.mark.parametrize("number", OLD)
+def test_migrated_schema_is_that_of_a_new_queue(
+    path: Path, tmp_path: Path, clock: MovableClock, number: int
+) -> None:
+    old_queue(path, clock, number)
     with opened(path, clock), opened(tmp_path / "new.db", clock):
         pass
     assert schema(path) == schema(tmp_path / "new.db")
@@ -131,6 +157,78 @@ def test_what_is_new_works_on_what_is_old(path: Path, clock: MovableClock) -> No
         assert claim_one(store).id == "waiting"
 
 
+@pytest.mark.parametrize("number", OLD)
+def test_jobs_that_are_there_count_as_enqueued_and_new_ones_are_added(
+    path: Path, clock: MovableClock, number: int
+) -> None:
+    """For those deleted before, nobody knows."""
+    with opened_as_version(number, path, clock) as store:
+        fill(store)
+        insert(store, "crawl", type="crawl")
+        finished(store, "gone", type="brief")
+        store.delete_job("gone")
+    with opened(path, clock) as store:
+        assert store.count_enqueued() == {"brief": 0, "crawl": 1, "email": 7}
+        store.delete_job("done")
+        store.delete_job("dead")
+        insert(store, "new", type="brief")
+        insert(store, "newer", "newest")
+        assert store.count_enqueued() == {"brief": 1, "crawl": 1, "email": 9}
+    with opened(path, clock) as store:
+        assert store.count_enqueued() == {"brief": 1, "crawl": 1, "email": 9}
+
+
+def write_statistics_as_version_2(path: Path, minute: int) -> Minute:
+    """What the release of that time wrote about a minute, replacing its own row."""
+    written = empty_minute(minute, "email", "w1")
+    written.completed, written.wait_seconds, written.waits[2] = 3, 0.5, 3
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute(
+            "REPLACE INTO holdfast_statistics (minute, type, worker_id, completed, failed, retried, reaped,"
+            " wait_seconds, run_seconds, waits, runs) VALUES (?, 'email', 'w1', 3, 0, 0, 0, 0.5, 0, ?, ?)",
+            (minute, json.dumps(written.waits), json.dumps(written.runs)),
+        )
+    return written
+
+
+def test_statistics_of_before_are_kept_and_nothing_in_them_was_limited(
+    path: Path, clock: MovableClock
+) -> None:
+    old_queue(path, clock, 2)
+    old = write_statistics_as_version_2(path, 100)
+    with opened(path, clock) as store:
+        assert store.list_statistics(0) == [old]
+        newer = empty_minute(101, "email", "w1")
+        newer.limited_seconds = 1.5
+        store.write_statistics([newer])
+        store.fold_statistics(102)
+        [folded] = store.list_statistics(0)
+        assert (folded.completed, folded.waits, folded.limited_seconds) == (3, old.waits, 1.5)
+
+
+def test_worker_of_before_has_shown_no_turn_until_its_next_heartbeat(path: Path, clock: MovableClock) -> None:
+    old_queue(path, clock, 2)
+    with opened(path, clock) as store:
+        assert [worker.turned_at for worker in store.list_workers()] == [None]
+        store.heartbeat("w1", [], state="running", lease_seconds=30, turn_age=2)
+        assert [worker.turned_at for worker in store.list_workers()] == [clock.now - timedelta(seconds=2)]
+
+
+def test_release_of_version_2_that_still_has_it_open_goes_on(path: Path, clock: MovableClock) -> None:
+    """Its inserts are counted by the new trigger, and what it writes beside the jobs fits."""
+    with opened_as_version(2, path, clock) as old:
+        claimed = run(old, "a")
+        with opened(path, clock) as new:
+            insert(old, "b")
+            assert finish(old, claimed) == "completed"
+            assert claim_one(old).id == "b"
+            register_as_version_1(path)
+            written = write_statistics_as_version_2(path, 100)
+            assert new.count_enqueued() == {"email": 2}
+            assert new.list_statistics(0) == [written]
+            assert [worker.id for worker in new.list_workers()] == ["w1"]
+
+
 def test_second_opening_migrates_nothing(path: Path, clock: MovableClock) -> None:
     old_queue(path, clock)
     with opened(path, clock) as store:
@@ -143,7 +241,7 @@ def test_second_opening_migrates_nothing(path: Path, clock: MovableClock) -> Non
 
 def test_older_release_that_still_has_it_open_goes_on(path: Path, clock: MovableClock) -> None:
     """A rolling upgrade: its workers finish what they run, and take more."""
-    with opened_as_version_1(path, clock) as old:
+    with opened_as_version(1, path, clock) as old:
         claimed = run(old, "a")
         insert(old, "b")
         register_as_version_1(path)
@@ -196,7 +294,7 @@ class Connection(sqlite3.Connection):
         cursor = super().execute(sql, *parameters)
         if sql.startswith("BEGIN"):
             self.inside = 0
-        elif self.inside is not None and sql.startswith(("ALTER", "CREATE", "UPDATE")):
+        elif self.inside is not None and sql.startswith(("ALTER", "CREATE", "DROP", "UPDATE")):
             self.inside += 1
             if self.inside > part:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -208,10 +306,19 @@ opening.open_store(url, system_clock).close()
 """
 
 
-@pytest.mark.parametrize("part", range(len(MIGRATIONS[1].statements) + 1))
-def test_migration_killed_anywhere_leaves_version_1_whole(path: Path, clock: MovableClock, part: int) -> None:
+def parts(number: int) -> int:
+    """The statements between an older version and this one; each ends with its version's number."""
+    return sum(len(step.statements) + 1 for step in MIGRATIONS[number:])
+
+
+@pytest.mark.parametrize(
+    ("number", "part"), [(number, part) for number in OLD for part in range(parts(number))]
+)
+def test_migration_killed_anywhere_leaves_the_old_version_whole(
+    path: Path, clock: MovableClock, number: int, part: int
+) -> None:
     """The last part is the new version's number, written and not yet committed."""
-    before, old_schema = old_queue(path, clock), schema(path)
+    before, old_schema = old_queue(path, clock, number), schema(path)
     killed = subprocess.run(
         [sys.executable, "-c", KILLED_AT, f"sqlite:///{path}", str(part)],
         capture_output=True,
@@ -220,8 +327,9 @@ def test_migration_killed_anywhere_leaves_version_1_whole(path: Path, clock: Mov
         check=False,
     )
     assert (killed.returncode, killed.stderr) == (-signal.SIGKILL, "")
-    assert (version(path), schema(path)) == (1, old_schema)
+    assert (version(path), schema(path)) == (number, old_schema)
     with opened(path, clock) as store:
         assert everything(store) == before
         assert store.get_stop_request("w1") is StopRequest.NONE
+        assert store.count_enqueued() == {"email": len(before)}
     assert version(path) == MIGRATIONS[-1].number

@@ -7,22 +7,25 @@ on its own file and SQLite then plans by the numbers it finds.
 from __future__ import annotations
 
 import re
+import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from holdfast.core.job import RETRYING, Status
+from holdfast.core.job import RETRYING, Job, Status
 from holdfast.core.lifecycle import Completed, Errored, LeaseEnded, Outcome, Released
 from holdfast.store.protocol import Claim, JobFilter
 from holdfast.store.sqlite import SqliteStore, open_store
 from holdfast.store.sqlite.claim import CANDIDATES
 from holdfast.store.sqlite.insert import HOLDER
 from holdfast.store.sqlite.keep import CANCELLING
-from holdfast.store.sqlite.look import OLDEST
+from holdfast.store.sqlite.look import OLDEST, conditions
 from holdfast.store.sqlite.operate import PRUNABLE
 from holdfast.store.sqlite.store import EXPIRED, PROMOTABLE
 from holdfast.testing import MovableClock
@@ -254,6 +257,10 @@ HOT: dict[str, Callable[[SqliteStore], object]] = {
     "count of what is retrying": lambda store: store.count_matching(JobFilter(statuses=(RETRYING,)), 10_000),
     "finished lately": lambda store: store.count_finished(store.now() + 1),
     "oldest": lambda store: store.oldest_waiting(),
+    "ever enqueued": lambda store: store.count_enqueued(),
+    "page": lambda store: store.list_page(JobFilter(limit=5, brief=True)),
+    "page of a type": lambda store: store.list_page(JobFilter(limit=5, type="email", brief=True)),
+    "by id": lambda store: store.get_jobs(["held", "job-3", "nobody"]),
     "stop request": lambda store: store.get_stop_request("worker"),
 }
 
@@ -306,6 +313,116 @@ def test_key_that_was_used_often_is_still_found_at_once(
             work = partial(store.insert_jobs, [new_job("again", key="nightly")])
             costs.append(steps(store, work))
     assert costs[1] <= 1.5 * costs[0] + 50, f"{costs[0]} steps, and {costs[1]} after 300 uses"
+
+
+# Pages of a long list.
+
+LONG = 200_000
+PAGE = 100
+
+FILL = f"""
+WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < {LONG})
+INSERT INTO holdfast_jobs (id, type, status, attempts, due_at, created_at, updated_at, token, payload)
+SELECT 'job-' || n, iif(n % 8 < 4, 'email', 'crawl'),
+    CASE n % 4 WHEN 0 THEN 'pending' WHEN 1 THEN 'completed' WHEN 2 THEN 'failed' ELSE 'scheduled' END,
+    n % 4 = 3, n, n, n, 'token', '{{}}'
+FROM numbers
+"""
+
+PAGED: dict[str, JobFilter] = {
+    "all": JobFilter(),
+    "type": JobFilter(type="email"),
+    "pending": JobFilter(statuses=("pending",)),
+    "completed": JobFilter(statuses=("completed",)),
+    "failed": JobFilter(statuses=("failed",)),
+    "failed of a type": JobFilter(statuses=("failed",), type="crawl"),
+    "completed of a type": JobFilter(statuses=("completed",), type="crawl"),
+    "retrying": JobFilter(statuses=(RETRYING,)),
+    "retrying of a type": JobFilter(statuses=(RETRYING,), type="email"),
+    "unfinished": JobFilter(statuses=("pending", "scheduled", "processing")),
+}
+
+
+@pytest.fixture(scope="module")
+def long_list(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqliteStore]:
+    """A queue with so many jobs, of two types and in four states."""
+    path = tmp_path_factory.mktemp("long") / "queue.db"
+    clock = MovableClock(datetime(2030, 1, 1, tzinfo=UTC))
+    with closing(open_store(f"sqlite:///{path}?synchronous=off", clock)) as store:
+        with store.database.transaction() as connection:
+            connection.execute(FILL)
+        yield store
+
+
+@pytest.mark.parametrize("kind", PAGED)
+def test_last_page_costs_what_the_first_one_costs(long_list: SqliteStore, kind: str) -> None:
+    """Page 2,000 of 200,000 jobs, counted in steps; `before` of the last one is found by SQL of our own."""
+    filter = replace(PAGED[kind], limit=PAGE, brief=True)
+    where, parameters = conditions(filter)
+    [(count, newest, oldest)] = long_list.database.read(
+        f"SELECT count(*), max(seq), min(seq) FROM holdfast_jobs{where}", parameters
+    )
+    [(before,)] = long_list.database.read(
+        f"SELECT seq FROM holdfast_jobs{where} ORDER BY seq LIMIT 1 OFFSET {PAGE}", parameters
+    )
+    pages: list[tuple[list[Job], int | None]] = []
+    costs = [
+        steps(long_list, lambda place=place: pages.append(long_list.list_page(replace(filter, before=place))))  # type: ignore[misc]
+        for place in (None, before)
+    ]
+    (first, after_first), (last, after_last) = pages
+    assert count >= LONG // 8
+    assert (len(first), first[0].id) == (PAGE, f"job-{newest}")
+    assert (len(last), last[-1].id) == (PAGE, f"job-{oldest}")
+    assert after_first is not None
+    assert after_last is None
+    assert costs[1] <= 1.1 * costs[0] + 50, f"page 1 takes {costs[0]} steps, page {count // PAGE} {costs[1]}"
+    assert costs[0] <= 200 * PAGE
+
+
+def test_page_by_offset_is_what_costs_more(long_list: SqliteStore) -> None:
+    """So the count of steps does show it."""
+    near = steps(long_list, lambda: long_list.list_page(JobFilter(limit=PAGE)))
+    far = steps(long_list, lambda: long_list.list_page(JobFilter(limit=PAGE, offset=LONG - PAGE)))
+    assert far > 20 * near
+
+
+@pytest.mark.parametrize("kind", PAGED)
+def test_pages_are_not_sorted(store: SqliteStore, kind: str) -> None:
+    for before in (None, 100):
+        lines = traced_plans(store, lambda: store.list_page(replace(PAGED[kind], before=before)))  # noqa: B023
+        assert not [line for line in lines if "TEMP B-TREE" in line], lines
+
+
+def test_jobs_by_id_are_looked_up_one_by_one(store: SqliteStore) -> None:
+    lines = traced_plans(store, lambda: store.get_jobs(["a", "b"]))
+    assert [line for line in lines if line.startswith("SEARCH holdfast_jobs USING INDEX")], lines
+    assert wasteful(lines) == []
+
+
+BRIEF: dict[str, Callable[[SqliteStore], object]] = {
+    "page": lambda store: store.list_page(JobFilter(brief=True)),
+    "page of failed": lambda store: store.list_page(JobFilter(brief=True, statuses=("failed",), before=9)),
+    "by id": lambda store: store.get_jobs(["a", "b"]),
+    "full page": lambda store: store.list_page(JobFilter()),
+}
+
+
+@pytest.mark.parametrize("kind", BRIEF)
+def test_large_columns_are_read_by_full_pages_alone(store: SqliteStore, kind: str) -> None:
+    columns: set[str | None] = set()
+
+    def watching(action: int, table: str | None, column: str | None, *_: object) -> int:
+        if action == sqlite3.SQLITE_READ and table == "holdfast_jobs":
+            columns.add(column)
+        return sqlite3.SQLITE_OK
+
+    connection = store.database.connection()
+    connection.set_authorizer(watching)
+    BRIEF[kind](store)
+    connection.set_authorizer(None)
+    assert {"id", "status", "error"} <= columns
+    assert (columns & {"payload", "result"}) == ({"payload", "result"} if kind == "full page" else set())
 
 
 def test_wasteful_plans_are_recognised(store: SqliteStore) -> None:

@@ -28,6 +28,7 @@ def test_minute_is_kept_as_it_was_written(store: Store, other: Store) -> None:
         reaped=4,
         wait_seconds=0.125,
         run_seconds=1.5,
+        limited_seconds=2.25,
         waits=list(range(SIZE)),
         runs=list(reversed(range(SIZE))),
     )
@@ -69,10 +70,10 @@ def test_old_minutes_are_folded_into_one_lifetime_row_per_type(store: Store) -> 
     store.write_statistics(
         [
             minute(100, "email", "w1", completed=1, wait_seconds=0.5, waits=one),
-            minute(100, "email", "w2", completed=2, failed=1, runs=one),
-            minute(101, "email", "w1", completed=4, run_seconds=0.25, waits=one),
+            minute(100, "email", "w2", completed=2, failed=1, limited_seconds=1.5, runs=one),
+            minute(101, "email", "w1", completed=4, run_seconds=0.25, limited_seconds=0.25, waits=one),
             minute(101, "crawl", "w1", retried=1, reaped=1),
-            minute(102, "email", "w1", completed=8),
+            minute(102, "email", "w1", completed=8, limited_seconds=9),
         ]
     )
     store.fold_statistics(102)
@@ -85,22 +86,39 @@ def test_old_minutes_are_folded_into_one_lifetime_row_per_type(store: Store) -> 
         failed=1,
         wait_seconds=0.5,
         run_seconds=0.25,
+        limited_seconds=1.75,
         waits=[2, *[0] * (SIZE - 1)],
         runs=one,
     )
     assert crawl == minute(LIFETIME, "crawl", "", retried=1, reaped=1)
-    assert recent == minute(102, "email", "w1", completed=8)
+    assert recent == minute(102, "email", "w1", completed=8, limited_seconds=9)
 
 
 def test_folding_adds_to_what_was_folded_before(store: Store) -> None:
-    store.write_statistics([minute(100, completed=1), minute(101, completed=2)])
+    store.write_statistics(
+        [minute(100, completed=1, limited_seconds=0.5), minute(101, completed=2, limited_seconds=0.25)]
+    )
     store.fold_statistics(101)
     store.fold_statistics(101)
     store.fold_statistics(102)
-    assert [(m.minute, m.completed) for m in store.list_statistics(LIFETIME)] == [(LIFETIME, 3)]
+    [folded] = store.list_statistics(LIFETIME)
+    assert (folded.minute, folded.completed, folded.limited_seconds) == (LIFETIME, 3, 0.75)
 
 
 def test_lifetime_is_not_a_recent_minute(store: Store) -> None:
     store.write_statistics([minute(100, completed=1)])
     store.fold_statistics(200)
     assert store.list_statistics(1) == []
+
+
+def test_sum_of_two_rows_has_every_figure_of_both() -> None:
+    names = ("completed", "failed", "retried", "reaped", "wait_seconds", "run_seconds", "limited_seconds")
+    ones: dict[str, Any] = {name: 1 + n for n, name in enumerate(names)}
+    hundreds: dict[str, Any] = {name: 100 * n for n, name in enumerate(names)}
+    total = minute(100, waits=list(range(SIZE)), **ones)
+    part = minute(101, "crawl", "w2", runs=[1] * SIZE, **hundreds)
+    total.add(part)
+    sums: dict[str, Any] = {name: ones[name] + hundreds[name] for name in names}
+    assert total == minute(100, waits=list(range(SIZE)), runs=[1] * SIZE, **sums)
+    assert {*names, "minute", "type", "worker_id", "waits", "runs"} == set(Minute.__struct_fields__)
+    assert part.waits == [0] * SIZE

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from holdfast.core.lifecycle import Released
 from holdfast.store.protocol import Store, TypeRecord, WorkerRecord
 from holdfast.testing import MovableClock
@@ -56,6 +58,38 @@ def test_heartbeat_shows_that_the_worker_lives(store: Store, clock: MovableClock
     first, second = store.list_workers()
     assert (first.id, first.state, first.heartbeat_at) == ("w1", "stopping", clock.now)
     assert (second.state, second.heartbeat_at) == ("running", second.started_at)
+
+
+def test_heartbeat_tells_when_the_loop_last_came_round(
+    store: Store, other: Store, clock: MovableClock
+) -> None:
+    register(store, "w1", "w2")
+    assert [found.turned_at for found in other.list_workers()] == [None, None]
+    clock.advance(60)
+    store.heartbeat("w1", [], state="running", lease_seconds=30, turn_age=12.5)
+    store.heartbeat("w2", [], state="running", lease_seconds=30)
+    first, second = other.list_workers()
+    assert (first.heartbeat_at, first.turned_at) == (clock.now, clock.now - timedelta(seconds=12.5))
+    assert second.turned_at == clock.now
+
+
+def test_loop_that_stands_still_falls_behind_the_heartbeat(store: Store, clock: MovableClock) -> None:
+    register(store, "w1")
+    began = clock.now
+    for age in (5, 10, 15):
+        clock.advance(5)
+        store.heartbeat("w1", [], state="running", lease_seconds=30, turn_age=age)
+        [found] = store.list_workers()
+        assert (found.heartbeat_at, found.turned_at) == (clock.now, began)
+
+
+def test_registering_again_does_not_say_that_the_loop_came_round(store: Store, clock: MovableClock) -> None:
+    register(store, "w1")
+    beat(store, "w1")
+    turned_at = clock.now
+    clock.advance(5)
+    register(store, "w1")
+    assert [found.turned_at for found in store.list_workers()] == [turned_at]
 
 
 def test_removed_workers_are_gone(store: Store) -> None:

@@ -34,6 +34,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "KeyTaken": {"job_id": "job1", "key": "k"},
     "KeyHeld": {"job_id": "job1", "key": "k"},
     "InvalidPayload": {"where": "payload.a", "problem": "is wrong"},
+    "PayloadTooLarge": {"where": "payload", "problem": "is too large"},
     "UnknownType": {"type": "crawl", "known": ["b", "a"]},
     "WrongState": {
         "job_id": "job1",
@@ -48,6 +49,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "CommandNotStarted": {"problem": "no such folder", "permanent": True},
     "CommandFailed": {"exit_code": 3, "last_line": "not found"},
     "BulkRefused": {"line": 3, "error": HoldfastError("wrong"), "stored": 0},
+    "BatchRefused": {"index": 2, "error": HoldfastError("wrong")},
 }
 
 ERRORS = [

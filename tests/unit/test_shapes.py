@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -142,18 +143,23 @@ def test_answers_hold_what_each_command_promises() -> None:
     assert shapes.cancelled(FULL) == {name: ITEM[name] for name in ("id", "status", "cancelRequested")}
 
 
-@pytest.mark.parametrize("full", [False, True])
-def test_page_holds_tasks_and_where_it_lies(full: bool) -> None:
-    page = shapes.task_list([FULL, job()], total=7, cap=10, limit=2, offset=4, full=full)
-    tasks = page.pop("tasks")
-    assert tasks == [(shapes.task if full else shapes.task_item)(found) for found in (FULL, job())]
-    assert page == {"total": 7, "totalIsCapped": False, "limit": 2, "offset": 4}
+@pytest.mark.parametrize("shape", [shapes.task_item, shapes.task])
+def test_page_holds_tasks_and_where_it_lies(shape: Callable[[Job], dict[str, Any]]) -> None:
+    shown = [shape(found) for found in (FULL, job())]
+    page = shapes.task_list(shown, total=7, cap=10, limit=2, offset=4)
+    assert page == {"tasks": shown, "total": 7, "totalIsCapped": False, "limit": 2, "offset": 4}
+
+
+def test_payload_and_result_are_as_their_viewer_may_see_them() -> None:
+    shape = shapes.task(FULL, lambda value: {"hidden": sorted(value)})
+    assert (shape["payload"], shape["result"]) == ({"hidden": ["to"]}, {"hidden": ["sent"]})
+    assert {**shape, "payload": FULL.payload, "result": FULL.result} == shapes.task(FULL)
 
 
 def test_total_that_reached_the_cap_says_so() -> None:
-    page = shapes.task_list([], total=11, cap=10, limit=2, offset=0, full=False)
+    page = shapes.task_list([], total=11, cap=10, limit=2, offset=0)
     assert (page["total"], page["totalIsCapped"]) == (10, True)
-    page = shapes.task_list([], total=10, cap=10, limit=2, offset=0, full=False)
+    page = shapes.task_list([], total=10, cap=10, limit=2, offset=0)
     assert (page["total"], page["totalIsCapped"]) == (10, False)
 
 
@@ -185,7 +191,8 @@ def record(**fields: Any) -> WorkerRecord:
 
 
 def test_worker_shows_what_it_runs_and_how_long_it_was_silent() -> None:
-    shape = shapes.worker(record(), [running("a", "w1"), running("b", "w2")], NOW + timedelta(seconds=3))
+    jobs = [running("a", "w1"), running("b", "w2")]
+    shape = shapes.worker(record(turned_at=LATER), jobs, NOW + timedelta(seconds=3))
     assert shape == {
         "id": "w1",
         "pid": 7,
@@ -196,6 +203,7 @@ def test_worker_shows_what_it_runs_and_how_long_it_was_silent() -> None:
         "startedAt": "2030-01-02T03:04:05Z",
         "heartbeatAt": "2030-01-02T03:04:05Z",
         "heartbeatAge": 3.0,
+        "turnedAt": "2030-01-02T03:04:06.000500Z",
         "running": [
             {
                 "id": "a",
@@ -211,6 +219,10 @@ def test_worker_shows_what_it_runs_and_how_long_it_was_silent() -> None:
 def test_heartbeat_from_a_clock_that_is_ahead_is_not_of_negative_age() -> None:
     assert shapes.worker(record(), [], NOW - timedelta(seconds=3))["heartbeatAge"] == 0.0
     assert shapes.worker(record(heartbeat_at=None), [], NOW)["heartbeatAge"] is None
+
+
+def test_worker_whose_loop_never_came_round_says_null() -> None:
+    assert shapes.worker(record(), [], NOW)["turnedAt"] is None
 
 
 def test_reasons_are_for_programs_and_for_people() -> None:
@@ -232,7 +244,7 @@ def test_reasons_are_for_programs_and_for_people() -> None:
     "shape",
     [
         shapes.task(FULL),
-        shapes.task_list([FULL], total=1, cap=2, limit=1, offset=0, full=True),
+        shapes.task_list([shapes.task(FULL)], total=1, cap=2, limit=1, offset=0),
         shapes.worker(record(), [running("a", "w1")], NOW),
         shapes.reasons(FULL, [Reason("a", "b")]),
     ],

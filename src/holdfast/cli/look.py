@@ -32,6 +32,9 @@ def page_arguments(parser: Parser) -> None:
     type_argument(parser)
     parser.add_argument("--limit", metavar="N", type=int, default=50, help="how many (50)")
     parser.add_argument("--offset", metavar="N", type=int, default=0, help="how many to pass over (0)")
+    parser.add_argument(
+        "--cursor", metavar="C", help="nextCursor of the page before: deep pages at the cost of the first"
+    )
     parser.add_argument("--full", action="store_true", help="with payload, result and whole errors")
 
 
@@ -64,7 +67,15 @@ def print_jobs(call: Call, status: list[str] | None, type: str | None) -> int:
         if not low <= getattr(arguments, name) < 2**31:
             raise ConfigError(f"--{name} must be a whole number from {low}, not {getattr(arguments, name)}")
     queue = call.queue
-    jobs = queue.jobs(status=status, type=type, limit=arguments.limit, offset=arguments.offset)
+    if arguments.cursor is not None and arguments.offset:
+        raise ConfigError("--cursor and --offset exclude each other")
+    jobs, following = queue.page(
+        status=status,
+        type=type,
+        limit=arguments.limit,
+        offset=arguments.offset,
+        before=shapes.place_of(arguments.cursor),
+    )
     if arguments.full:
         jobs = [job for job in (queue.get(job.id) for job in jobs) if job is not None]
     if call.wants_json:
@@ -76,6 +87,7 @@ def print_jobs(call: Call, status: list[str] | None, type: str | None) -> int:
                 cap=COUNTED,
                 limit=arguments.limit,
                 offset=arguments.offset,
+                following=following,
             )
         )
     elif arguments.full:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import sys
 from importlib.util import find_spec
@@ -100,6 +101,7 @@ def serve(call: Call) -> int:
         ),
         stop_file=stop_file(),
         on_death=end_commands_of,
+        on_stop=listener.close,  # or new clients would wait for nobody while jobs finish
     )
     with listener, signals_to(supervisor):
         return DONE if supervisor.run() else FAILED
@@ -157,7 +159,7 @@ def _require_web_extra() -> None:
 
 def _root_path(path: str) -> str:
     path = path.rstrip("/")
-    if path and not (path.startswith("/") and path.isascii() and path.isprintable() and " " not in path):
+    if re.fullmatch(r"(/[A-Za-z0-9._~-]+)*", path) is None:
         raise ConfigError(f"--root-path {path!r} is not a path such as /queue")
     return path
 
@@ -174,8 +176,8 @@ def _listen(host: str, port: int) -> socket.socket:
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
-    except OSError as error:
-        reason = error.strerror or str(error)
+    except (OSError, UnicodeError) as error:  # the latter: it can't even be a name
+        reason = getattr(error, "strerror", None) or str(error)
         raise HoldfastError(f"can't listen on {host}:{port}: {reason}", hint="say --host or --port") from None
 
 

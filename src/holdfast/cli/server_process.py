@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import sys
@@ -42,7 +43,12 @@ def _serve(options: Options, notices: Notices) -> int:
     from holdfast.web import create_app
     from holdfast.web.server import serve
 
-    log.configure(options.log_format)
+    handler = log.configure(options.log_format)
+    for name in ("uvicorn.error", "asyncio"):
+        foreign = logging.getLogger(name)
+        foreign.addHandler(handler)
+        foreign.propagate = False
+        foreign.setLevel(logging.ERROR)  # below that it tells of every client's nonsense
     # Taken out of the environment: the application's own code has no use for them.
     token, read_token = os.environ.pop(TOKEN, None), os.environ.pop(READ_TOKEN, None)
     try:

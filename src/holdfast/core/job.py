@@ -93,7 +93,7 @@ class Job(Struct, frozen=True, kw_only=True):
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 _TYPE = re.compile(r"[A-Za-z0-9_.:-]{1,255}")
 # These words are paths of the HTTP API, beside /api/tasks/{id}.
-_RESERVED_IDS = frozenset({"stats", "batch", "bulk", "pause", "resume", "rate-limit"})
+RESERVED_IDS = frozenset({"stats", "batch", "bulk", "pause", "resume", "rate-limit"})
 
 
 def check_id(value: object) -> str:
@@ -101,8 +101,8 @@ def check_id(value: object) -> str:
         raise ConfigError(
             f"{shown(value)} can't be a job's id: 1 to 128 of A-Z a-z 0-9 . _ : -, first a letter or digit"
         )
-    if value in _RESERVED_IDS:
-        raise ConfigError(f"{value!r} can't be a job's id: {', '.join(sorted(_RESERVED_IDS))} are reserved")
+    if value in RESERVED_IDS:
+        raise ConfigError(f"{value!r} can't be a job's id: {', '.join(sorted(RESERVED_IDS))} are reserved")
     return value
 
 

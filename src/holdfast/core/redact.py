@@ -6,18 +6,23 @@ import re
 from itertools import pairwise
 from typing import Any
 
+from holdfast.errors import InvalidPayload
+
 REDACTED = "[redacted]"
 
+# A word of a name, or two together; and words that are plain enough to be found at the end of a longer one.
 _WORDS = re.compile(
     r"pass(?:word|wd|phrase|code)?|pwd|secrets?|tokens?|authori[sz]ation|credentials?|cookies?|"
-    r"(?:api|access|private|secret|signing|encryption)_?keys?|bearer|jwt|otp|pin|cvv|ssn",
+    r"(?:api|access|private|secret|signing|encryption)_?keys?|bearer|jwt|otp|pin|cvv|ssn|"
+    r".*(?:password|passwd|passphrase|secret|token|credential)s?",
     re.IGNORECASE,
 )
+_BORDERS = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
 def is_secret(name: str) -> bool:
-    """Whether a field of that name holds a secret: one of its words, or two together, say so."""
-    parts = [part for part in re.split(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])", name) if part]
+    """Whether a field of that name holds a secret."""
+    parts = [part for word in _BORDERS.split(name) if (part := word.rstrip("0123456789"))]
     pairs = ["_".join(pair) for pair in pairwise(parts)]
     return any(_WORDS.fullmatch(part) for part in (*parts, *pairs))
 
@@ -34,17 +39,29 @@ def redact(value: Any) -> Any:
     return value
 
 
-def restore(edited: Any, stored: Any) -> Any:
-    """What was edited, with the stored value wherever a field still shows the marker."""
-    if isinstance(edited, dict) and isinstance(stored, dict):
-        return {
-            name: stored[name]
-            if item == REDACTED and name in stored and is_secret(name)
-            else restore(item, stored.get(name))
-            for name, item in edited.items()
-        }
-    if isinstance(edited, list) and isinstance(stored, list):
+def restore(edited: Any, stored: Any, where: str = "payload") -> Any:
+    """What was edited, with the stored value wherever a field still shows the marker.
+
+    Raises InvalidPayload where it can't be told whose secret is meant: an entry of a list keeps its secrets
+    only as a whole, in its place.
+    """
+    if isinstance(edited, dict):
+        return {name: _restored(name, item, stored, f"{where}.{name}") for name, item in edited.items()}
+    if isinstance(edited, list):
+        before = stored if isinstance(stored, list) else []
         return [
-            restore(item, stored[place] if place < len(stored) else None) for place, item in enumerate(edited)
+            before[place]
+            if place < len(before) and item == redact(before[place])
+            else restore(item, None, f"{where}[{place}]")
+            for place, item in enumerate(edited)
         ]
     return edited
+
+
+def _restored(name: str, item: Any, stored: Any, where: str) -> Any:
+    known = isinstance(stored, dict) and name in stored
+    if item == REDACTED and is_secret(name):
+        if not known:
+            raise InvalidPayload(where, f"shows {REDACTED}, and no stored value belongs there; say it anew")
+        return stored[name]
+    return restore(item, stored[name] if known else None, where)

@@ -9,6 +9,7 @@ from typing import Any
 from holdfast.config import Value
 from holdfast.core.explain import Reason
 from holdfast.core.job import Failure, Job
+from holdfast.errors import ConfigError
 from holdfast.observe.overview import Answers, Overview
 from holdfast.store.protocol import Running, WorkerRecord
 
@@ -92,16 +93,26 @@ def cancelled(job: Job) -> dict[str, Any]:
 
 
 def task_list(
-    tasks: list[dict[str, Any]], *, total: int, cap: int, limit: int, offset: int
+    tasks: list[dict[str, Any]], *, total: int, cap: int, limit: int, offset: int, following: int | None
 ) -> dict[str, Any]:
-    """A page of tasks or items; `total` was counted to one beyond `cap`."""
+    """A page of tasks or items, and where the next one begins; `total` was counted to one beyond `cap`."""
     return {
         "tasks": tasks,
         "total": min(total, cap),
         "totalIsCapped": total > cap,
         "limit": limit,
         "offset": offset,
+        "nextCursor": None if following is None else str(following),
     }
+
+
+def place_of(cursor: str | None) -> int | None:
+    """What a nextCursor stands for."""
+    if cursor is None:
+        return None
+    if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):
+        raise ConfigError("cursor must be the nextCursor of a page before")
+    return int(cursor)
 
 
 def stats(counts: Mapping[str, Any]) -> dict[str, Any]:

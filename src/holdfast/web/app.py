@@ -78,7 +78,6 @@ def create_app(
             HoldfastError: errors.on_holdfast_error,
             HTTPException: errors.on_refused,
             RequestValidationError: errors.on_invalid_request,
-            Exception: errors.on_crash,
         },
     )
 
@@ -95,7 +94,9 @@ def create_app(
     app.state.desk = desk
     app.state.access = access
     app.state.document = document
-    for router in (control.flow, tasks.router, control.router, health.router, pages.router):
+    routers = (control.flow, tasks.router, control.router, health.router, pages.router)
+    app.state.routes = [route for router in routers for route in router.routes]
+    for router in routers:
         app.include_router(router)
     app.add_route("/openapi.json", openapi, include_in_schema=False)
     app.mount("/static", StaticFiles(directory=_STATIC), name="static")

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast import errors as e
+from holdfast.core.job import RESERVED_IDS
 from holdfast.web.answer import json_response
 
 _TABLE: tuple[tuple[type[e.HoldfastError], int, str], ...] = (
@@ -69,9 +70,22 @@ async def on_holdfast_error(_: Request, error: Exception) -> Response:
     return answer_to(refusal(error))
 
 
-async def on_refused(_: Request, error: Exception) -> Response:
+async def on_refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        error.headers = {"Allow": ", ".join(sorted(_methods_at(request)))}
     return answer_to(error)
+
+
+def _methods_at(request: Request) -> set[str]:
+    """The methods that a path takes, whichever of its endpoints has them."""
+    methods: set[str] = set()
+    path = request.url.path.removeprefix(request.scope.get("root_path", ""))
+    for route in request.app.state.routes:
+        is_word = path.rpartition("/")[2] in RESERVED_IDS and "{id}" in route.path
+        if route.path_regex.match(path) and not is_word:
+            methods |= route.methods or set()
+    return methods | ({"HEAD"} if "GET" in methods else set()) or {"GET", "HEAD"}  # the last: static files
 
 
 def answer_to(error: HTTPException) -> Response:
@@ -90,19 +104,20 @@ async def on_invalid_request(_: Request, error: Exception) -> Response:
     return error_response(400, "invalid_request", _describe(error.errors()[0]))
 
 
+_BRANCHES = ("str", "constrained-str", "float", "int", "list[constrained-str]")
+"""What pydantic puts at the end of a place, where a field may be one thing or another."""
+
+
 def _describe(problem: Mapping[str, Any]) -> str:
     """Where it is and what is wrong, as in `options.priority: must be …`."""
-    where = ".".join(str(step) for step in problem["loc"] if step not in ("query", "path", "header", "body"))
+    steps = [str(step) for step in problem["loc"][1:]]
+    if steps and steps[-1] in _BRANCHES:
+        steps.pop()
+    where = ".".join(steps)
     kind, message = problem["type"], str(problem["msg"])
-    if kind == "extra_forbidden":
-        message = "there is no such field"
-    elif kind == "missing":
+    if kind == "missing":
         message = "is required" if where else "a JSON body is required"
     else:
         message = message.replace("Input should be", "must be").replace("Value error, ", "")
         message = message[:1].lower() + message[1:]
     return f"{where or 'the body'}: {message}"
-
-
-async def on_crash(_: Request, __: Exception) -> Response:
-    return error_response(500, "internal", "an error that should not happen; the server's log says more")

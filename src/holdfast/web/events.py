@@ -7,6 +7,7 @@ So a slow reader costs no memory, and after a gap it has what it needs.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -17,11 +18,14 @@ from msgspec import Struct
 
 from holdfast.core.clock import SECOND
 from holdfast.errors import StoreError
+from holdfast.events import LOGGER
 from holdfast.observe import shapes
 from holdfast.observe.overview import rates
 from holdfast.queue import Queue
+from holdfast.store.protocol import Watch
 from holdfast.web.answer import json_bytes
 from holdfast.web.errors import Refused
+from holdfast.web.limits import most_connections
 
 MOST_LISTENERS = 200
 PAGE = 50
@@ -133,8 +137,9 @@ class Broadcast:
         with self._lock:
             if self._is_closed:
                 raise Refused(503, "stopping", "the server is stopping", {"Retry-After": "1"})
-            if len(self._listeners) >= MOST_LISTENERS:
-                raise Refused(503, "busy", f"{MOST_LISTENERS} clients listen already", {"Retry-After": "5"})
+            most = min(MOST_LISTENERS, most_connections() // 2)
+            if len(self._listeners) >= most:
+                raise Refused(503, "busy", f"{most} clients listen already", {"Retry-After": "5"})
             self._listeners.add(listener)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._watch, name="holdfast-events", daemon=True)
@@ -161,19 +166,49 @@ class Broadcast:
 
     def _watch(self) -> None:
         """Rounds, until nobody listens. A new listener does not wait for the next change."""
-        change = _Change(self._queue, self._wake)
+        try:
+            while self._still_needed():
+                try:
+                    self._watch_database()
+                except StoreError:
+                    self._rest()  # it may pass; meanwhile they keep what they have been told
+                except Exception:
+                    logging.getLogger(LOGGER).exception("live events failed, and begin again")
+                    self._rest()
+        finally:
+            with self._lock:
+                if self._thread is threading.current_thread():
+                    self._thread = None
+
+    def _rest(self) -> None:
+        self._wake.wait(_LOOK)
+        self._wake.clear()
+
+    def _watch_database(self) -> None:
+        store = self._queue.store
+        watch = store.watch()
         try:
             while self._still_needed():
                 self._wake.clear()
-                with suppress(StoreError):  # it may pass; they keep what they have been told
-                    self._round()
-                change.wait()
+                watch.changed()
+                self._round()
+                self._wait(watch)
         finally:
-            change.close()
-            self._queue.store.close_thread()
+            watch.close()
+            store.close_thread()
+
+    def _wait(self, watch: Watch) -> None:
+        """Until the database has changed, or somebody comes or goes; from _PAUSE to _LOOK."""
+        deadline = time.monotonic() + _LOOK
+        self._wake.wait(_PAUSE)
+        while not self._wake.is_set() and time.monotonic() < deadline and not watch.changed():
+            watch.wait(_PAUSE)
 
     def _still_needed(self) -> bool:
+        """Whether anybody listens, and this thread is still the one that serves them."""
         with self._lock:
+            if self._thread is not threading.current_thread():
+                return False
             if not self._listeners:
                 self._thread = None
             return bool(self._listeners)
@@ -188,28 +223,6 @@ class Broadcast:
             if interest not in found:
                 found[interest] = present_tasks(self._queue, interest)
             listener.tell(counts, found[interest])
-
-
-class _Change:
-    """Waits until the database has changed, but not longer than _LOOK and not shorter than _PAUSE."""
-
-    def __init__(self, queue: Queue, wake: threading.Event) -> None:
-        self._watch = queue.store.watch()
-        self._wake = wake
-
-    def wait(self) -> None:
-        began = time.monotonic()
-        self._wake.wait(_PAUSE)
-        while not self._wake.is_set() and time.monotonic() < began + _LOOK:
-            try:
-                self._watch.wait(_PAUSE)
-                if self._watch.changed():
-                    return
-            except StoreError:
-                time.sleep(_PAUSE)
-
-    def close(self) -> None:
-        self._watch.close()
 
 
 def present_counts(queue: Queue) -> dict[str, Any]:

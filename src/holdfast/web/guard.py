@@ -7,11 +7,13 @@ under a common limit for all that are on their way; so nothing a client sends ca
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable
 from urllib.parse import quote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from holdfast.events import LOGGER
 from holdfast.web.auth import COOKIE, READING, Access, Right, is_loopback
 from holdfast.web.errors import Refused, answer_to
 
@@ -19,6 +21,7 @@ OPEN = frozenset({"/healthz", "/readyz", "/login"})
 """Paths that want no token; so do those of static files."""
 
 STATIC = "/static/"
+LOGOUT = "/logout"
 BODY_SECONDS = 30.0
 """How long a body may take to arrive; a large one a second more for every 64 KiB."""
 
@@ -31,7 +34,7 @@ _CONTENT_SECURITY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-_HEADERS = [
+SECURITY_HEADERS = [
     (b"content-security-policy", _CONTENT_SECURITY.encode()),
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
@@ -44,8 +47,9 @@ _HEADERS = [
 class Guard:
     """Refuses what may not pass, and hands the rest on with its body read.
 
-    What was found out about a request is in its scope: `holdfast.right` and `holdfast.client`, the token or
-    address that it comes from.
+    What was found out about a request is in its scope: `holdfast.right`, `holdfast.client` (the token or
+    address that it comes from), `holdfast.size` of its body, and `holdfast.head` for a GET whose answer
+    nobody reads.
     """
 
     def __init__(self, app: ASGIApp, access: Access, largest_body: Callable[[str], int]) -> None:
@@ -62,7 +66,8 @@ class Guard:
             await send({"type": "websocket.close", "code": 1008})
             return
         path = scope["path"].removeprefix(scope.get("root_path", "")) or "/"
-        send = _with_headers(send, path, scope["method"] == "HEAD")
+        answer = _Answer(send, path, without_body=scope["method"] == "HEAD")
+        send = answer.send
         taken = 0
         try:
             scope = self._admit(scope, path)
@@ -72,8 +77,14 @@ class Guard:
         except Refused as refused:
             await _refuse(refused, scope, receive, send)
             return
+        scope["holdfast.size"] = len(body)
         try:
             await self._app(scope, _replay(body, receive), send)
+        except Exception:
+            logging.getLogger(LOGGER).exception("%s %s failed", scope["method"], path)
+            if not answer.has_begun:
+                message = "an error that should not happen; the server's log says more"
+                await answer_to(Refused(500, "internal", message))(scope, receive, send)
         finally:
             self._buffered -= taken
 
@@ -93,10 +104,18 @@ class Guard:
         is_open = path in OPEN or path.startswith(STATIC)
         if right is Right.NOTHING and not is_open:
             raise _unauthorized(scope, headers, path)
-        if scope["method"] not in READING and right is Right.LOOK and not is_open:
+        if scope["method"] not in READING and right is Right.LOOK and not is_open and path != LOGOUT:
             raise Refused(403, "read_only", "this token may only look")
-        method = "GET" if scope["method"] == "HEAD" else scope["method"]
-        return {**scope, "method": method, "holdfast.right": right, "holdfast.client": client}
+        is_head = scope["method"] == "HEAD"
+        method = "GET" if is_head else scope["method"]
+        return {
+            **scope,
+            "method": method,
+            "holdfast.head": is_head,
+            "holdfast.right": right,
+            "holdfast.client": client,
+            "holdfast.size": 0,
+        }
 
     def _identify(self, scope: Scope, headers: dict[bytes, bytes]) -> tuple[Right, bytes]:
         """What the request may do, and whom it comes from."""
@@ -106,15 +125,15 @@ class Guard:
         given = headers.get(b"authorization")
         if given is not None:
             scheme, _, token = given.partition(b" ")
-            right = (
-                self._access.right_of_token(token.strip()) if scheme.lower() == b"bearer" else Right.NOTHING
-            )
-            return right, b"token " + token if right else address
+            right = Right.NOTHING
+            if scheme.lower() == b"bearer":
+                right = self._access.right_of_token(token.strip())
+            return right, self._access.tokens.get(right, address)
         for cookie in headers.get(b"cookie", b"").split(b";"):
             name, _, value = cookie.strip().partition(b"=")
             if name == COOKIE.encode():
-                session = value.decode("latin-1")
-                return self._access.right_of_session(session), b"session " + value
+                right = self._access.right_of_session(value.decode("latin-1"))
+                return right, self._access.tokens.get(right, address)
         return Right.NOTHING, address
 
     async def _read(self, scope: Scope, path: str, receive: Receive) -> tuple[bytes, int]:
@@ -126,7 +145,7 @@ class Guard:
         if length is not None and length > limit:
             raise _too_large(limit)
         seconds = BODY_SECONDS + limit / _SLOWEST
-        parts: list[bytes] = []
+        body = bytearray()
         taken = 0
         try:
             async with asyncio.timeout(seconds):
@@ -142,7 +161,7 @@ class Guard:
                         raise _too_large(limit)
                     if self._buffered > max(MOST_BUFFERED, limit):
                         raise Refused(503, "busy", "too many requests are on their way", {"Retry-After": "1"})
-                    parts.append(part)
+                    body += part
                     more = message.get("more_body", False)
         except TimeoutError:
             self._buffered -= taken
@@ -150,7 +169,7 @@ class Guard:
         except BaseException:
             self._buffered -= taken
             raise
-        return b"".join(parts), taken
+        return bytes(body), taken
 
 
 async def _refuse(refused: Refused, scope: Scope, receive: Receive, send: Send) -> None:
@@ -232,15 +251,20 @@ def _replay(body: bytes, receive: Receive) -> Receive:
     return replay
 
 
-def _with_headers(send: Send, path: str, without_body: bool) -> Send:
-    """Every answer says what a browser may do with it; a HEAD gets what a GET would, but for the body."""
-    cache = b"max-age=3600" if path.startswith(STATIC) else b"no-store"
+class _Answer:
+    """What is sent: with headers that say what a browser may do with it, and for a HEAD without a body."""
 
-    async def with_headers(message: Message) -> None:
+    def __init__(self, send: Send, path: str, *, without_body: bool) -> None:
+        self._send = send
+        self._cache = b"max-age=3600" if path.startswith(STATIC) else b"no-store"
+        self._without_body = without_body
+        self.has_begun = False
+
+    async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message["headers"], *_HEADERS, (b"cache-control", cache)]}
-        elif without_body and message["type"] == "http.response.body":
+            self.has_begun = True
+            headers = [*message["headers"], *SECURITY_HEADERS, (b"cache-control", self._cache)]
+            message = {**message, "headers": headers}
+        elif self._without_body and message["type"] == "http.response.body":
             message = {**message, "body": b""}
-        await send(message)
-
-    return with_headers
+        await self._send(message)

@@ -117,6 +117,8 @@ async def log_in(request: Request) -> Response:
     access: Access = request.app.state.access
     form = _form(await request.body())
     target = _local(form.get("next", "/"))
+    if not access.needs_token:
+        return RedirectResponse(f"{request.scope.get('root_path', '')}{target}", 303)
     right = access.right_of_token(form.get("token", "").strip().encode("utf-8", "surrogateescape"))
     if right is Right.NOTHING:
         return page(request, "login.html", 401, next=target, problem="That is not the token.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -12,6 +13,9 @@ from fastapi.routing import APIRoute
 from holdfast.errors import shown
 from holdfast.web.errors import Refused
 
+LARGE_BODY = 64 * 1024
+"""Bytes beyond which a body is worked on in a thread, beside the event loop."""
+
 
 class StrictRequest(Request):
     """Takes only JSON that means one thing: no key twice, no NaN, no broken characters."""
@@ -19,7 +23,9 @@ class StrictRequest(Request):
     async def json(self) -> Any:
         body = await self.body()
         try:
-            return json.loads(body.decode(), object_pairs_hook=_object, parse_constant=_refuse_constant)
+            if len(body) > LARGE_BODY:  # the others are not to wait for it
+                return await asyncio.to_thread(_parse, body)
+            return _parse(body)
         except UnicodeDecodeError:
             raise _invalid("the body is not UTF-8") from None
         except RecursionError:
@@ -57,6 +63,10 @@ class StrictRoute(APIRoute):
 def _is_json(content_type: str) -> bool:
     kind = content_type.partition(";")[0].strip().lower()
     return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
+
+
+def _parse(body: bytes) -> Any:
+    return json.loads(body.decode(), object_pairs_hook=_object, parse_constant=_refuse_constant)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from holdfast.errors import shown
 
 MOST_IN_BATCH = 10_000
 MOST_IDS = 1_000
@@ -18,9 +20,10 @@ Id = Annotated[str, Field(examples=["0198c2f4-9a51-7c3e-8f21-6d0b2a9e4c11"])]
 TypeName = Annotated[
     str, Field(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9_.:\-]+$", examples=["send_email"])
 ]
+Text = Annotated[str, Field(max_length=65_536)]  # a bound also refuses broken characters
 State = Literal["scheduled", "pending", "processing", "completed", "failed", "cancelled"]
 Duration = Annotated[
-    float | str, Field(description="seconds, or a number with ms, s, m, h, d or w", examples=[30, "5m"])
+    float | Text, Field(description="seconds, or a number with ms, s, m, h, d or w", examples=[30, "5m"])
 ]
 
 
@@ -29,18 +32,28 @@ class Body(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _name_what_is_allowed(cls, given: Any) -> Any:
+        if isinstance(given, dict) and (unknown := given.keys() - cls.model_fields.keys()):
+            raise ValueError(f"there is no {shown(min(unknown))}; allowed: {', '.join(cls.model_fields)}")
+        return given
+
 
 class Options(Body):
     """What may be said about a job, beside its type and payload."""
 
-    id: Annotated[str | None, Field(description="the job's id; a UUIDv7 is made if there is none")] = None
+    id: Annotated[Text | None, Field(description="the job's id; a UUIDv7 is made if there is none")] = None
     priority: Annotated[int, Field(description="higher runs first")] = 0
     maxAttempts: Annotated[int | None, Field(description="how often it may start", examples=[3])] = None
     timeout: Annotated[Duration | None, Field(description="how long an attempt may run")] = None
     delay: Annotated[Duration | None, Field(description="run it so much later")] = None
-    runAfter: Annotated[Instant | None, Field(description="do not run it before this instant")] = None
+    runAfter: Annotated[
+        Text | None, Field(examples=["2026-01-15T10:00:00Z"], description="do not run it before this instant")
+    ] = None
     idempotencyKey: Annotated[
-        str | None, Field(description="at most one unfinished job of a type holds a key; see Idempotency-Key")
+        Text | None,
+        Field(description="at most one unfinished job of a type holds a key; see Idempotency-Key"),
     ] = None
     keyFor: Annotated[
         Duration | None, Field(description="how much longer the key is held after the job has finished")
@@ -51,8 +64,8 @@ class NewTask(Body):
     """A job to be done."""
 
     type: TypeName
-    payload: Annotated[dict[str, Any], Field(description="what the handler gets")] = {}
-    options: Options = Options()
+    payload: Annotated[dict[str, Any], Field(description="what the handler gets", default_factory=dict)]
+    options: Annotated[Options, Field(default_factory=Options)]
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -90,7 +103,7 @@ class RateLimit(OfType):
 
 class Filter(Body):
     status: Annotated[
-        str | list[str] | None, Field(description="one state or several, retrying included")
+        Text | list[Text] | None, Field(description="one state or several, retrying included")
     ] = None
     type: TypeName | None = None
 
@@ -99,7 +112,7 @@ class Bulk(Body):
     """The same for many jobs: those named, or all that a filter finds."""
 
     action: Literal["retry", "cancel", "delete"]
-    ids: Annotated[list[str] | None, Field(min_length=1, max_length=MOST_IDS)] = None
+    ids: Annotated[list[Text] | None, Field(min_length=1, max_length=MOST_IDS)] = None
     filter: Filter | None = None
     expectedCount: Annotated[
         int | None,
@@ -116,7 +129,7 @@ class Bulk(Body):
 
 
 class SettingValue(Body):
-    value: Annotated[str | int | float | None, Field(description="what it is to be", examples=["30s"])]
+    value: Annotated[Text | int | float | None, Field(description="what it is to be", examples=["30s"])]
     type: Annotated[TypeName | None, Field(description="only for this type")] = None
 
 

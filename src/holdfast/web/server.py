@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import resource
 import signal
 import socket
 import threading
@@ -23,66 +22,99 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from holdfast.events import Events, ServerStopped, ServerStopping
 from holdfast.web.answer import json_bytes
 from holdfast.web.desk import Desk
+from holdfast.web.guard import SECURITY_HEADERS
+from holdfast.web.limits import SPARE_DESCRIPTORS, most_connections
 
 HEADER_SECONDS = 10.0
 """How long a request may take to arrive, without its body."""
 
+WRITE_SECONDS = 30.0
+"""How long a client may read nothing of its answer."""
+
 _KEEP_ALIVE_SECONDS = 30
-_SPARE_DESCRIPTORS = 128
-_FEWEST_CONNECTIONS = 64
+_BACKLOG = 2048
 
 
 class PatientProtocol(H11Protocol):
-    """One connection. `silent_since` is when it began to keep us waiting; None while it is served."""
+    """One connection. `since` is when it was made, or when its last request was answered."""
 
-    silent_since: float | None = None
+    since = 0.0
     _deadline: asyncio.TimerHandle | None = None
+    _write_deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.silent_since = self.loop.time()
+        # An answer is written in two parts; the second must not wait until the first is acknowledged. asyncio
+        # sees to it only where a socket was made with its protocol named.
+        with contextlib.suppress(OSError):  # it is not TCP, or gone already
+            transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.since = self.loop.time()
         self._deadline = self.loop.call_later(HEADER_SECONDS, self._give_up)
         if len(self.connections) > most_connections():
             self._make_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_waiting()
+        for timer in (self._deadline, self._write_deadline):
+            if timer is not None:
+                timer.cancel()
         super().connection_lost(exc)
 
+    @property
+    def keeps_us_waiting(self) -> bool:
+        """Whether its next request, or the rest of one, has yet to come."""
+        return self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
+
     def data_received(self, data: bytes) -> None:
-        if self.silent_since is not None and self._deadline is None:
+        if self._deadline is None and self.conn.their_state is h11.IDLE:
             self._deadline = self.loop.call_later(HEADER_SECONDS, self._give_up)
         super().data_received(data)
 
     def handle_events(self) -> None:
-        before = self.cycle
         super().handle_events()
-        if self.cycle is not before:
-            self._stop_waiting()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        if not self.transport.is_closing() and self.cycle.response_complete:
-            self.silent_since = self.loop.time()  # kept alive for a while, unless the room is needed
-
-    def _stop_waiting(self) -> None:
-        self.silent_since = None
-        if self._deadline is not None:
+        if self._deadline is not None and self.conn.their_state is not h11.IDLE:
             self._deadline.cancel()
             self._deadline = None
 
+    def on_response_complete(self) -> None:
+        self.since = self.loop.time()
+        super().on_response_complete()
+
     def _give_up(self) -> None:
+        self._deadline = None
         if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
             self.transport.close()
 
     def _make_room(self) -> None:
-        silent = [c for c in self.connections if getattr(c, "silent_since", None) is not None]
-        if silent:
-            min(silent, key=lambda c: c.silent_since or 0.0).transport.abort()  # type: ignore[union-attr]
+        """Let the one go that has kept us waiting for longest, but not the one that has just come."""
+        waiting = [
+            c
+            for c in self.connections
+            if isinstance(c, PatientProtocol) and c is not self and c.keeps_us_waiting
+        ]
+        if waiting:
+            min(waiting, key=lambda c: c.since).transport.abort()
+
+    # Who does not read its answer must not hold it for ever.
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._write_deadline = self.loop.call_later(WRITE_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._write_deadline is not None:
+            self._write_deadline.cancel()
+            self._write_deadline = None
 
     def send_400_response(self, msg: str) -> None:
         body = json_bytes({"error": {"code": "invalid_request", "message": msg}})
-        headers = [("content-type", "application/json"), ("connection", "close")]
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
+            (b"cache-control", b"no-store"),
+            *SECURITY_HEADERS,
+        ]
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             for event in (
                 h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
@@ -91,12 +123,6 @@ class PatientProtocol(H11Protocol):
             ):
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
-
-
-def most_connections() -> int:
-    """As many as the process may have files open, but for a few."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(_FEWEST_CONNECTIONS, soft - _SPARE_DESCRIPTORS)
 
 
 class Server(uvicorn.Server):
@@ -132,6 +158,8 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(_BACKLOG)
         if self.started:
             self._on_started()
 
@@ -175,7 +203,8 @@ def serve(
         timeout_graceful_shutdown=max(1, round(shutdown_seconds)),
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         h11_max_incomplete_event_size=64 * 1024,
-        backlog=2048,
+        # asyncio accepts as many at once before it looks at any of them: no more than there is room for.
+        backlog=SPARE_DESCRIPTORS // 2,
     )
     server = Server(config, app.state.desk, events, on_started)
     asyncio.run(server.serve(sockets=[listener]))

@@ -28,8 +28,8 @@ class Supervisor:
 
     `command` starts one; two descriptors are appended to it, for its notices and its lifeline. `on_ready`
     gets the names of the workers when all are up; `on_death` the name of one that died. While `stop_file`
-    exists, the workers stop, and the supervisor with them unless there is a `server`. `tick` is called a few
-    times a second.
+    exists, the workers stop, and the supervisor with them unless there is a `server`. `on_stop` is called
+    once when all are to stop, `tick` a few times a second.
     """
 
     def __init__(
@@ -43,12 +43,14 @@ class Supervisor:
         stop_file: str | None = None,
         on_ready: Callable[[list[str]], None] = lambda _: None,
         on_death: Callable[[str], None] = lambda _: None,
+        on_stop: Callable[[], None] = lambda: None,
         tick: Callable[[], None] = lambda: None,
     ) -> None:
         self._events = events
         self._stop_file = stop_file
         self._on_ready = on_ready
         self._on_death = on_death
+        self._on_stop = on_stop
         self._tick = tick
         self._caretaker = Caretaker(events)
         self._selector = selectors.DefaultSelector()
@@ -59,6 +61,7 @@ class Supervisor:
         self._seats = workers if server is None else [server, *workers]
         self._requests = 0
         self._worker_requests = 0
+        self._all_told = False
         self._reason = ""
         self._is_stopping = False
         self._ready = False
@@ -148,6 +151,9 @@ class Supervisor:
 
     def _pass_on(self) -> None:
         """Tell the processes what we were told, should one have come up meanwhile."""
+        if self._requests and not self._all_told:
+            self._all_told = True
+            self._on_stop()
         if not self._is_stopping and self._failure is None:
             running = sum(seat.is_running and seat.is_worker for seat in self._seats)
             self._events.emit(e.SupervisorStopping(workers=running, reason=self._reason))

@@ -27,6 +27,11 @@ flow = APIRouter(prefix="/api/tasks", tags=["control"], route_class=StrictRoute)
 router = APIRouter(prefix="/api", route_class=StrictRoute)
 
 MOST_FOLLOWED = 200
+_EVENT = {
+    "type": "object",
+    "required": ["event", "data"],
+    "properties": {"event": {"enum": ["stats", "tasks"]}, "data": {"type": "string"}},
+}
 OfType = Annotated[schema.OfType | None, Body()]
 TypeQuery = Annotated[str | None, Query(description="only for this type")]
 Key = Annotated[str, Path(description="the setting", examples=["max_attempts"])]
@@ -205,7 +210,7 @@ async def _setting(desk: Desk, key: str, type: str | None) -> Response:
     summary="Live events",
     response_class=StreamingResponse,
     responses={
-        200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "A stream"},
+        200: {"content": {"text/event-stream": {"schema": _EVENT}}, "description": "A stream"},
         **errors(),
     },
 )
@@ -233,7 +238,7 @@ async def events(
 
     async def stream() -> Any:
         try:
-            async for message in listener.messages(once):
+            async for message in listener.messages(once or request.scope["holdfast.head"]):
                 yield message
         finally:
             desk.broadcast.leave(listener)

@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Path, Query, Request, Response
+from fastapi import APIRouter, Header, HTTPException, Path, Query, Request, Response
 
 from holdfast.core.clock import parse_instant
-from holdfast.core.job import Job
+from holdfast.core.job import RESERVED_IDS, Job
 from holdfast.core.redact import redact, restore
-from holdfast.errors import ConfigError, JobNotFound
+from holdfast.errors import BatchRefused, ConfigError, JobNotFound
 from holdfast.jobs.output_log import output_of
 from holdfast.observe import shapes
 from holdfast.operate import matching, operate
 from holdfast.queue import Queue
 from holdfast.web import schema
-from holdfast.web.answer import json_response
+from holdfast.web.answer import json_bytes, json_response
 from holdfast.web.api.documented import BODY, errors
 from holdfast.web.desk import Desk, desk_of
 from holdfast.web.errors import Refused, refusal
-from holdfast.web.route import StrictRoute
+from holdfast.web.route import LARGE_BODY, StrictRoute
 
 router = APIRouter(prefix="/api/tasks", tags=["tasks"], route_class=StrictRoute)
 
 COUNTED = 10_000
 LARGEST_OFFSET = 2**31 - 1
+LARGEST_PAGE = 8 * 1024 * 1024
+"""Bytes of a page with payloads, results and errors; beyond that it ends early."""
+
 KEY_SECONDS = 24 * 3600.0
 """How long an Idempotency-Key is held after its job has finished."""
 
@@ -57,9 +62,21 @@ async def create_task(
     desk.require_enqueueable(new.type)
     options = options_from(new.options, _as_sent(idempotency_key))
     desk.admit(request)
-    job, is_new = await desk.queue.admit(new.type, new.payload, **options)
+    with http_words():
+        job, is_new = await _enqueue(desk, request, new, options)
     place = f"{request.scope.get('root_path', '')}/api/tasks/{job.id}"
     return json_response(shapes.accepted(job), 201 if is_new else 200, {"Location": place})
+
+
+async def _enqueue(
+    desk: Desk, request: Request, new: schema.NewTask, options: dict[str, Any]
+) -> tuple[Job, bool]:
+    if request.scope["holdfast.size"] <= LARGE_BODY:
+        return await desk.queue.admit(new.type, new.payload, **options)
+    try:
+        return (await desk.call(desk.queue.enqueue_batch, [(new.type, new.payload, options)]))[0]
+    except BatchRefused as refused:
+        raise refused.error from None
 
 
 @router.post(
@@ -88,9 +105,13 @@ async def create_tasks(
             own = None if key is None or task.options.idempotencyKey else f"{key}#{place}"
             items.append((task.type, task.payload, options_from(task.options, own)))
         except ConfigError as error:
-            raise ConfigError(f"tasks[{place}]: {error}; nothing was stored") from None
+            raise BatchRefused(place, error) from None
+        except Refused as refused:
+            refused.detail = f"tasks[{place}]: {refused.detail}; nothing was stored"
+            raise
     desk.admit(request, len(items))
-    stored = await desk.call_long(desk.queue.enqueue_batch, items)
+    with http_words():
+        stored = await desk.call(desk.queue.enqueue_batch, items)
     answer = {"tasks": [shapes.accepted(job) for job, _ in stored], "count": len(stored)}
     return json_response(answer, 201 if any(is_new for _, is_new in stored) else 200)
 
@@ -103,6 +124,28 @@ def _as_sent(declared: str | None) -> str | None:
         return declared.encode("latin-1").decode()
     except UnicodeError:
         return declared
+
+
+@contextmanager
+def http_words() -> Iterator[None]:
+    """Errors about options by the names that these have over HTTP."""
+    try:
+        yield
+    except BatchRefused as error:
+        if isinstance(error.error, ConfigError):
+            raise BatchRefused(error.index, ConfigError(_renamed(str(error.error)))) from None
+        raise
+    except ConfigError as error:
+        raise ConfigError(_renamed(str(error))) from None
+
+
+_HTTP_NAMES = {"max_attempts": "maxAttempts", "run_at": "runAfter", "key_for": "keyFor"}
+
+
+def _renamed(text: str) -> str:
+    for ours, theirs in _HTTP_NAMES.items():
+        text = text.replace(ours, theirs)
+    return text.replace(" or a timedelta", "")
 
 
 def options_from(options: schema.Options, header_key: str | None) -> dict[str, Any]:
@@ -148,34 +191,41 @@ async def list_tasks(
         {"type": type, "status": status},
         limit=limit,
         offset=offset,
-        before=_place(cursor),
+        before=shapes.place_of(cursor),
         full=full,
     )
-    return json_response(page)
-
-
-def _place(cursor: str | None) -> int | None:
-    if cursor is None:
-        return None
-    if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):
-        raise ConfigError("cursor must be the nextCursor of a page before")
-    return int(cursor)
+    return Response(page, media_type="application/json")
 
 
 def _page(
     queue: Queue, filter: dict[str, Any], *, limit: int, offset: int, before: int | None, full: bool
-) -> dict[str, Any]:
+) -> bytes:
     total = queue.count(**filter, cap=LARGEST_OFFSET)
     jobs: list[Job] = []
     following: int | None = None
     if offset < total:  # rows that are passed over have to be read
         jobs, following = queue.page(**filter, limit=limit, offset=offset, before=before, brief=True)
-    tasks = [shapes.task_item(job) for job in jobs]
-    if full:
-        found = (queue.get(job.id) for job in jobs)
-        tasks = [shapes.task(job, redact) for job in found if job is not None]
-    listed = shapes.task_list(tasks, total=total, cap=COUNTED, limit=limit, offset=offset)
-    return {**listed, "nextCursor": None if following is None else str(following)}
+    tasks = _full(queue, jobs) if full else [shapes.task_item(job) for job in jobs]
+    if len(tasks) < len(jobs):
+        # They are large: fewer than asked for, and the next page begins where these end.
+        _, following = queue.page(**filter, limit=len(tasks), offset=offset, before=before, brief=True)
+    return json_bytes(
+        shapes.task_list(tasks, total=total, cap=COUNTED, limit=limit, offset=offset, following=following)
+    )
+
+
+def _full(queue: Queue, jobs: list[Job]) -> list[dict[str, Any]]:
+    """The jobs with all they have; of large ones no more than fit into an answer, but one."""
+    tasks: list[dict[str, Any]] = []
+    size = 0
+    for item in jobs:
+        # One that was deleted just now is shown as it was.
+        task = shapes.task(queue.get(item.id) or item, redact)
+        size += len(json_bytes(task))
+        if tasks and size > LARGEST_PAGE:
+            break
+        tasks.append(task)
+    return tasks
 
 
 @router.delete("", summary="Delete old jobs", response_model=schema.Deleted, responses=errors())
@@ -256,7 +306,14 @@ def _bulk(queue: Queue, order: schema.Bulk) -> dict[str, Any]:
 @router.get("/{id}", summary="Get a job", response_model=schema.Task, responses=errors(404))
 async def get_task(request: Request, id: JobId) -> Response:
     """Everything about a job. Fields whose names say that they are secret show [redacted]."""
+    _refuse_reserved(id)
     return json_response(shapes.task(await _known(desk_of(request), id), redact))
+
+
+def _refuse_reserved(id: str) -> None:
+    """Words that are paths of their own are no ids: whoever asks for one has taken the wrong method."""
+    if id in RESERVED_IDS:
+        raise HTTPException(405)
 
 
 async def _known(desk: Desk, id: str) -> Job:
@@ -271,6 +328,7 @@ async def _known(desk: Desk, id: str) -> Job:
 )
 async def delete_task(request: Request, id: JobId) -> Response:
     """Delete a completed, failed or cancelled job and its history."""
+    _refuse_reserved(id)
     desk = desk_of(request)
     await desk.call(desk.queue.delete, id)
     return Response(status_code=204)
@@ -332,7 +390,15 @@ async def logs(
 
 def _output(job: Job, tail: int | None) -> str:
     with output_of(job) as file:
+        begin = 0
         if tail is not None:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - tail))
-        return file.read().decode("utf-8", "replace")
+            begin = max(0, file.seek(0, 2) - tail)
+            file.seek(begin)
+        data = file.read()
+        if begin:  # perhaps inside a character
+            data = data[:3].lstrip(_INSIDE) + data[3:]
+        return data.decode("utf-8", "replace")
+
+
+_INSIDE = bytes(range(0x80, 0xC0))
+"""Bytes of UTF-8 that no character begins with."""

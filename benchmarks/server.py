@@ -1,0 +1,48 @@
+"""The web server's process that the benchmarks start: `python -m benchmarks.server sqlite:///path [no-op]`.
+
+Prints its port when it is up. With `no-op` jobs are not stored: all else is done, and each request is
+answered as if its job had been.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Sequence
+
+from holdfast import Queue
+from holdfast.store.protocol import NewJob, Verdict
+from holdfast.web import create_app
+from holdfast.web.server import serve
+
+
+def main() -> None:
+    queue = Queue(sys.argv[1])
+
+    @queue.job
+    def posted(number: int) -> None:
+        raise AssertionError("no worker handles this type")
+
+    queue.open()
+    if sys.argv[2:] == ["no-op"]:
+        now = queue.store.now
+
+        def insert_jobs(jobs: Sequence[NewJob], *, atomic: bool = False) -> list[Verdict]:
+            moment = now()
+            return [Verdict(id=job.id, inserted=True, created_at=moment) for job in jobs]
+
+        queue.store.insert_jobs = insert_jobs  # type: ignore[method-assign]
+    listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
+    serve(
+        create_app(queue),
+        listener,
+        root_path="",
+        events=queue.events,
+        shutdown_seconds=5.0,
+        on_started=lambda: print(listener.getsockname()[1], flush=True),
+    )
+    queue.close()
+
+
+if __name__ == "__main__":
+    main()

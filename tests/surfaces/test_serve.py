@@ -1,0 +1,572 @@
+"""`queuectl serve` as a program: how it starts, refuses, replaces what dies, and stops."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from tests.process.programs import is_alive
+from tests.support import wait_until
+from tests.surfaces.desk import Desk, Running
+from tests.surfaces.live import Served, client
+from tests.surfaces.support import Cli, environment, start_queuectl
+
+SOON = 10.0
+"""Seconds that are plenty for whatever happens at once, on a machine that has other things to do."""
+
+APP = """
+from holdfast import Queue
+
+queue = Queue()
+
+@queue.job
+def greet(name: str) -> str:
+    return f"hello {name}"
+"""
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    desk = Desk(tmp_path / "desk")
+    yield desk
+    desk.close()
+
+
+def start_server(desk: Desk, options: str = "--workers 0", *, cwd: Path | None = None) -> tuple[Running, str]:
+    """Type `serve` and wait until it serves; its address, too."""
+    running = desk.start(f"serve --port 0 --log-format json {options}", cwd=cwd)
+    return running, running.wait_for("server.started")["address"]
+
+
+def start_with_workers(desk: Desk, count: int = 1, options: str = "", **where: Any) -> tuple[Running, str]:
+    running, address = start_server(desk, f"--workers {count} {options}", **where)
+    running.wait_for("worker.started", count)
+    return running, address
+
+
+def gated(gate: Path) -> str:
+    """A command that says that it has started and ends when a file is there, or after a minute."""
+    file = shlex.quote(str(gate))
+    return f"echo started; n=0; while [ ! -e {file} ] && [ $n -lt 3000 ]; do sleep 0.02; n=$((n+1)); done"
+
+
+@contextmanager
+def write_lock(desk: Desk) -> Iterator[Callable[[], None]]:
+    """Hold the database's write lock, so that no enqueue is answered; gives what lets it go early."""
+    with closing(sqlite3.connect(desk.home / "queue.db", isolation_level=None, timeout=SOON)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        yield lambda: connection.execute("ROLLBACK") and None
+
+
+class Request(threading.Thread):
+    """An enqueue that is on its way; `status` and `body` when it is answered, `error` if it never is."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(daemon=True)
+        self._address = address
+        self.status: int | None = None
+        self.body = ""
+        self.error: httpx.HTTPError | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            with client(self._address) as api:
+                answer = api.post("/api/tasks", json={"type": "foreign"})
+        except httpx.HTTPError as error:
+            self.error = error
+        else:
+            self.status, self.body = answer.status_code, answer.text
+
+    @property
+    def is_over(self) -> bool:
+        return not self.is_alive()
+
+
+def wait_refused(address: str) -> None:
+    """New connections must be refused; one that is let in would wait for nobody."""
+    place = urlsplit(address)
+
+    def refused() -> bool:
+        try:
+            socket.create_connection((place.hostname or "", place.port or 0), timeout=SOON).close()
+        except ConnectionRefusedError:
+            return True
+        return False
+
+    wait_until(refused, SOON, f"{address} refuses connections")
+
+
+def assert_one_line(text: str, *parts: str) -> None:
+    lines = text.splitlines()
+    assert len(lines) == 1, text
+    for part in parts:
+        assert part in lines[0]
+
+
+# Starting.
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_the_address_is_printed_when_it_answers(desk: Desk, format: str) -> None:
+    """Without workers it is ready and takes jobs."""
+    running = desk.start(f"serve --port 0 --workers 0 --log-format {format}")
+    wait_until(lambda: "http://127.0.0.1:" in running.output(), SOON, "the address is printed")
+    found = re.search(r"http://127\.0\.0\.1:\d+", running.output())
+    assert found is not None
+    with client(found[0]) as api:
+        assert api.get("/healthz").json() == {"status": "ok"}
+        ready = api.get("/readyz")
+        assert (ready.status_code, ready.json()) == (
+            200,
+            {"status": "ready", "database": "ok", "workers": 0},
+        )
+        accepted = api.post("/api/tasks", json={"type": "foreign"})
+        assert accepted.status_code == 201
+    assert running.stop() == 0
+    assert running.errors() == ""
+    assert desk.job(accepted.json()["id"]).status == "pending"
+    if format == "text":
+        assert re.search(r"info +serving http://127\.0\.0\.1:\d+, pid \d+\n", running.output())
+        assert "server stopping, 0 requests running\n" in running.output()
+        assert "server stopped\n" in running.output()
+        assert "{" not in running.output()
+    else:
+        [started] = running.events("server.started")
+        assert started["address"] == found[0]
+        assert running.events("server.stopped")[0]["cut_short"] == 0
+
+
+def test_the_log_is_json_where_there_is_no_terminal(desk: Desk) -> None:
+    running = desk.start("serve --port 0 --workers 0")
+    running.wait_for("server.started")
+    assert running.stop() == 0
+
+
+def test_workers_run_beside_the_server_each_as_its_own_process(desk: Desk) -> None:
+    running, address = start_with_workers(desk, 2)
+    server = running.events("server.started")[0]["pid"]
+    assert len({running.pid, server, *running.pids()}) == 4
+    gates = [desk.home / f"gate{number}" for number in range(2)]
+    ids = [desk.queue.enqueue("shell", {"command": gated(gate)}).id for gate in gates]
+    for id in ids:
+        desk.wait_started(id)
+    with client(address) as api:
+        assert api.get("/readyz").json() == {"status": "ready", "database": "ok", "workers": 2}
+        listed = api.get("/api/workers").json()
+        assert sorted(worker["pid"] for worker in listed) == sorted(running.pids())
+        assert sorted(job["id"] for worker in listed for job in worker["running"]) == sorted(ids)
+    for gate in gates:
+        gate.touch()
+    assert running.stop() == 0
+    assert [desk.job(id).status for id in ids] == ["completed"] * 2
+    desk.wait_empty()
+
+
+def test_the_handlers_of_an_application_check_payloads_at_admission_and_run(
+    desk: Desk, tmp_path: Path
+) -> None:
+    (tmp_path / "app.py").write_text(APP)
+    running, address = start_with_workers(desk, 1, "--app app:queue", cwd=tmp_path)
+    with client(address) as api:
+        for payload in ({"name": 5}, {}, {"name": "you", "age": 3}):
+            refused = api.post("/api/tasks", json={"type": "greet", "payload": payload})
+            assert refused.status_code == 400, payload
+            assert refused.json()["error"]["code"] == "invalid_payload"
+        accepted = api.post("/api/tasks", json={"type": "greet", "payload": {"name": "you"}})
+        assert accepted.status_code == 201
+        id = accepted.json()["id"]
+        assert desk.wait(id, "completed").result == "hello you"
+        assert api.get(f"/api/tasks/{id}").json()["result"] == "hello you"
+        [greet] = [type for type in api.get("/api/types").json() if type["type"] == "greet"]
+        assert greet["payloadSchema"]["required"] == ["name"]
+        assert api.get("/api/tasks/stats").json()["failed"] == 0
+    assert running.stop() == 0
+
+
+def test_the_token_is_known_to_the_server_alone(home: Path) -> None:
+    """Not to the environment of commands that jobs run, nor to anybody who lists processes."""
+    token = "correct-horse-battery-staple"
+    with Served(home, "--allow-type", "shell", QUEUECTL_TOKEN=token) as served:
+        with client(served.address) as api:
+            assert api.get("/api/tasks").status_code == 401
+            api.headers["Authorization"] = f"Bearer {token}"
+            job = api.post("/api/tasks", json={"type": "shell", "payload": {"command": "env; echo end"}})
+            assert job.status_code == 201
+            id = job.json()["id"]
+            wait_until(lambda: api.get(f"/api/tasks/{id}").json()["status"] == "completed", SOON)
+            log = api.get(f"/api/tasks/{id}/logs").json()["log"]
+        assert "QUEUECTL_JOB_ID" in log
+        assert token not in log
+        pids = [served.server_pid, *(event["pid"] for event in served.events("worker.started"))]
+        assert all(token.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids)
+        assert served.stop() == 0
+        assert token not in (home / "serve.log").read_text()
+
+
+# Refusing.
+
+
+@pytest.mark.parametrize(
+    ("app", "said"),
+    [
+        ("nowhere:queue", "nowhere"),
+        ("app:missing", "missing"),
+        ("app", "pkg.module:queue"),
+        ("broken:queue", "it broke"),
+    ],
+)
+def test_a_wrong_app_is_one_line_and_wrong_usage(desk: Desk, tmp_path: Path, app: str, said: str) -> None:
+    (tmp_path / "app.py").write_text(APP)
+    (tmp_path / "broken.py").write_text("raise RuntimeError('it broke')\n")
+    running = desk.start(f"serve --port 0 --app {app}", cwd=tmp_path)
+    assert running.wait() == 2
+    assert_one_line(running.errors(), "--app", said)
+    assert "server.started" not in running.output()
+
+
+def test_a_port_in_use_is_one_line_and_a_failure(cli: Cli) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ran = cli("serve", "--port", str(port))
+    assert ran.code == 1
+    assert_one_line(ran.err, f"127.0.0.1:{port}", "ddress already in use")
+    assert ran.out == ""
+
+
+def test_a_database_that_cannot_be_opened_is_one_line_and_a_failure(desk: Desk, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("this is no database" * 100)
+    running = desk.start(f"serve --port 0 --database sqlite:///{tmp_path / 'text'}")
+    assert running.wait() == 1
+    assert_one_line(running.errors(), str(tmp_path / "text"))
+    assert (tmp_path / "text").read_text() == "this is no database" * 100
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--workers", "-1"], 2, "--workers"),
+        (["--workers", "1001"], 2, "--workers"),
+        (["--workers", "x"], 2, "--workers"),
+        (["--port", "65536"], 2, "--port"),
+        (["--port", "-1"], 2, "--port"),
+        (["--enqueue-rate", "nan"], 2, "--enqueue-rate"),
+        (["--enqueue-rate", "-1"], 2, "--enqueue-rate"),
+        (["--root-path", "queue"], 2, "--root-path"),
+        (["--allow-type", "a b"], 2, "type"),
+        (["--log-format", "xml"], 2, "--log-format"),
+        (["--host", "0.0.0.0"], 2, "QUEUECTL_TOKEN"),
+        (["--host", "::"], 2, "QUEUECTL_TOKEN"),
+        (["--host", ""], 2, "QUEUECTL_TOKEN"),
+        (["--host", "192.0.2.1"], 2, "QUEUECTL_TOKEN"),
+        (["--token", ""], 2, "token"),
+        (["--host", "192.0.2.1", "--token", "correct-horse-battery"], 1, "192.0.2.1"),
+        (["--host", "no.such.host.invalid", "--token", "correct-horse-battery"], 1, "no.such.host.invalid"),
+        (["--host", "a..b", "--token", "correct-horse-battery"], 2, "a..b"),
+        (["--host", "x" * 300, "--token", "correct-horse-battery"], 1, "xxx"),
+        (["extra"], 2, "extra"),
+    ],
+    ids=lambda value: " ".join(value)[:50] if isinstance(value, list) else "",
+)
+def test_what_cannot_be_served_is_refused_in_one_line(
+    cli: Cli, words: list[str], code: int, said: str
+) -> None:
+    ran = cli("serve", *([] if "--port" in words else ["--port", "0"]), *words)
+    assert ran.code == code, ran
+    assert_one_line(ran.err, said)
+    assert ran.out == ""
+
+
+@pytest.mark.parametrize("module", ["fastapi", "uvicorn", "jinja2", "prometheus_client"])
+def test_without_the_web_extra_it_says_what_to_install(home: Path, module: str) -> None:
+    program = f"import sys; sys.modules[{module!r}] = None; from holdfast.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "serve", "--port", "0"],
+        env=environment(home),
+        capture_output=True,
+        text=True,
+        timeout=SOON,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert_one_line(done.stderr, module, "pip install 'holdfast[web]'")
+    assert done.stdout == ""
+
+
+# What dies is replaced.
+
+
+def test_a_worker_that_is_killed_is_replaced_and_its_job_runs_again(desk: Desk) -> None:
+    running, address = start_with_workers(desk)
+    [victim] = running.pids()
+    hold_once = 'echo started; test "$QUEUECTL_ATTEMPT" != 1 || sleep 600'
+    id = desk.queue.enqueue("shell", {"command": hold_once}).id
+    desk.wait_started(id)
+    os.kill(victim, signal.SIGKILL)
+    with client(address) as api:
+        assert api.get("/healthz").status_code == 200
+        started = running.wait_for("worker.started", 2)
+        assert started["pid"] != victim
+        assert desk.wait(id, "completed").attempts == 2
+        assert api.get("/readyz").json()["workers"] == 1
+    assert running.events("worker.died", pid=victim, how="was killed by signal 9")
+    assert len(running.events("server.started")) == 1
+    assert running.stop() == 0
+
+
+def test_a_server_that_is_killed_is_replaced_and_the_workers_work_on(desk: Desk) -> None:
+    running, address = start_with_workers(desk)
+    gate = desk.home / "gate"
+    id = desk.queue.enqueue("shell", {"command": gated(gate)}).id
+    desk.wait_started(id)
+    killed = running.events("server.started")[0]["pid"]
+    os.kill(killed, signal.SIGKILL)
+    again = running.wait_for("server.started", 2)
+    assert again["pid"] != killed
+    assert again["address"] == address
+    died = running.events("server.died")[0]
+    assert (died["pid"], died["how"], died["restart_in"]) == (killed, "was killed by signal 9", 1.0)
+    with client(address) as api:
+        assert api.get(f"/api/tasks/{id}").json()["status"] == "processing"
+        gate.touch()
+        wait_until(lambda: api.get(f"/api/tasks/{id}").json()["status"] == "completed", SOON)
+    assert desk.job(id).attempts == 1
+    assert len(running.pids()) == 1
+    assert not running.events("worker.died")
+    assert running.stop() == 0
+
+
+# Stopping the workers alone.
+
+
+@pytest.mark.parametrize("how", [".stop_workers", "worker stop"])
+def test_workers_that_are_stopped_leave_the_api_serving(desk: Desk, how: str) -> None:
+    running, address = start_with_workers(desk, 2)
+    gate = desk.home / "gate"
+    id = desk.queue.enqueue("shell", {"command": gated(gate)}).id
+    desk.wait_started(id)
+    stopping: subprocess.Popen[bytes] | None = None
+    if how == "worker stop":
+        stopping = start_queuectl(desk.home, "worker", "stop")
+    else:
+        (desk.home / ".stop_workers").touch()
+    running.wait_for("worker.stopping", 2)
+    assert desk.job(id).status == "processing"
+    gate.touch()
+    running.wait_for("worker.stopped", 2)
+    wait_until(lambda: not any(map(is_alive, running.pids())), SOON, "the workers have ended")
+    if stopping is not None:
+        out, err = stopping.communicate(timeout=SOON)
+        assert (stopping.returncode, err) == (0, b"")
+        assert out.count(b" stopped\n") == 2
+    assert desk.job(id).status == "completed"
+    with client(address) as api:
+        assert api.get("/healthz").status_code == 200
+        accepted = api.post("/api/tasks", json={"type": "foreign"})
+        assert accepted.status_code == 201
+        ready = api.get("/readyz")
+        assert (ready.status_code, ready.json()["workers"]) == (503, 0)
+    assert len(running.pids()) == 2
+    assert not running.events("worker.died")
+    assert running.stop() == 0
+    assert running.events("server.stopped")
+    assert desk.job(accepted.json()["id"]).status == "pending"
+
+
+def test_while_the_stop_file_exists_only_the_api_alone_is_served(cli: Cli, desk: Desk, home: Path) -> None:
+    (home / ".stop_workers").touch()
+    ran = cli("serve", "--port", "0")
+    assert ran.code == 1
+    assert_one_line(ran.err, ".stop_workers")
+    (desk.home / ".stop_workers").touch()
+    running, address = start_server(desk)
+    with client(address) as api:
+        assert api.get("/readyz").status_code == 200
+    assert running.stop() == 0
+
+
+# Stopping.
+
+
+def test_stopping_answers_the_requests_in_flight_and_ends_streams(desk: Desk) -> None:
+    running, address = start_server(desk)
+    with client(address) as api, api.stream("GET", "/api/events", timeout=SOON) as response:
+        lines = response.iter_lines()
+        assert next(line for line in lines if line == "event: stats")
+        with write_lock(desk) as release:
+            request = Request(address)
+            time_of_request = time.monotonic()
+            wait_until(lambda: in_flight(address) >= 2, SOON, "the request has been sent")
+            running.signal(signal.SIGTERM)
+            stopping = running.wait_for("server.stopping")
+            assert stopping["requests"] >= 1
+            wait_refused(address)
+            list(lines)  # the stream ends in order, or this raises
+            assert not request.is_over
+            assert running.is_running
+            release()
+        request.join(SOON)
+        assert time.monotonic() - time_of_request < SOON
+    assert request.error is None
+    assert request.status == 201
+    assert running.wait(SOON) == 0
+    assert running.errors() == ""
+    assert desk.job(json.loads(request.body)["id"]).status == "pending"
+    assert running.events("server.stopped")[0]["cut_short"] == 0
+
+
+def in_flight(address: str) -> int:
+    """How many connections to the server have been accepted: all but those that it listens with."""
+    port = f"{urlsplit(address).port or 0:04X}"
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    established = "01"
+    # An inode of 0: nobody has accepted it yet.
+    return sum(row[1].endswith(f":{port}") and row[3] == established and row[9] != "0" for row in rows)
+
+
+def test_stopping_refuses_new_connections_while_running_jobs_finish(desk: Desk) -> None:
+    running, address = start_with_workers(desk)
+    gate = desk.home / "gate"
+    id = desk.queue.enqueue("shell", {"command": gated(gate)}).id
+    desk.wait_started(id)
+    untouched = desk.queue.enqueue("shell", {"command": "true"}).id
+    running.signal(signal.SIGTERM)
+    running.wait_for("server.stopped")
+    wait_refused(address)
+    assert running.is_running
+    assert desk.job(id).status == "processing"
+    gate.touch()
+    assert running.wait(SOON) == 0
+    assert (desk.job(id).status, desk.job(id).attempts) == ("completed", 1)
+    assert (desk.job(untouched).status, desk.job(untouched).attempts) == ("pending", 0)
+    assert running.errors() == ""
+    desk.wait_empty()
+
+
+def test_a_job_longer_than_the_deadline_is_given_back_and_said_so(desk: Desk) -> None:
+    desk.queue.set_config("shutdown_timeout", 1)
+    running, _ = start_with_workers(desk)
+    id = desk.queue.enqueue("shell", {"command": "echo started; sleep 600"}).id
+    desk.wait_started(id)
+    asked = time.monotonic()
+    running.signal(signal.SIGTERM)
+    assert running.wait(SOON) == 1
+    assert time.monotonic() - asked < 6
+    assert (desk.job(id).status, desk.job(id).attempts) == ("pending", 0)
+    assert running.events("job.released", job_id=id)
+    assert running.errors() == ""
+    desk.wait_empty()
+
+
+def test_the_second_signal_gives_jobs_back_and_ends_at_once(desk: Desk) -> None:
+    running, _ = start_with_workers(desk)
+    id = desk.queue.enqueue("shell", {"command": "echo started; sleep 600"}).id
+    desk.wait_started(id)
+    running.signal(signal.SIGTERM)
+    running.wait_for("worker.stopping")
+    asked = time.monotonic()
+    running.signal(signal.SIGTERM)
+    assert running.wait(SOON) == 1
+    assert time.monotonic() - asked < 5
+    assert (desk.job(id).status, desk.job(id).attempts) == ("pending", 0)
+    assert running.errors() == ""
+    desk.wait_empty()
+
+
+def test_the_second_signal_does_not_wait_for_a_request(desk: Desk) -> None:
+    running, address = start_server(desk)
+    with write_lock(desk):
+        request = Request(address)
+        wait_until(lambda: in_flight(address) >= 1, SOON, "the request has been sent")
+        running.signal(signal.SIGTERM)
+        running.wait_for("server.stopping")
+        asked = time.monotonic()
+        running.signal(signal.SIGINT)
+        running.wait(SOON)
+        seconds = time.monotonic() - asked
+        request.join(SOON)
+    assert running.errors() == ""
+    assert not running.events("server.died")
+    assert request.status != 201
+    assert seconds < 3
+
+
+def test_a_request_longer_than_the_deadline_is_cut_short_without_a_traceback(desk: Desk) -> None:
+    desk.queue.set_config("shutdown_timeout", 1)
+    running, address = start_server(desk)
+    with write_lock(desk):
+        request = Request(address)
+        wait_until(lambda: in_flight(address) >= 1, SOON, "the request has been sent")
+        asked = time.monotonic()
+        running.signal(signal.SIGTERM)
+        running.wait(SOON)
+        seconds = time.monotonic() - asked
+        request.join(SOON)
+    assert running.errors() == ""
+    assert [event["cut_short"] for event in running.events("server.stopped")] == [1]
+    assert request.status in (None, 503), "not 500: it is no mistake of ours"
+    assert seconds < 4
+
+
+def test_a_stream_that_is_not_read_does_not_keep_the_server_from_stopping(desk: Desk) -> None:
+    """Its buffers are full, so that the end can't be sent."""
+    desk.queue.enqueue_many("x" * 255, [{}] * 100)
+    running, address = start_server(desk)
+    place = urlsplit(address)
+    with socket.socket() as silent:
+        silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        silent.connect((place.hostname or "", place.port or 0))
+        silent.sendall(b"GET /api/events?limit=100 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        wait_until(lambda: silent.recv(1, socket.MSG_PEEK), SOON)
+        with client(address) as api:
+            assert api.get("/healthz").status_code == 200
+        asked = time.monotonic()
+        assert running.stop() == 0
+        assert time.monotonic() - asked < SOON
+    assert running.errors() == ""
+
+
+def test_ctrl_c_is_an_orderly_stop(desk: Desk) -> None:
+    running, _ = start_with_workers(desk)
+    running.signal(signal.SIGINT)
+    assert running.wait(SOON) == 0
+    assert running.events("worker.stopped")
+    assert running.events("server.stopped")
+    assert running.errors() == ""
+
+
+def test_a_signal_while_it_starts_is_an_orderly_stop(desk: Desk) -> None:
+    """Its processes may be too young to listen; none is left, and nothing is said on standard error."""
+    running = desk.start("serve --port 0 --log-format json")
+    wait_until(lambda: len(desk.processes()) >= 3, SOON, "its processes have been started")
+    running.signal(signal.SIGTERM)
+    assert running.wait(SOON) == 0
+    assert running.errors() == ""
+    desk.wait_empty()
+
+
+def test_the_program_s_log_is_one_json_object_a_line(desk: Desk) -> None:
+    running, _ = start_with_workers(desk)
+    assert running.stop() == 0
+    lines = [json.loads(line) for line in running.output().splitlines()]
+    assert {"time", "level", "event"} <= set.intersection(*(set(line) for line in lines))
+    names = [line["event"] for line in lines]
+    assert names.index("supervisor.stopping") < names.index("server.stopped")
+    assert names.index("server.stopping") < names.index("server.stopped")
