@@ -1,6 +1,6 @@
 """The handlers that `make run` serves, and some jobs to begin with: run as a program, it enqueues those.
 
-    python -m examples.demo && queuectl serve --app examples.demo:queue
+python -m examples.demo && queuectl serve --app examples.demo:queue
 """
 
 from __future__ import annotations

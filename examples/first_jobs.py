@@ -1,6 +1,7 @@
 """A first look: enqueue a handful of jobs, work them, and ask the queue what became of them.
 
-Run it with `.venv/bin/python examples/first_jobs.py`. It takes a few seconds, ends by itself and leaves nothing behind.
+Run it with `.venv/bin/python examples/first_jobs.py`. It takes a few seconds, ends by itself and leaves
+nothing behind.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Values that a job might be made of, as JSON text: which are taken, as which bytes, and which are refused."""
+"""What a job might be made of, as JSON text: what is taken, as which bytes, and what is refused."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from holdfast.errors import ConfigError, HoldfastError, shown
+from holdfast.errors import ConfigError, HoldfastError, StoreError, shown
 from holdfast.events import Event, JobCancelled, JobCancelRequested, JobDeleted, JobRetried
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ def operate(queue: Queue, action: str, job_ids: Iterator[str], *, kept: int = 10
             for job_id in batch:
                 try:
                     events.append(apply(queue, job_id))
+                except StoreError:
+                    raise  # not about this one; the whole batch is rolled back
                 except HoldfastError as error:
                     result.refused += 1
                     if len(result.refusals) < kept:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from holdfast.core.clock import microseconds, to_datetime
-from holdfast.core.job import FINISHED, Status
+from holdfast.core.job import FINISHED, RETRYING, Status
 from holdfast.core.lifecycle import Decision
 from holdfast.errors import DuplicateJob, JobNotFound, KeyHeld, KeyTaken, QueueFull, WrongState
 from holdfast.store.protocol import Demand, NewJob
@@ -62,6 +63,8 @@ class Model:
 
     jobs: dict[str, ModelJob] = field(default_factory=dict)
     paused: set[str] = field(default_factory=set)
+    enqueued: Counter[str] = field(default_factory=Counter)
+    """How many jobs of each type there ever were."""
     now: int = 0
     _order: int = 0
 
@@ -85,6 +88,7 @@ class Model:
     def _add(self, new: NewJob) -> None:
         delay = microseconds(new.delay or 0)
         self._order += 1
+        self.enqueued[new.type] += 1
         self.jobs[new.id] = ModelJob(
             new=new,
             order=self._order,
@@ -95,6 +99,11 @@ class Model:
             max_attempts=new.max_attempts,
             holds_key=new.key is not None,
         )
+
+    def words_for(self, job: ModelJob) -> set[str]:
+        """The words that a filter may find a job by."""
+        retrying = job.status is Status.SCHEDULED and job.attempts > 0
+        return {job.status, RETRYING} if retrying else {job.status}
 
     def holder(self, type: str, key: str | None) -> ModelJob | None:
         if key is None:

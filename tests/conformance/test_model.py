@@ -29,7 +29,7 @@ from hypothesis.stateful import (
 
 from holdfast.core.backoff import Backoff
 from holdfast.core.clock import SECOND, from_datetime
-from holdfast.core.job import FINISHED, Job, Status
+from holdfast.core.job import FINISHED, RETRYING, Job, Status
 from holdfast.core.lifecycle import (
     Completed,
     Errored,
@@ -377,6 +377,30 @@ class StoreMachine(RuleBasedStateMachine):
         self.clock.advance(seconds)
         self.model.now = self.clock()
 
+    @rule(
+        size=st.integers(1, 5),
+        words=st.sets(st.sampled_from([*Status, RETRYING]), max_size=3),
+        type=st.none() | types,
+        brief=st.booleans(),
+    )
+    def read_page_by_page(self, size: int, words: set[str], type: str | None, brief: bool) -> None:
+        filter = JobFilter(statuses=tuple(sorted(words)), type=type, limit=size, brief=brief)
+        found: list[str] = []
+        page, before = self.store.list_page(filter)
+        while True:
+            assert len(page) == size or before is None
+            found += [job.id for job in page]
+            if before is None:
+                break
+            page, before = self.store.list_page(msgspec.structs.replace(filter, before=before))
+        newest_first = sorted(self.model.jobs.values(), key=lambda job: -job.order)
+        assert found == [
+            job.new.id
+            for job in newest_first
+            if type in (None, job.new.type) and (not words or words & self.model.words_for(job))
+        ]
+        assert {job.id for job in self.store.get_jobs([*found, "nobody"])} == set(found)
+
     # After every step.
 
     def all_jobs(self) -> list[Job]:
@@ -403,6 +427,7 @@ class StoreMachine(RuleBasedStateMachine):
         for type, status, count in self.connection.execute(COUNTS).fetchall():
             counted.setdefault(type, dict.fromkeys(Status, 0))[Status(status)] = count
         assert self.store.count_jobs() == counted
+        assert self.store.count_enqueued() == self.model.enqueued
 
     def teardown(self) -> None:
         """The histories, once at the end: they take a query a job."""

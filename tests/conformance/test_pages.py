@@ -113,6 +113,22 @@ def test_place_of_a_deleted_job_is_still_a_place(store: Store) -> None:
     assert page(store, limit=2, before=before) == (["b", "a"], None)
 
 
+def test_running_jobs_are_paged_newest_first_though_their_leases_end_otherwise(
+    store: Store, clock: MovableClock
+) -> None:
+    insert(store, *"abcde")
+    leases = {"a": 50.0, "b": 10.0, "c": 40.0, "d": 20.0, "e": 30.0}
+    for id in "abcde":
+        assert claim_one(store, lease=leases[id]).id == id
+    insert(store, "pending")
+    insert(store, "other", type="crawl")
+    claim(store, "crawl")
+    running = (Status.PROCESSING,)
+    assert walk(store, limit=2, statuses=running, type="email") == [["e", "d"], ["c", "b"], ["a"]]
+    assert walk(store, limit=4, statuses=running) == [["other", "e", "d", "c"], ["b", "a"]]
+    assert page(store, limit=2, statuses=running, parent_id="nobody") == ([], None)
+
+
 def test_page_of_nothing_is_empty(store: Store) -> None:
     insert(store, *"abc")
     assert page(store, limit=0) == ([], None)

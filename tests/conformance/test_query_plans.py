@@ -387,6 +387,11 @@ def test_page_by_offset_is_what_costs_more(long_list: SqliteStore) -> None:
     assert far > 20 * near
 
 
+def test_page_of_running_jobs_costs_what_few_jobs_cost(long_list: SqliteStore) -> None:
+    for filter in (JobFilter(statuses=("processing",)), JobFilter(statuses=("processing",), before=100)):
+        assert steps(long_list, lambda filter=filter: long_list.list_page(filter)) <= 200  # type: ignore[misc]
+
+
 @pytest.mark.parametrize("kind", PAGED)
 def test_pages_are_not_sorted(store: SqliteStore, kind: str) -> None:
     for before in (None, 100):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import sqlite3
 import subprocess
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -66,6 +67,14 @@ def client(address: str, **options: Any) -> Iterator[httpx.Client]:
     """A client of a live server."""
     with httpx.Client(base_url=address, timeout=TIMEOUT, trust_env=False, **options) as made:
         yield made
+
+
+@contextmanager
+def write_lock(database: Path) -> Iterator[Callable[[], object]]:
+    """Hold a database's write lock, so that no change is answered; gives what lets it go early."""
+    with closing(sqlite3.connect(database, isolation_level=None, timeout=TIMEOUT)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        yield lambda: connection.execute("ROLLBACK")
 
 
 class Served:

@@ -90,8 +90,28 @@ def status_of(queue: Queue, job_id: str) -> str:
 def test_list_of_an_empty_queue_is_empty(cli: Cli) -> None:
     ran = cli("list")
     assert (ran.code, ran.out, ran.err) == (0, "", "")
-    empty = {"tasks": [], "total": 0, "totalIsCapped": False, "limit": 50, "offset": 0}
+    empty = {"tasks": [], "total": 0, "totalIsCapped": False, "limit": 50, "offset": 0, "nextCursor": None}
     assert cli("list", "--json").json == empty
+
+
+def test_a_cursor_goes_on_where_a_page_ended_though_jobs_came_and_went(cli: Cli, queue: Queue) -> None:
+    for number in range(5):
+        queue.enqueue("t", {}, id=f"job{number}")
+    first = cli("list", "--limit", "2", "--json").json
+    assert [task["id"] for task in first["tasks"]] == ["job4", "job3"]
+    queue.enqueue("t", {}, id="job5")
+    queue.cancel("job3")
+    queue.delete("job3")
+    second = cli("list", "--limit", "2", "--cursor", first["nextCursor"], "--json").json
+    assert [task["id"] for task in second["tasks"]] == ["job2", "job1"]
+    last = cli("list", "--limit", "2", "--cursor", second["nextCursor"], "--json").json
+    assert ([task["id"] for task in last["tasks"]], last["nextCursor"]) == (["job0"], None)
+
+
+@pytest.mark.parametrize("words", [("--cursor", "x"), ("--cursor", "-1"), ("--cursor", "3", "--offset", "1")])
+def test_a_cursor_that_is_none_is_wrong_usage(cli: Cli, words: tuple[str, ...]) -> None:
+    ran = cli("list", *words)
+    assert (ran.code, ran.out, len(ran.errors)) == (2, "", 1)
 
 
 def test_list_is_newest_first(cli: Cli, queue: Queue) -> None:
@@ -191,7 +211,7 @@ def test_page_that_makes_no_sense_is_wrong_usage(cli: Cli, words: tuple[str, str
 
 def test_list_items_are_the_tasks_of_the_api(cli: Cli, every_state: Queue) -> None:
     answer = cli("list", "--json").json
-    assert answer.keys() == {"tasks", "total", "totalIsCapped", "limit", "offset"}
+    assert answer.keys() == {"tasks", "total", "totalIsCapped", "limit", "offset", "nextCursor"}
     assert [task["id"] for task in answer["tasks"]][::-1] == [
         "completed",
         "failed",

@@ -112,7 +112,8 @@ def test_python_takes_and_refuses_what_it_should(
         except ValueError:
             return value.status  # there is no such value in Python
         options: dict[str, Any] = {}
-        type, payload = "echo", {}
+        type: Any = "echo"
+        payload: Any = {}
         if field == "type":
             type = made
         elif field == "payload":
@@ -122,8 +123,7 @@ def test_python_takes_and_refuses_what_it_should(
         try:
             queue.enqueue(type, payload, **options)
         except HoldfastError as error:
-            assert str(error).isprintable()
-            return refusal(error).status_code
+            return refusal(error).status_code if str(error).isprintable() else 0
         return 201
 
     check_all(field, store, stored)
@@ -179,8 +179,8 @@ def test_a_retry_with_another_payload_takes_and_refuses_the_same(
 ) -> None:
     wrong: dict[str, object] = {}
     for value in VALUES:
-        if value.field != "payload" or value.text == "null":
-            continue
+        if value.field != "payload" or value.text == "null" or "[redacted]" in str(value.text):
+            continue  # a retry without a payload, and a secret that stays as it was: tested elsewhere
         queue.enqueue("echo", {"before": 1}, id="job1")
         queue.cancel("job1")
         body = b'{"payload": %s}' % value.data
@@ -273,11 +273,6 @@ REFUSED_BODIES: list[tuple[bytes, str | None]] = [
 ]
 
 
-def _body_name(case: object) -> str:
-    shown = ascii(case)[1:-1] if isinstance(case, bytes | str) else str(case)
-    return shown if len(shown) <= 60 else f"{shown[:50]}... ({len(shown)})"
-
-
 def test_a_body_is_taken_whatever_the_white_space_and_the_kind_of_json(
     api: httpx.Client, stored: Callable[[], list[dict[str, Any]]]
 ) -> None:
@@ -287,7 +282,9 @@ def test_a_body_is_taken_whatever_the_white_space_and_the_kind_of_json(
         assert [row["payload"] for row in stored()] == [b'{"a":1}']
 
 
-@pytest.mark.parametrize("path", ["/api/tasks", "/api/tasks/batch", "/api/tasks/bulk", "/api/tasks/rate-limit"])
+@pytest.mark.parametrize(
+    "path", ["/api/tasks", "/api/tasks/batch", "/api/tasks/bulk", "/api/tasks/rate-limit"]
+)
 def test_a_body_that_is_not_one_json_object_in_utf8_is_refused_everywhere(
     path: str, api: httpx.Client, stored: Callable[[], list[dict[str, Any]]]
 ) -> None:
@@ -329,17 +326,21 @@ def test_a_payload_that_does_not_fit_its_handler_is_refused_everywhere_naming_th
 # Keys may also come in a header.
 
 
-@pytest.mark.parametrize("value", [value for value in VALUES if value.field == "idempotencyKey"])
 def test_a_key_in_the_header_gets_the_verdict_of_the_same_key_in_the_body(
-    value: Value, api: httpx.Client, stored: Callable[[], list[dict[str, Any]]]
+    api: httpx.Client, stored: Callable[[], list[dict[str, Any]]]
 ) -> None:
-    key = as_python(value) if isinstance(value.text, str) else None
-    if not isinstance(key, str) or key != key.strip() or not key.isprintable():
-        return  # no header can say it
-    headers = {b"Idempotency-Key": key.encode(), b"Content-Type": b"application/json"}
-    answer = api.post("/api/tasks", content=GOOD, headers=list(headers.items()))
-    assert check_answer(answer) == value.status
-    assert [row["idempotencyKey"] for row in stored()] == ([] if value.stored is None else [value.stored])
+    tried = 0
+    for value in (value for value in VALUES if value.field == "idempotencyKey"):
+        key = as_python(value) if isinstance(value.text, str) else None
+        if not isinstance(key, str) or key != key.strip() or not key.isprintable():
+            continue  # no header can say it
+        headers = [(b"Idempotency-Key", key.encode()), (b"Content-Type", b"application/json")]
+        answer = api.post("/api/tasks", content=GOOD, headers=headers)
+        assert check_answer(answer) == value.status, (key, answer.text)
+        keys = [row["idempotencyKey"] for row in stored()]
+        assert keys == ([] if value.stored is None else [value.stored])
+        tried += 1
+    assert tried >= 5
 
 
 # Sizes.

@@ -8,13 +8,11 @@ import re
 import shlex
 import signal
 import socket
-import sqlite3
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,7 +23,7 @@ import pytest
 from tests.process.programs import is_alive
 from tests.support import wait_until
 from tests.surfaces.desk import Desk, Running
-from tests.surfaces.live import Served, client
+from tests.surfaces.live import Served, client, write_lock
 from tests.surfaces.support import Cli, environment, start_queuectl
 
 SOON = 10.0
@@ -65,14 +63,6 @@ def gated(gate: Path) -> str:
     """A command that says that it has started and ends when a file is there, or after a minute."""
     file = shlex.quote(str(gate))
     return f"echo started; n=0; while [ ! -e {file} ] && [ $n -lt 3000 ]; do sleep 0.02; n=$((n+1)); done"
-
-
-@contextmanager
-def write_lock(desk: Desk) -> Iterator[Callable[[], None]]:
-    """Hold the database's write lock, so that no enqueue is answered; gives what lets it go early."""
-    with closing(sqlite3.connect(desk.home / "queue.db", isolation_level=None, timeout=SOON)) as connection:
-        connection.execute("BEGIN IMMEDIATE")
-        yield lambda: connection.execute("ROLLBACK") and None
 
 
 class Request(threading.Thread):
@@ -410,7 +400,7 @@ def test_stopping_answers_the_requests_in_flight_and_ends_streams(desk: Desk) ->
     with client(address) as api, api.stream("GET", "/api/events", timeout=SOON) as response:
         lines = response.iter_lines()
         assert next(line for line in lines if line == "event: stats")
-        with write_lock(desk) as release:
+        with write_lock(desk.home / "queue.db") as release:
             request = Request(address)
             time_of_request = time.monotonic()
             wait_until(lambda: in_flight(address) >= 2, SOON, "the request has been sent")
@@ -492,14 +482,14 @@ def test_the_second_signal_gives_jobs_back_and_ends_at_once(desk: Desk) -> None:
 
 def test_the_second_signal_does_not_wait_for_a_request(desk: Desk) -> None:
     running, address = start_server(desk)
-    with write_lock(desk):
+    with write_lock(desk.home / "queue.db"):
         request = Request(address)
         wait_until(lambda: in_flight(address) >= 1, SOON, "the request has been sent")
         running.signal(signal.SIGTERM)
         running.wait_for("server.stopping")
         asked = time.monotonic()
         running.signal(signal.SIGINT)
-        running.wait(SOON)
+        assert running.wait(SOON) == 1
         seconds = time.monotonic() - asked
         request.join(SOON)
     assert running.errors() == ""
@@ -511,12 +501,12 @@ def test_the_second_signal_does_not_wait_for_a_request(desk: Desk) -> None:
 def test_a_request_longer_than_the_deadline_is_cut_short_without_a_traceback(desk: Desk) -> None:
     desk.queue.set_config("shutdown_timeout", 1)
     running, address = start_server(desk)
-    with write_lock(desk):
+    with write_lock(desk.home / "queue.db"):
         request = Request(address)
         wait_until(lambda: in_flight(address) >= 1, SOON, "the request has been sent")
         asked = time.monotonic()
         running.signal(signal.SIGTERM)
-        running.wait(SOON)
+        assert running.wait(SOON) == 1
         seconds = time.monotonic() - asked
         request.join(SOON)
     assert running.errors() == ""
@@ -526,20 +516,19 @@ def test_a_request_longer_than_the_deadline_is_cut_short_without_a_traceback(des
 
 
 def test_a_stream_that_is_not_read_does_not_keep_the_server_from_stopping(desk: Desk) -> None:
-    """Its buffers are full, so that the end can't be sent."""
-    desk.queue.enqueue_many("x" * 255, [{}] * 100)
+    """Its buffers are full of counts by type, so that the end can't be sent."""
+    desk.queue.enqueue_batch([(f"{'x' * 240}{number}", {}, {}) for number in range(8000)])
     running, address = start_server(desk)
     place = urlsplit(address)
     with socket.socket() as silent:
         silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
         silent.connect((place.hostname or "", place.port or 0))
-        silent.sendall(b"GET /api/events?limit=100 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        silent.sendall(b"GET /api/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
         wait_until(lambda: silent.recv(1, socket.MSG_PEEK), SOON)
         with client(address) as api:
             assert api.get("/healthz").status_code == 200
-        asked = time.monotonic()
-        assert running.stop() == 0
-        assert time.monotonic() - asked < SOON
+        running.signal(signal.SIGTERM)
+        assert running.wait(SOON) == 0
     assert running.errors() == ""
 
 

@@ -11,12 +11,14 @@ import pytest
 
 from holdfast import errors
 from holdfast.errors import (
+    BatchRefused,
     Fail,
     HoldfastError,
     Interrupted,
     InvalidPayload,
     KeyHeld,
     KeyTaken,
+    PayloadTooLarge,
     ProcessDied,
     Retry,
     StoreBusy,
@@ -139,6 +141,17 @@ def test_a_taken_key_names_its_holder() -> None:
 def test_a_wrong_state_says_what_is_allowed() -> None:
     error = WrongState("job1", "completed", "retried", "only failed ones")
     assert str(error) == "job 'job1' is completed and can't be retried (only failed ones)"
+
+
+def test_refused_batch_names_the_place_and_what_is_wrong_there() -> None:
+    error = BatchRefused(2, InvalidPayload("payload.to", "is missing"))
+    assert str(error).startswith("tasks[2]: ")
+    assert "payload.to" in str(error)
+    assert str(error).endswith("nothing was stored")
+
+
+def test_payload_that_is_too_large_is_an_invalid_one() -> None:
+    assert issubclass(PayloadTooLarge, InvalidPayload)
 
 
 @pytest.mark.parametrize(("code", "words"), [(-9, "was killed by signal 9"), (3, "exited with code 3")])

@@ -1,4 +1,4 @@
-"""What the log says about worker processes, and what stays out of it."""
+"""What the log says about worker processes and the server, and what stays out of it."""
 
 from __future__ import annotations
 
@@ -39,6 +39,24 @@ from holdfast.observe.log import JsonFormatter, word
             e.SupervisorStopping(workers=3, reason="SIGTERM"),
             "stopping 3 worker processes: SIGTERM",
             logging.INFO,
+        ),
+        (
+            e.ServerStarted(address="http://127.0.0.1:8000", pid=7),
+            "serving http://127.0.0.1:8000, pid 7",
+            logging.INFO,
+        ),
+        (e.ServerStopping(requests=3), "server stopping, 3 requests running", logging.INFO),
+        (e.ServerStopped(cut_short=0), "server stopped", logging.INFO),
+        (e.ServerStopped(cut_short=2), "server stopped, 2 requests cut short", logging.INFO),
+        (
+            e.ServerDied(pid=7, how="was killed by signal 9", restart_in=2.0),
+            "server process 7 was killed by signal 9; another starts in 2 s",
+            logging.ERROR,
+        ),
+        (
+            e.ServerDied(pid=7, how="ended with status 1", restart_in=None),
+            "server process 7 ended with status 1; not started again",
+            logging.ERROR,
         ),
         (e.JobsPruned(count=2, job_ids=("a", "b")), "2 finished jobs pruned", logging.INFO),
     ],

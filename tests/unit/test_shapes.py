@@ -11,6 +11,7 @@ import pytest
 
 from holdfast.core.explain import Reason
 from holdfast.core.job import Failure, Job, Progress, Status
+from holdfast.errors import ConfigError
 from holdfast.observe import shapes
 from holdfast.store.protocol import Running, WorkerRecord
 
@@ -146,8 +147,40 @@ def test_answers_hold_what_each_command_promises() -> None:
 @pytest.mark.parametrize("shape", [shapes.task_item, shapes.task])
 def test_page_holds_tasks_and_where_it_lies(shape: Callable[[Job], dict[str, Any]]) -> None:
     shown = [shape(found) for found in (FULL, job())]
-    page = shapes.task_list(shown, total=7, cap=10, limit=2, offset=4)
-    assert page == {"tasks": shown, "total": 7, "totalIsCapped": False, "limit": 2, "offset": 4}
+    page = shapes.task_list(shown, total=7, cap=10, limit=2, offset=4, following=17)
+    assert page == {
+        "tasks": shown,
+        "total": 7,
+        "totalIsCapped": False,
+        "limit": 2,
+        "offset": 4,
+        "nextCursor": "17",
+    }
+
+
+def test_last_page_has_no_cursor() -> None:
+    page = shapes.task_list([], total=0, cap=10, limit=2, offset=0, following=None)
+    assert page["nextCursor"] is None
+
+
+@pytest.mark.parametrize("place", [0, 1, 17, 10**18 - 1])
+def test_cursor_leads_to_the_place_it_was_made_of(place: int) -> None:
+    page = shapes.task_list([], total=0, cap=10, limit=2, offset=0, following=place)
+    assert shapes.place_of(page["nextCursor"]) == place
+
+
+def test_no_cursor_is_the_first_page() -> None:
+    assert shapes.place_of(None) is None
+
+
+@pytest.mark.parametrize(
+    "cursor",
+    ["", "-1", "+1", "1.0", "1e3", " 1", "1\n", "0x1", "1_0", "²", "\u0661", "9" * 19, "x", "\0"],
+    ids=ascii,
+)
+def test_cursor_that_we_did_not_make_is_refused(cursor: str) -> None:
+    with pytest.raises(ConfigError, match="nextCursor"):
+        shapes.place_of(cursor)
 
 
 def test_payload_and_result_are_as_their_viewer_may_see_them() -> None:
@@ -157,9 +190,9 @@ def test_payload_and_result_are_as_their_viewer_may_see_them() -> None:
 
 
 def test_total_that_reached_the_cap_says_so() -> None:
-    page = shapes.task_list([], total=11, cap=10, limit=2, offset=0)
+    page = shapes.task_list([], total=11, cap=10, limit=2, offset=0, following=None)
     assert (page["total"], page["totalIsCapped"]) == (10, True)
-    page = shapes.task_list([], total=10, cap=10, limit=2, offset=0)
+    page = shapes.task_list([], total=10, cap=10, limit=2, offset=0, following=None)
     assert (page["total"], page["totalIsCapped"]) == (10, False)
 
 
@@ -244,7 +277,7 @@ def test_reasons_are_for_programs_and_for_people() -> None:
     "shape",
     [
         shapes.task(FULL),
-        shapes.task_list([shapes.task(FULL)], total=1, cap=2, limit=1, offset=0),
+        shapes.task_list([shapes.task(FULL)], total=1, cap=2, limit=1, offset=0, following=None),
         shapes.worker(record(), [running("a", "w1")], NOW),
         shapes.reasons(FULL, [Reason("a", "b")]),
     ],

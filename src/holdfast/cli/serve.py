@@ -66,7 +66,7 @@ def _arguments(parser: Parser) -> None:
 @command(
     "queuectl serve",
     "queuectl serve --app shop.jobs:queue --workers 4",
-    "QUEUECTL_TOKEN=… queuectl serve --host 0.0.0.0 --allow-host queue.example.com",
+    "queuectl serve --host 0.0.0.0 --token T --allow-host queue.example.com",
     arguments=_arguments,
     prints_data=False,
 )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import sys
+from typing import NoReturn
 
 import msgspec
 from msgspec import Struct
@@ -17,7 +19,7 @@ from holdfast.errors import HoldfastError
 from holdfast.events import ServerStarted
 from holdfast.jobs import install
 from holdfast.observe import log
-from holdfast.worker.seat import EXIT_CRASHED, Notice
+from holdfast.worker.seat import EXIT_CRASHED, EXIT_CUT_SHORT, Notice
 
 
 class Options(Struct, frozen=True, kw_only=True):
@@ -72,9 +74,18 @@ def _serve(options: Options, notices: Notices) -> int:
         queue.events.emit(ServerStarted(address=options.address, pid=os.getpid()))
         notices.tell(Notice(database=queue.url))
 
+    def leave(code: int) -> NoReturn:
+        """At once: threads that wait for the database are not waited for."""
+        notices.tell(Notice(exit_code=code))
+        logging.shutdown()
+        os._exit(code)
+
+    # Before and after the server listens to them itself.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: leave(0))
     os.set_inheritable(options.descriptor, False)
     try:
-        serve(
+        finished = serve(
             app,
             socket.socket(fileno=options.descriptor),
             root_path=options.root_path,
@@ -85,6 +96,8 @@ def _serve(options: Options, notices: Notices) -> int:
     except Exception as error:
         notices.tell(Notice(failure=f"{type(error).__name__}: {error}"))
         return EXIT_CRASHED
+    if not finished:
+        leave(EXIT_CUT_SHORT)
     queue.close()
     return 0
 

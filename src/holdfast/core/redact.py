@@ -6,6 +6,7 @@ import re
 from itertools import pairwise
 from typing import Any
 
+from holdfast.core.payload import MAX_DEPTH
 from holdfast.errors import InvalidPayload
 
 REDACTED = "[redacted]"
@@ -39,29 +40,33 @@ def redact(value: Any) -> Any:
     return value
 
 
-def restore(edited: Any, stored: Any, where: str = "payload") -> Any:
+def restore(edited: Any, stored: Any, where: str = "payload", depth: int = 1) -> Any:
     """What was edited, with the stored value wherever a field still shows the marker.
 
     Raises InvalidPayload where it can't be told whose secret is meant: an entry of a list keeps its secrets
     only as a whole, in its place.
     """
+    if depth > MAX_DEPTH:
+        raise InvalidPayload("payload", f"is nested deeper than {MAX_DEPTH}")
     if isinstance(edited, dict):
-        return {name: _restored(name, item, stored, f"{where}.{name}") for name, item in edited.items()}
+        return {
+            name: _restored(name, item, stored, f"{where}.{name}", depth) for name, item in edited.items()
+        }
     if isinstance(edited, list):
         before = stored if isinstance(stored, list) else []
         return [
             before[place]
             if place < len(before) and item == redact(before[place])
-            else restore(item, None, f"{where}[{place}]")
+            else restore(item, None, f"{where}[{place}]", depth + 1)
             for place, item in enumerate(edited)
         ]
     return edited
 
 
-def _restored(name: str, item: Any, stored: Any, where: str) -> Any:
+def _restored(name: str, item: Any, stored: Any, where: str, depth: int) -> Any:
     known = isinstance(stored, dict) and name in stored
     if item == REDACTED and is_secret(name):
         if not known:
             raise InvalidPayload(where, f"shows {REDACTED}, and no stored value belongs there; say it anew")
         return stored[name]
-    return restore(item, stored[name] if known else None, where)
+    return restore(item, stored[name] if known else None, where, depth + 1)

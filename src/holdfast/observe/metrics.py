@@ -42,9 +42,9 @@ class _Queue(Collector):
     def collect(self) -> Iterator[Metric]:
         store = self._queue.store
         now = store.now()
-        yield from _depth(self._queue)
-        yield _oldest(self._queue, now)
         enqueued = store.count_enqueued()
+        yield from _depth(self._queue, enqueued)
+        yield _oldest(self._queue, now)
         yield _by_type("holdfast_jobs_enqueued", "Jobs ever enqueued", enqueued.items())
         sums = _sums(enqueued, store.list_statistics(0))
         for name, text in _TOTALS:
@@ -56,7 +56,7 @@ class _Queue(Collector):
         )
         yield _histogram(
             "holdfast_job_wait_seconds",
-            "From when a job could have started to when it was claimed",
+            "From when a job could have started to when its handler was started",
             ((type, minute.waits, minute.wait_seconds) for type, minute in sums.items()),
         )
         yield _histogram(
@@ -69,11 +69,12 @@ class _Queue(Collector):
             yield GaugeMetricFamily(f"holdfast_store_{name}", "A figure of the database itself", value=value)
 
 
-def _depth(queue: Queue) -> Iterator[Metric]:
+def _depth(queue: Queue, types: Iterable[str]) -> Iterator[Metric]:
     depth = GaugeMetricFamily("holdfast_jobs", "Jobs by type and state", labels=("type", "state"))
-    for type, counts in queue.store.count_jobs().items():
+    present = queue.store.count_jobs()
+    for type in types:
         for state in Status:
-            depth.add_metric((type, state.value), counts[state])
+            depth.add_metric((type, state.value), present.get(type, {}).get(state, 0))
     yield depth
     paused = GaugeMetricFamily("holdfast_paused", "1 if a type, or all of them, are paused", labels=("type",))
     for type in queue.store.list_paused():
@@ -118,8 +119,7 @@ def _histogram(name: str, text: str, rows: Iterable[tuple[str, list[int], float]
 
 
 def _workers(queue: Queue, now: int) -> Iterator[Metric]:
-    workers = queue.workers(restarting=True)
-    yield GaugeMetricFamily("holdfast_workers", "Workers heard of within a lease", value=len(workers))
+    yield GaugeMetricFamily("holdfast_workers", "Workers heard of within a lease", value=len(queue.workers()))
     labels = ("worker", "host", "pid")
     heartbeat = GaugeMetricFamily(
         "holdfast_worker_heartbeat_age_seconds", "How long ago a worker was last heard of", labels=labels
@@ -129,7 +129,7 @@ def _workers(queue: Queue, now: int) -> Iterator[Metric]:
         "How long ago a worker's loop had last come round, by its last heartbeat",
         labels=labels,
     )
-    for worker in workers:
+    for worker in queue.workers(restarting=True):
         names = (worker.id, worker.host, str(worker.pid))
         for family, moment in ((heartbeat, worker.heartbeat_at), (turn, worker.turned_at)):
             if moment is not None:

@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 
 from holdfast import __version__
+from holdfast.config import MIB
 from holdfast.core.job import check_type
 from holdfast.errors import ConfigError, HoldfastError, shown
 from holdfast.queue import Queue
@@ -81,15 +82,16 @@ def create_app(
         },
     )
 
-    async def document() -> dict[str, Any]:
+    async def document(request: Request) -> dict[str, Any]:
         try:
             types = await desk.call(control.known_types, desk)
         except HoldfastError:
             types = []  # the database is in trouble; the endpoints are what they are
-        return make_document(app, types, with_token=access.needs_token)
+        root_path = request.scope.get("root_path", "")
+        return make_document(app, types, with_token=access.needs_token, root_path=root_path)
 
-    async def openapi(_: Request) -> Response:
-        return json_response(await document())
+    async def openapi(request: Request) -> Response:
+        return json_response(await document(request))
 
     app.state.desk = desk
     app.state.access = access
@@ -114,6 +116,9 @@ def _largest_body(queue: Queue, path: str) -> int:
 
 def _largest_payload(queue: Queue) -> int:
     """What is allowed to the type that may have the largest."""
-    settings = queue.settings()
+    try:
+        settings = queue.settings()
+    except HoldfastError:  # the endpoint will say so
+        return MIB
     own = [value for (name, _), value in settings.stored.items() if name == "max_payload_bytes"]
     return max(int(value or 0) for value in (settings.get("max_payload_bytes"), *own))

@@ -21,7 +21,7 @@ ANY_HOST = "*"
 READING = frozenset({"GET", "HEAD"})
 
 _HOST = re.compile(
-    r"(?:\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*\.?))(?::\d{0,5})?"
+    r"(?:\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*\.?))(?::(?P<port>\d{0,5}))?"
 )
 
 
@@ -149,7 +149,7 @@ def _allowed_host(host: str) -> str:
 def host_name(host: str | None) -> str | None:
     """The name in a Host header, without the port; None if it is none."""
     match = _HOST.fullmatch(host or "")
-    if match is None:
+    if match is None or int(match["port"] or 0) > 65_535:
         return None
     if match["address"] is not None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -14,6 +15,7 @@ from starlette.responses import Response
 
 from holdfast import errors as e
 from holdfast.core.job import RESERVED_IDS
+from holdfast.events import LOGGER
 from holdfast.web.answer import json_response
 
 _TABLE: tuple[tuple[type[e.HoldfastError], int, str], ...] = (
@@ -29,6 +31,8 @@ _TABLE: tuple[tuple[type[e.HoldfastError], int, str], ...] = (
     (e.DuplicateJob, 409, "id_taken"),
     (e.QueueFull, 429, "queue_full"),
     (e.StoreError, 503, "database_unavailable"),
+    (e.ForeignDatabase, 503, "database_unavailable"),
+    (e.SchemaOutOfDate, 503, "database_unavailable"),
 )
 _BUSY = (429, 503)
 RETRY_AFTER = 1
@@ -52,6 +56,7 @@ def refusal(error: e.HoldfastError) -> Refused:
         if isinstance(cause, kind):
             headers = {"Retry-After": str(RETRY_AFTER)} if status in _BUSY else {}
             return Refused(status, code, str(error), headers)
+    logging.getLogger(LOGGER).error("%s: %s", type(cause).__name__, cause)
     return Refused(500, "internal", "an error that should not happen; the server's log says more")
 
 

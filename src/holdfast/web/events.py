@@ -93,9 +93,9 @@ class Listener:
         self._ended = True
         self._news.set()
 
-    async def messages(self, once: bool) -> AsyncIterator[bytes]:
-        """The stream as it is sent. `once` ends it after the present state."""
-        yield b"retry: 1000\n\n"
+    async def messages(self) -> AsyncIterator[bytes]:
+        """The stream as it is sent."""
+        yield _RETRY
         while not self._ended:
             try:
                 async with asyncio.timeout(_KEEP_ALIVE):
@@ -108,16 +108,28 @@ class Listener:
             ids, self._ids = self._ids, None
             tasks, self._tasks = self._tasks, {}
             if counts is not None:
-                yield b"event: stats\ndata: " + counts + b"\n\n"
+                yield _message("stats", counts)
             if ids is not None:
-                yield (
-                    b"event: tasks\ndata: "
-                    + json_bytes({"tasks": list(tasks.values()), "ids": ids})
-                    + b"\n\n"
-                )
-            if once:
-                return
+                yield _message("tasks", json_bytes({"tasks": list(tasks.values()), "ids": ids}))
             await asyncio.sleep(_PAUSE)  # what comes meanwhile is put together
+
+
+_RETRY = b"retry: 1000\n\n"
+
+
+def _message(name: str, data: bytes) -> bytes:
+    return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
+
+
+def present_state(queue: Queue, interest: Interest) -> bytes:
+    """What a stream begins with."""
+    tasks = present_tasks(queue, interest)
+    ids = [task["id"] for task in tasks]
+    return (
+        _RETRY
+        + _message("stats", json_bytes(present_counts(queue)))
+        + _message("tasks", json_bytes({"tasks": tasks, "ids": ids}))
+    )
 
 
 class Broadcast:

@@ -80,6 +80,12 @@ class Guard:
         scope["holdfast.size"] = len(body)
         try:
             await self._app(scope, _replay(body, receive), send)
+        except asyncio.CancelledError:
+            # The server stops and has waited long enough.
+            if answer.has_begun:
+                raise
+            stopping = Refused(503, "stopping", "the server is stopping", {"Retry-After": "1"})
+            await answer_to(stopping)(scope, receive, send)
         except Exception:
             logging.getLogger(LOGGER).exception("%s %s failed", scope["method"], path)
             if not answer.has_begun:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Container, Iterable
 from copy import deepcopy
 from typing import Any
 
@@ -15,9 +16,13 @@ Every error is `{"error": {"code": "…", "message": "…"}}`, in one line that 
 """
 
 
-def make_document(app: FastAPI, types: Iterable[dict[str, Any]], *, with_token: bool) -> dict[str, Any]:
+def make_document(
+    app: FastAPI, types: Iterable[dict[str, Any]], *, with_token: bool, root_path: str
+) -> dict[str, Any]:
     """The document as it is now; `types` are those of GET /api/types."""
     document = deepcopy(_endpoints(app))
+    if root_path:
+        document["servers"] = [{"url": root_path}]
     if with_token:
         document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{"token": []}]
@@ -36,10 +41,20 @@ def _endpoints(app: FastAPI) -> dict[str, Any]:
         for operations in document["paths"].values():
             for operation in operations.values():
                 operation["responses"].pop("422", None)
+                for response in operation["responses"].values():
+                    _describe(response, document["components"]["schemas"])
         for name in ("HTTPValidationError", "ValidationError"):
             document["components"]["schemas"].pop(name, None)
         app.openapi_schema = document
     return app.openapi_schema
+
+
+def _describe(response: dict[str, Any], schemas: dict[str, Any]) -> None:
+    """In place of FastAPI's words for every success, what the answer is."""
+    if response["description"] == "Successful Response":
+        schema = response.get("content", {}).get("application/json", {}).get("schema", {})
+        named = schemas.get(schema.get("$ref", "").rpartition("/")[2], {})
+        response["description"] = named.get("description", "Done")
 
 
 def _add_types(document: dict[str, Any], types: list[dict[str, Any]]) -> None:
@@ -50,46 +65,85 @@ def _add_types(document: dict[str, Any], types: list[dict[str, Any]]) -> None:
     variants = []
     for entry in types:
         name = entry["type"]
-        payload_name = f"payload.{name.replace(':', '.')}"
-        payload, definitions = _moved(entry["payloadSchema"], payload_name)
-        schemas[payload_name] = payload
-        schemas.update(definitions)
-        variant = f"NewTask.{name.replace(':', '.')}"
+        payload = _add_payload(schemas, name, entry["payloadSchema"])
+        variant = _free_name(f"NewTask.{name}", schemas)
         schemas[variant] = {
             "type": "object",
             "title": f"A {name} job",
             "required": ["type", "payload"],
             "properties": {
                 "type": {"const": name},
-                "payload": {"$ref": f"#/components/schemas/{payload_name}"},
-                "options": {"$ref": "#/components/schemas/Options"},
+                "payload": {"$ref": _reference(payload)},
+                "options": {"$ref": _reference("Options")},
             },
             "additionalProperties": False,
         }
-        variants.append({"$ref": f"#/components/schemas/{variant}"})
-        examples[name] = {"value": {"type": name, "payload": example_of(payload, schemas)}}
+        variants.append({"$ref": _reference(variant)})
+        examples[name] = {"value": {"type": name, "payload": example_of(schemas[payload], schemas)}}
     content = document["paths"]["/api/tasks"]["post"]["requestBody"]["content"]["application/json"]
     content["schema"] = {"anyOf": [*variants, general]}
     if examples:
         content["examples"] = examples
 
 
-def _moved(schema: dict[str, Any], name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A payload's schema with its own definitions moved to the document's, under names of their own."""
-    local = schema.get("$defs", {})
+def _add_payload(schemas: dict[str, Any], type: str, schema: Any) -> str:
+    """Put a payload's schema and its own definitions among the document's; returns the name it got."""
+    if not isinstance(schema, dict):
+        schema = {}
+    own = schema.get("$defs", {})
+    name = _free_name(f"payload.{type}", schemas)
+    schemas[name] = {}
+    moved = {"#": _reference(name)}
+    places: dict[str, str] = {}
+    for key in own:
+        places[key] = place = _free_name(f"payload.{type}.{key}", schemas)
+        schemas[place] = {}
+        moved[f"#/$defs/{key.replace('~', '~0').replace('/', '~1')}"] = _reference(place)
+    for key, place in places.items():
+        schemas[place] = _rewritten(own[key], moved)
+    schemas[name] = _rewritten({key: part for key, part in schema.items() if key != "$defs"}, moved)
+    return name
 
-    def rewrite(part: Any) -> Any:
-        if isinstance(part, dict):
-            return {
-                key: f"#/components/schemas/{name}.{value.rpartition('/')[2]}"
-                if key == "$ref" and isinstance(value, str) and value.startswith("#/$defs/")
-                else rewrite(value)
-                for key, value in part.items()
-                if key != "$defs"
-            }
-        return [rewrite(item) for item in part] if isinstance(part, list) else part
 
-    return rewrite(schema), {f"{name}.{key}": rewrite(value) for key, value in local.items()}
+def _reference(name: str) -> str:
+    return f"#/components/schemas/{name}"
+
+
+def _free_name(wanted: str, taken: Container[str]) -> str:
+    """A name that OpenAPI allows and nobody has."""
+    name = clean = re.sub(r"[^A-Za-z0-9._-]", "_", wanted)
+    number = 2
+    while name in taken:
+        name = f"{clean}_{number}"
+        number += 1
+    return name
+
+
+_NAMED = ("properties", "patternProperties", "dependentSchemas")
+"""What holds schemas by the names of fields, which may be anything."""
+
+_VALUES = ("const", "enum", "default", "example", "examples")
+"""What holds values, in which nothing is a reference."""
+
+
+def _rewritten(schema: Any, moved: dict[str, str]) -> Any:
+    """A schema with its references, wherever they stand, to where the definitions are now."""
+    if isinstance(schema, list):
+        return [_rewritten(part, moved) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made: dict[str, Any] = {}
+    for key, part in schema.items():
+        if key == "$ref" and isinstance(part, str):
+            made[key] = moved.get(part, part)
+        elif key in _NAMED and isinstance(part, dict):
+            made[key] = {name: _rewritten(field, moved) for name, field in part.items()}
+        elif key == "discriminator" and isinstance(part, dict):
+            mapping = {name: moved.get(place, place) for name, place in part.get("mapping", {}).items()}
+            made[key] = {**part, "mapping": mapping} if mapping else part
+        else:
+            made[key] = part if key in _VALUES else _rewritten(part, moved)
+    return made
 
 
 _EXAMPLES: dict[str, Any] = {
@@ -102,9 +156,9 @@ _EXAMPLES: dict[str, Any] = {
 }
 
 
-def example_of(schema: dict[str, Any], schemas: dict[str, Any], depth: int = 0) -> Any:
+def example_of(schema: Any, schemas: dict[str, Any], depth: int = 0) -> Any:
     """A value that a schema might take: its own example or default, or one made of its parts."""
-    if depth > 5:
+    if depth > 5 or not isinstance(schema, dict):  # true and false are schemas, too
         return {}
     for key in ("const", "default"):
         if key in schema:

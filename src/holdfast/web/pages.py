@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from functools import cache
+from shlex import quote
 from typing import Annotated, Any
 from urllib.parse import parse_qs
 
 from fastapi import APIRouter, Query, Request, Response
 from jinja2 import Environment, PackageLoader
+from markupsafe import Markup, escape
 from starlette.responses import HTMLResponse, RedirectResponse
 
 from holdfast.web.auth import COOKIE, SESSION_SECONDS, Access, Right
@@ -16,6 +19,8 @@ from holdfast.web.errors import Refused
 from holdfast.web.openapi import example_of
 
 router = APIRouter(include_in_schema=False)
+_DEEPEST = 4
+"""How deep the fields of a body are listed."""
 
 
 @cache
@@ -23,7 +28,16 @@ def _templates() -> Environment:
     # Imported by name from this package alone; everything that is put into a page is escaped.
     environment = Environment(loader=PackageLoader("holdfast.web"), autoescape=True)
     environment.filters["pretty"] = lambda value: json.dumps(value, indent=2, ensure_ascii=False)
+    environment.filters["marked"] = _marked
     return environment
+
+
+def _marked(text: str) -> Markup:
+    """Plain text with what stands between backticks as code."""
+    parts = [escape(part) for part in text.split("`")]
+    return Markup("").join(
+        Markup("<code>%s</code>") % part if place % 2 else part for place, part in enumerate(parts)
+    )
 
 
 def page(request: Request, name: str, status: int = 200, **values: Any) -> HTMLResponse:
@@ -39,16 +53,18 @@ async def home(request: Request) -> Response:
 
 @router.get("/docs")
 async def docs(request: Request) -> Response:
-    document = await request.app.state.document()
-    return page(request, "docs.html", document=document, sections=_sections(document))
+    document = await request.app.state.document(request)
+    base = str(request.base_url).rstrip("/")
+    return page(request, "docs.html", document=document, sections=_sections(document, base))
 
 
-def _sections(document: dict[str, Any]) -> list[dict[str, Any]]:
+def _sections(document: dict[str, Any], base: str) -> list[dict[str, Any]]:
     """The operations by their tag, each with what a reader asks: how to call it, and what comes back."""
     schemas = document["components"]["schemas"]
-    sections: dict[str, list[dict[str, Any]]] = {}
+    sections: dict[str, list[dict[str, Any]]] = {"tasks": []}
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
+            bodies = _bodies(operation, schemas)
             sections.setdefault(operation["tags"][0], []).append(
                 {
                     "method": method.upper(),
@@ -57,25 +73,95 @@ def _sections(document: dict[str, Any]) -> list[dict[str, Any]]:
                     "summary": operation["summary"],
                     "description": operation.get("description", ""),
                     "parameters": operation.get("parameters", []),
-                    "body": _body(operation, schemas),
+                    "fields": _fields(_body_schema(operation), schemas),
+                    "bodies": bodies,
+                    "curl": _curl(method, f"{base}{path}", bodies, operation, document),
                     "responses": _responses(operation, schemas),
-                    "open": operation.get("security") == [],
                 }
             )
     return [{"name": name, "operations": found} for name, found in sections.items()]
 
 
-def _body(operation: dict[str, Any], schemas: dict[str, Any]) -> list[tuple[str, Any]]:
+def _body_schema(operation: dict[str, Any]) -> Any:
+    return operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema")
+
+
+def _fields(schema: Any, schemas: dict[str, Any], prefix: str = "", depth: int = 0) -> list[dict[str, Any]]:
+    """The fields of a body, those inside others under their whole names; of variants, all that they have."""
+    if not isinstance(schema, dict) or depth > _DEEPEST:
+        return []
+    found: dict[str, dict[str, Any]] = {}
+    for part in _variants(schema, schemas):
+        for name, field in part.get("properties", {}).items():
+            whole = f"{prefix}{name}"
+            text = _text_of(field, schemas)
+            known = found.setdefault(whole, {"name": whole, "kind": _kind(field, schemas), "text": text})
+            known["text"] = known["text"] or text
+            known["required"] = name in part.get("required", []) and known.get("required", True)
+            for inner in _fields(field, schemas, f"{whole}.", depth + 1):
+                found.setdefault(inner["name"], inner)
+        if part.get("type") == "array":
+            for inner in _fields(part.get("items"), schemas, f"{prefix.rstrip('.')}[].", depth + 1):
+                found.setdefault(inner["name"], inner)
+    return list(found.values())
+
+
+def _variants(schema: Any, schemas: dict[str, Any], depth: int = 0) -> Iterator[dict[str, Any]]:
+    """What a schema may stand for: itself, what it refers to, each of its choices."""
+    if not isinstance(schema, dict) or depth > _DEEPEST:  # a schema may refer to itself
+        return
+    if isinstance(schema.get("$ref"), str):
+        yield from _variants(schemas.get(schema["$ref"].rpartition("/")[2]), schemas, depth + 1)
+        return
+    for key in ("anyOf", "oneOf", "allOf"):
+        choices = schema.get(key)
+        for choice in choices if isinstance(choices, list) else ():
+            yield from _variants(choice, schemas, depth + 1)
+    yield schema
+
+
+def _text_of(field: Any, schemas: dict[str, Any]) -> str:
+    return next((part["description"] for part in _variants(field, schemas) if "description" in part), "")
+
+
+def _kind(field: Any, schemas: dict[str, Any]) -> str:
+    kinds = [
+        repr(part["const"]) if "const" in part else part.get("type") for part in _variants(field, schemas)
+    ]
+    words = [kind if isinstance(kind, str) else " or ".join(kind) for kind in kinds if kind]
+    return " or ".join(dict.fromkeys(word for word in words if word != "null"))
+
+
+def _bodies(operation: dict[str, Any], schemas: dict[str, Any]) -> list[tuple[str, Any]]:
     """Examples of a body, by name."""
     content = operation.get("requestBody", {}).get("content", {}).get("application/json")
     if content is None:
         return []
     if "examples" in content:
         return [(name, example["value"]) for name, example in content["examples"].items()]
-    parts = [
-        part for part in content["schema"].get("anyOf", [content["schema"]]) if part.get("type") != "null"
+    return [("", example_of(content["schema"], schemas))]
+
+
+def _curl(
+    method: str, url: str, bodies: list[tuple[str, Any]], operation: dict[str, Any], document: dict[str, Any]
+) -> str:
+    words = ["curl"]
+    if method not in ("get", "post") or (method == "post" and not bodies):
+        words.append(f"-X {method.upper()}")
+    if "security" in document and operation.get("security") != []:
+        words.append('-H "Authorization: Bearer $QUEUECTL_TOKEN"')
+    for parameter in operation.get("parameters", []):
+        if parameter["in"] == "path":
+            url = url.replace(f"{{{parameter['name']}}}", str(parameter["schema"]["examples"][0]))
+    needed = [
+        f"{parameter['name']}={parameter['schema'].get('examples', ['…'])[0]}"
+        for parameter in operation.get("parameters", [])
+        if parameter["in"] == "query" and parameter.get("required")
     ]
-    return [("", example_of(parts[0], schemas))]
+    words.append(quote(url + ("?" + "&".join(needed) if needed else "")))
+    if bodies:
+        words.append(f"--json {quote(json.dumps(bodies[0][1], ensure_ascii=False))}")
+    return " ".join(words)
 
 
 def _responses(operation: dict[str, Any], schemas: dict[str, Any]) -> list[dict[str, Any]]:

@@ -44,7 +44,7 @@ class Options(Body):
     """What may be said about a job, beside its type and payload."""
 
     id: Annotated[Text | None, Field(description="the job's id; a UUIDv7 is made if there is none")] = None
-    priority: Annotated[int, Field(description="higher runs first")] = 0
+    priority: Annotated[int | None, Field(description="higher runs first")] = None
     maxAttempts: Annotated[int | None, Field(description="how often it may start", examples=[3])] = None
     timeout: Annotated[Duration | None, Field(description="how long an attempt may run")] = None
     delay: Annotated[Duration | None, Field(description="run it so much later")] = None
@@ -64,8 +64,8 @@ class NewTask(Body):
     """A job to be done."""
 
     type: TypeName
-    payload: Annotated[dict[str, Any], Field(description="what the handler gets", default_factory=dict)]
-    options: Annotated[Options, Field(default_factory=Options)]
+    payload: Annotated[dict[str, Any] | None, Field(description="what the handler gets")] = None
+    options: Options | None = None
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -85,6 +85,12 @@ class NewTasks(Body):
 
     tasks: Annotated[list[NewTask], Field(min_length=1, max_length=MOST_IN_BATCH)]
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"tasks": [{"type": "send_email", "payload": {"to": "user@example.com"}}]}]
+        }
+    )
+
 
 class Retry(Body):
     payload: Annotated[
@@ -92,13 +98,19 @@ class Retry(Body):
         Field(description="run it with this payload; a field that shows [redacted] keeps its stored value"),
     ] = None
 
+    model_config = ConfigDict(json_schema_extra={"examples": [{}]})
+
 
 class OfType(Body):
     type: Annotated[TypeName | None, Field(description="only this type; left out, the whole queue")] = None
 
+    model_config = ConfigDict(json_schema_extra={"examples": [{"type": "send_email"}]})
+
 
 class RateLimit(OfType):
     tasksPerSecond: Annotated[float, Field(ge=0, le=1e6, description="0 = unlimited", examples=[10])]
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"tasksPerSecond": 10}]})
 
 
 class Filter(Body):
@@ -131,6 +143,8 @@ class Bulk(Body):
 class SettingValue(Body):
     value: Annotated[Text | int | float | None, Field(description="what it is to be", examples=["30s"])]
     type: Annotated[TypeName | None, Field(description="only for this type")] = None
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"value": "30s"}]})
 
 
 # Answers.

@@ -31,6 +31,8 @@ HEADER_SECONDS = 10.0
 WRITE_SECONDS = 30.0
 """How long a client may read nothing of its answer."""
 
+EVENTS_PATH = "/api/events"
+_LAST_MESSAGE_SECONDS = 1.0
 _KEEP_ALIVE_SECONDS = 30
 _BACKLOG = 2048
 
@@ -94,6 +96,11 @@ class PatientProtocol(H11Protocol):
         if waiting:
             min(waiting, key=lambda c: c.since).transport.abort()
 
+    @property
+    def is_stream(self) -> bool:
+        """Whether it is answered with live events, which never end by themselves."""
+        return bool(self.cycle) and self.cycle.scope["path"].endswith(EVENTS_PATH)
+
     # Who does not read its answer must not hold it for ever.
 
     def pause_writing(self) -> None:
@@ -143,13 +150,17 @@ class Server(uvicorn.Server):
             yield
             return
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stop)
+
+        def stop(*_: object) -> None:
+            loop.call_soon_threadsafe(self.stop)
+
+        # Not by the loop, which would forget who listened before.
+        before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield
         finally:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.remove_signal_handler(number)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def stop(self) -> None:
         """Stop in order; said again, at once. In the server's own loop."""
@@ -167,12 +178,23 @@ class Server(uvicorn.Server):
         # Streams would never end by themselves.
         self._desk.broadcast.close()
         self._events.emit(ServerStopping(requests=len(self.server_state.tasks)))
-        watch = asyncio.get_running_loop().create_task(self._count_cut_short())
+        loop = asyncio.get_running_loop()
+        unread = loop.call_later(_LAST_MESSAGE_SECONDS, self._drop_streams)
+        watch = loop.create_task(self._count_cut_short())
         try:
             await super().shutdown(sockets)
         finally:
             watch.cancel()
+            unread.cancel()
+        if self.force_exit:
+            self.cut_short = len(self.server_state.tasks)
         self._events.emit(ServerStopped(cut_short=self.cut_short))
+
+    def _drop_streams(self) -> None:
+        """Streams were told to end; whoever has not read that by now does not read."""
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, PatientProtocol) and connection.is_stream:
+                connection.transport.abort()
 
     async def _count_cut_short(self) -> None:
         """Those that still run when the time is over."""
@@ -188,8 +210,11 @@ def serve(
     events: Events,
     shutdown_seconds: float,
     on_started: Callable[[], None],
-) -> None:
-    """Serve until told to stop, then finish the requests that run, within the time."""
+) -> bool:
+    """Serve until told to stop, then finish the requests that run, within the time.
+
+    Returns whether all of them could finish.
+    """
     config = uvicorn.Config(
         app,
         http=PatientProtocol,
@@ -208,3 +233,4 @@ def serve(
     )
     server = Server(config, app.state.desk, events, on_started)
     asyncio.run(server.serve(sockets=[listener]))
+    return not server.cut_short

@@ -102,6 +102,7 @@ class Turn:
 
     def leave(self) -> None:
         """The last write of a worker."""
+        self._statistics.limit((), self._store.now())
         with self._store.transaction():
             self._store.write_statistics(self._statistics.changed())
             self._store.remove_workers([self._worker_id])

@@ -85,7 +85,15 @@ def claim_jobs(
         claims += _take(connection, worker_id, demand, rows, lease_expires_at, now)
     claims.sort(key=lambda claim: (-claim.priority, claim.seq))
     limits.save()
-    return Claimed(claims, limits.wait(), frozenset(limits.held_back))
+    return Claimed(claims, limits.wait(), _unpaused(connection, limits.held_back))
+
+
+def _unpaused(connection: sqlite3.Connection, types: set[str]) -> frozenset[str]:
+    """Those that are not paused: what is, no limit holds back."""
+    if not types:
+        return frozenset()
+    paused = {row[0] for row in connection.execute("SELECT type FROM holdfast_pauses")}
+    return frozenset() if "" in paused else frozenset(types - paused)
 
 
 Row = list[Any]

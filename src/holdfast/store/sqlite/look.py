@@ -29,6 +29,11 @@ def conditions(filter: JobFilter) -> tuple[str, list[Any]]:
     return f" WHERE {' AND '.join(parts)}" if parts else "", parameters
 
 
+def index_for(filter: JobFilter) -> str:
+    """Few jobs run at a time, so they are read and sorted; SQLite would go through the whole table."""
+    return " INDEXED BY holdfast_jobs_leased" if filter.statuses == (Status.PROCESSING,) else ""
+
+
 def _of_status(word: str) -> str:
     if word == RETRYING:
         return "(status = 'scheduled' AND attempts > 0)"

@@ -269,11 +269,12 @@ class SqliteStore:
         where, parameters = look.conditions(filter)
         columns = BRIEF_COLUMNS if filter.brief else JOB_COLUMNS
         rows = self.database.read(
-            f"SELECT {columns} FROM holdfast_jobs{where} ORDER BY seq DESC LIMIT ? OFFSET ?",
-            (*parameters, filter.limit + 1, filter.offset),
+            f"SELECT {columns} FROM holdfast_jobs{look.index_for(filter)}{where}"
+            " ORDER BY seq DESC LIMIT ? OFFSET ?",
+            (*parameters, max(0, filter.limit) + 1, filter.offset),
         )
-        page = rows[: filter.limit]
-        return [job_from(row) for row in page], page[-1][0] if len(rows) > len(page) else None
+        page = rows[: max(0, filter.limit)]
+        return [job_from(row) for row in page], page[-1][0] if page and len(rows) > len(page) else None
 
     def count_jobs(self) -> dict[str, dict[Status, int]]:
         columns = ", ".join(Status)

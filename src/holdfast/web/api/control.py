@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Path, Query, Request, Response
@@ -20,13 +21,14 @@ from holdfast.web import schema
 from holdfast.web.answer import json_response, number
 from holdfast.web.api.documented import BODY, errors
 from holdfast.web.desk import Desk, desk_of
-from holdfast.web.events import PAGE, Interest
+from holdfast.web.events import PAGE, Interest, present_state
 from holdfast.web.route import StrictRoute
 
 flow = APIRouter(prefix="/api/tasks", tags=["control"], route_class=StrictRoute)
 router = APIRouter(prefix="/api", route_class=StrictRoute)
 
 MOST_FOLLOWED = 200
+_STREAM = "text/event-stream"
 _EVENT = {
     "type": "object",
     "required": ["event", "data"],
@@ -34,7 +36,7 @@ _EVENT = {
 }
 OfType = Annotated[schema.OfType | None, Body()]
 TypeQuery = Annotated[str | None, Query(description="only for this type")]
-Key = Annotated[str, Path(description="the setting", examples=["max_attempts"])]
+Key = Annotated[str, Path(description="the setting", examples=["lease_seconds"])]
 
 
 @flow.post("/pause", summary="Pause", response_model=schema.Paused, responses=errors(*BODY))
@@ -234,13 +236,16 @@ async def events(
         raise ConfigError("id and a filter exclude each other")
     statuses = tuple(parse_status(word) for word in status or ())
     desk = desk_of(request)
-    listener = desk.broadcast.join(Interest(tuple(id or ()), statuses, type, limit))
+    interest = Interest(tuple(id or ()), statuses, type, limit)
+    if once or request.scope["holdfast.head"]:
+        return Response(await desk.call(present_state, desk.queue, interest), media_type=_STREAM)
+    listener = desk.broadcast.join(interest)
 
-    async def stream() -> Any:
+    async def stream() -> AsyncIterator[bytes]:
         try:
-            async for message in listener.messages(once or request.scope["holdfast.head"]):
+            async for message in listener.messages():
                 yield message
         finally:
             desk.broadcast.leave(listener)
 
-    return StreamingResponse(stream(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+    return StreamingResponse(stream(), media_type=_STREAM, headers={"X-Accel-Buffering": "no"})

@@ -9,6 +9,7 @@ from holdfast.queue import Queue
 from holdfast.web import schema
 from holdfast.web.answer import json_response
 from holdfast.web.api.documented import errors
+from holdfast.web.auth import Right
 from holdfast.web.desk import desk_of
 from holdfast.web.route import StrictRoute
 
@@ -32,6 +33,8 @@ async def readyz(request: Request) -> Response:
     former."""
     desk = desk_of(request)
     database, workers = await desk.call(_look, desk.queue)
+    if database != "ok" and request.scope["holdfast.right"] is Right.NOTHING:
+        database = "unavailable"  # the reason may name files, which are not everybody's business
     ready = database == "ok" and (workers > 0 or not desk.needs_workers)
     body = {"status": "ready" if ready else "not ready", "database": database, "workers": workers}
     return json_response(body, 200 if ready else 503, {} if ready else {"Retry-After": "1"})

@@ -60,7 +60,7 @@ async def create_task(
     """Store a job. It is durable when the answer is sent; requests that come together share a commit."""
     desk = desk_of(request)
     desk.require_enqueueable(new.type)
-    options = options_from(new.options, _as_sent(idempotency_key))
+    options = options_from(new.options or schema.Options(), _as_sent(idempotency_key))
     desk.admit(request)
     with http_words():
         job, is_new = await _enqueue(desk, request, new, options)
@@ -102,8 +102,9 @@ async def create_tasks(
     for place, task in enumerate(new.tasks):
         try:
             desk.require_enqueueable(task.type)
-            own = None if key is None or task.options.idempotencyKey else f"{key}#{place}"
-            items.append((task.type, task.payload, options_from(task.options, own)))
+            options = task.options or schema.Options()
+            own = None if key is None or options.idempotencyKey is not None else f"{key}#{place}"
+            items.append((task.type, task.payload, options_from(options, own)))
         except ConfigError as error:
             raise BatchRefused(place, error) from None
         except Refused as refused:
@@ -120,6 +121,8 @@ def _as_sent(declared: str | None) -> str | None:
     """The Idempotency-Key, which clients send as UTF-8; frameworks take headers for Latin-1."""
     if declared is None:
         return None
+    if not declared:
+        raise ConfigError("the Idempotency-Key is empty")
     try:
         return declared.encode("latin-1").decode()
     except UnicodeError:
