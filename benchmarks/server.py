@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from holdfast import Queue
 from holdfast.store.protocol import NewJob, Verdict
 from holdfast.web import create_app
-from holdfast.web.server import serve
+from holdfast.web.server import make_server, serve
 
 
 def main() -> None:
@@ -33,14 +33,14 @@ def main() -> None:
 
         queue.store.insert_jobs = insert_jobs  # type: ignore[method-assign]
     listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
-    serve(
+    server = make_server(
         create_app(queue),
-        listener,
         root_path="",
         events=queue.events,
         shutdown_seconds=5.0,
         on_started=lambda: print(listener.getsockname()[1], flush=True),
     )
+    serve(server, listener)
     queue.close()
 
 

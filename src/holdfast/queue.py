@@ -496,7 +496,8 @@ class Queue:
 
 def _filter(status: str | Iterable[str] | None, type: str | None, **rest: Any) -> JobFilter:
     words = [status] if isinstance(status, str) else list(status or ())
-    return JobFilter(statuses=tuple(parse_status(word) for word in words), type=type, **rest)
+    statuses = dict.fromkeys(parse_status(word) for word in words)
+    return JobFilter(statuses=tuple(statuses), type=type, **rest)
 
 
 def _type_or_all(type: str | None) -> str:

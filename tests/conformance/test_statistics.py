@@ -105,6 +105,37 @@ def test_folding_adds_to_what_was_folded_before(store: Store) -> None:
     assert (folded.minute, folded.completed, folded.limited_seconds) == (LIFETIME, 3, 0.75)
 
 
+def test_minutes_are_folded_into_one_row_per_type_and_hour(store: Store) -> None:
+    one = [1, *[0] * (SIZE - 1)]
+    store.write_statistics(
+        [
+            minute(119, "email", "w1", completed=1),
+            minute(120, "email", "w1", completed=2, waits=one),
+            minute(150, "email", "w2", completed=4, limited_seconds=0.5, waits=one),
+            minute(150, "crawl", "w2", failed=1),
+            minute(170, "email", "w1", completed=8),
+        ]
+    )
+    store.fold_hours(160)
+    assert store.list_statistics(LIFETIME) == [
+        minute(60, "email", "", completed=1),
+        minute(120, "crawl", "", failed=1),
+        minute(120, "email", "", completed=6, limited_seconds=0.5, waits=[2, *[0] * (SIZE - 1)]),
+        minute(170, "email", "w1", completed=8),
+    ]
+
+
+def test_folding_by_the_hour_again_changes_nothing_and_takes_in_what_came_late(store: Store) -> None:
+    store.write_statistics([minute(120, "email", "w1", completed=1), minute(121, "email", "w1", completed=2)])
+    store.fold_hours(200)
+    store.fold_hours(200)
+    store.write_statistics([minute(122, "email", "late", completed=4)])
+    store.fold_hours(200)
+    assert store.list_statistics(LIFETIME) == [minute(120, "email", "", completed=7)]
+    store.fold_statistics(200)
+    assert store.list_statistics(LIFETIME) == [minute(LIFETIME, "email", "", completed=7)]
+
+
 def test_lifetime_is_not_a_recent_minute(store: Store) -> None:
     store.write_statistics([minute(100, completed=1)])
     store.fold_statistics(200)

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any, Self
 
 import httpx
-import uvicorn
 from fastapi import FastAPI
 
 from holdfast.events import Events
-from holdfast.web.server import PatientProtocol, Server
+from holdfast.web.server import make_server
 from tests.support import wait_until
 from tests.surfaces.support import QUEUECTL, environment
 
@@ -30,20 +29,10 @@ def live(app: FastAPI, root_path: str = "") -> Iterator[str]:
     """Serve an application from a thread; gives its address."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
     address = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    config = uvicorn.Config(
-        app,
-        http=PatientProtocol,
-        ws="none",
-        loop="asyncio",
-        lifespan="on",
-        root_path=root_path,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=5,
-    )
     started = threading.Event()
-    server = Server(config, app.state.desk, Events(), started.set)
+    server = make_server(
+        app, root_path=root_path, events=Events(), shutdown_seconds=5.0, on_started=started.set
+    )
     loops: list[asyncio.AbstractEventLoop] = []
 
     async def serve() -> None:

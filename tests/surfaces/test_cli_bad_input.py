@@ -879,7 +879,7 @@ def test_an_error_of_our_own_is_one_line_too(
     def broken(*_: Any, **__: Any) -> Any:
         raise ZeroDivisionError(ESCAPES)
 
-    monkeypatch.setattr(Queue, "jobs", broken)
+    monkeypatch.setattr(Queue, "page", broken)
     check_one_line(cli("list"), FAILED)
 
 
@@ -929,7 +929,7 @@ EVERY_COMMAND: list[tuple[str, ...]] = [
 
 def test_every_command_that_opens_the_database_is_tried() -> None:
     tried = {" ".join(words[:length]) for words in EVERY_COMMAND for length in (1, 2)}
-    assert set(COMMANDS) - tried == {"worker start", "doctor", "completion"}
+    assert set(COMMANDS) - tried == {"worker start", "serve", "doctor", "completion"}
 
 
 def _not_sqlite(path: Path) -> None:

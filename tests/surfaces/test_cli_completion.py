@@ -71,6 +71,7 @@ def test_commands_of_a_group_are_offered(cli: Cli, group: str) -> None:
 
 def test_options_are_offered(cli: Cli) -> None:
     assert offered(cli, "list", "--") == [
+        "--cursor",
         "--database",
         "--full",
         "--help",

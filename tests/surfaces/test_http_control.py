@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -637,6 +638,38 @@ def test_head_is_get_without_a_body(busy: Queue, api: httpx.Client) -> None:
     answer = api.head("/api/tasks/pause")
     assert (answer.status_code, answer.content) == (405, b"")
     assert busy.stats()["pending"] == 2
+
+
+def test_head_has_no_body_under_a_server_that_would_send_one(queue: Queue) -> None:
+    app = create_app(queue)
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "scheme": "http",
+        "method": "HEAD",
+        "path": "/healthz",
+        "raw_path": b"/healthz",
+        "query_string": b"",
+        "headers": [(b"host", b"127.0.0.1")],
+        "client": ("127.0.0.1", 50_000),
+        "server": ("127.0.0.1", 80),
+    }
+    try:
+        asyncio.run(app(scope, receive, send))
+    finally:
+        app.state.desk.close()
+    start, *body = sent
+    assert (start["status"], dict(start["headers"])[b"content-length"]) == (200, b"15")
+    assert [part["body"] for part in body] == [b""]
 
 
 def test_every_answer_is_not_to_be_stored(api: httpx.Client) -> None:

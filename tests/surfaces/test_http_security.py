@@ -112,7 +112,7 @@ WRONG_HOSTS = [
     b"2130706433",
     b"0x7f.1",
     b"0.0.0.0",
-    b"10.0.0.1",
+    b"203.0.113.1",
     b"[::]",
     b"[::2]:8000",
     b"[::1]evil.example",
@@ -400,7 +400,7 @@ def test_enqueue_rate_is_one_for_a_token_however_it_is_said(queue: Queue) -> Non
             {"headers": BEARER},
             {"headers": {"Authorization": f"Bearer   {TOKEN}".encode()}},
             {"headers": {"Authorization": f"bearer {TOKEN}".encode()}},
-            {"headers": {**BEARER, "X-Forwarded-For": "10.0.0.1"}},
+            {"headers": {**BEARER, "X-Forwarded-For": "203.0.113.1"}},
             {},
         ]
         statuses = [made.post("/api/tasks", json={"type": "mail"}, **way).status_code for way in ways]
@@ -601,7 +601,7 @@ def from_address(app: FastAPI, address: str, path: str = "/api/tasks", **options
 
 
 @pytest.mark.parametrize(
-    "address", ["10.0.0.9", "192.168.1.1", "0.0.0.0", "2001:db8::1", "::ffff:10.0.0.9", "", "x"]
+    "address", ["203.0.113.9", "198.51.100.1", "0.0.0.0", "2001:db8::1", "::ffff:203.0.113.9", "", "x"]
 )
 def test_without_a_token_clients_of_other_machines_are_refused(queue: Queue, address: str) -> None:
     spoofed = {"X-Forwarded-For": "127.0.0.1", "Forwarded": "for=127.0.0.1", "X-Real-IP": "127.0.0.1"}
@@ -618,13 +618,50 @@ def test_without_a_token_clients_of_this_machine_are_answered(queue: Queue, addr
 
 
 def test_client_that_a_proxy_names_counts_as_of_another_machine(api: httpx.Client) -> None:
-    response = api.get("/api/tasks", headers={"X-Forwarded-For": "10.0.0.9"})
+    response = api.get("/api/tasks", headers={"X-Forwarded-For": "203.0.113.9"})
     assert (response.status_code, code(response)) == (403, "forbidden")
 
 
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"X-Forwarded-For": "127.0.0.1, 203.0.113.9"},
+        {"X-Forwarded-For": "203.0.113.9, 127.0.0.1"},
+        {"X-Forwarded-For": "unknown"},
+        {"Forwarded": "for=127.0.0.1"},
+    ],
+)
+def test_client_that_names_this_machine_beside_its_own_is_not_believed(
+    api: httpx.Client, headers: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
+    response = api.get("/api/tasks", headers=headers)
+    assert (response.status_code, code(response)) == (403, "forbidden")
+
+
+def test_enqueue_rate_is_not_evaded_by_naming_other_addresses(queue: Queue) -> None:
+    with live(create_app(queue, enqueue_rate=0.01)) as address, client(address) as made:
+        statuses = [
+            made.post("/api/tasks", json={"type": "mail"}, headers={"X-Forwarded-For": f"127.0.0.{n}"})
+            for n in range(2, 5)
+        ]
+    assert [response.status_code for response in statuses] == [201, 429, 429]
+
+
+def test_basic_authentication_of_a_proxy_does_not_hide_the_cookie(guarded: httpx.Client) -> None:
+    log_in(guarded)
+    response = guarded.get("/api/tasks", headers={"Authorization": "Basic cHJveHk6c2VjcmV0"})
+    assert response.status_code == 200
+
+
+def test_login_leads_back_to_the_whole_address(guarded: httpx.Client) -> None:
+    response = guarded.get("/docs?a=1&b=2", headers={"Accept": "text/html"})
+    assert (response.status_code, response.headers["Location"]) == (303, "/login?next=/docs%3Fa%3D1%26b%3D2")
+
+
 def test_with_a_token_clients_of_other_machines_are_answered(queue: Queue) -> None:
-    assert from_address(create_app(queue, TOKEN), "10.0.0.9", headers=BEARER).status_code == 200
-    assert from_address(create_app(queue, TOKEN), "10.0.0.9").status_code == 401
+    assert from_address(create_app(queue, TOKEN), "203.0.113.9", headers=BEARER).status_code == 200
+    assert from_address(create_app(queue, TOKEN), "203.0.113.9").status_code == 401
 
 
 # Other applications.
@@ -632,7 +669,7 @@ def test_with_a_token_clients_of_other_machines_are_answered(queue: Queue) -> No
 
 def test_outer_application_authenticates_and_the_rest_of_the_rules_holds(queue: Queue) -> None:
     def ask(**options: Any) -> httpx.Response:
-        return from_address(create_app(queue, auth="outer"), "10.0.0.9", **options)
+        return from_address(create_app(queue, auth="outer"), "203.0.113.9", **options)
 
     assert ask().status_code == 200
     assert ask(headers={"Host": "anything.example"}).status_code == 200

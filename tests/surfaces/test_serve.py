@@ -343,6 +343,17 @@ def test_a_server_that_is_killed_is_replaced_and_the_workers_work_on(desk: Desk)
     assert running.stop() == 0
 
 
+def test_a_server_that_somebody_else_stops_in_order_is_replaced(desk: Desk) -> None:
+    running, address = start_server(desk)
+    stopped = running.events("server.started")[0]["pid"]
+    os.kill(stopped, signal.SIGTERM)
+    running.wait_for("server.stopped")
+    assert running.wait_for("server.started", 2)["pid"] != stopped
+    with client(address) as api:
+        assert api.get("/healthz").status_code == 200
+    assert running.stop() == 0
+
+
 # Stopping the workers alone.
 
 
@@ -377,6 +388,7 @@ def test_workers_that_are_stopped_leave_the_api_serving(desk: Desk, how: str) ->
     assert not running.events("worker.died")
     assert running.stop() == 0
     assert running.events("server.stopped")
+    assert running.events("supervisor.stopping")[-1]["reason"] == "SIGTERM"
     assert desk.job(accepted.json()["id"]).status == "pending"
 
 

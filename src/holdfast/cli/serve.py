@@ -26,13 +26,12 @@ from holdfast.errors import ConfigError, HoldfastError
 from holdfast.events import Events
 from holdfast.observe import log
 from holdfast.web.auth import is_loopback, make_access
+from holdfast.web.limits import BACKLOG
 from holdfast.worker.seat import Seat
 from holdfast.worker.supervisor import Supervisor
 
 TOKEN, READ_TOKEN = "QUEUECTL_TOKEN", "QUEUECTL_READ_TOKEN"
 """The environment that tokens come from, and go by to the server: an argument could be seen by everybody."""
-
-_BACKLOG = 2048
 
 
 def _arguments(parser: Parser) -> None:
@@ -52,7 +51,9 @@ def _arguments(parser: Parser) -> None:
     parser.add_argument(
         "--allow-host", metavar="H", action="append", help="answer to this Host, too; repeat it (*: any)"
     )
-    parser.add_argument("--root-path", metavar="P", default="", help="the path that a proxy puts before ours")
+    parser.add_argument(
+        "--root-path", metavar="P", default="", help="the path at which a proxy shows us, and strips"
+    )
     parser.add_argument(
         "--enqueue-rate",
         metavar="N",
@@ -175,7 +176,7 @@ def _listen(host: str, port: int) -> socket.socket:
         family, _, _, _, address = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+        return socket.create_server(address[:2], family=family, backlog=BACKLOG)
     except (OSError, UnicodeError) as error:  # the latter: it can't even be a name
         reason = getattr(error, "strerror", None) or str(error)
         raise HoldfastError(f"can't listen on {host}:{port}: {reason}", hint="say --host or --port") from None
@@ -183,4 +184,4 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def _address(listener: socket.socket, arguments: Any) -> str:
     host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
-    return f"http://{host}:{listener.getsockname()[1]}{_root_path(arguments.root_path)}"
+    return f"http://{host}:{listener.getsockname()[1]}"

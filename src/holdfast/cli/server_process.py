@@ -43,7 +43,7 @@ def main() -> None:
 
 def _serve(options: Options, notices: Notices) -> int:
     from holdfast.web import create_app
-    from holdfast.web.server import serve
+    from holdfast.web.server import make_server, serve
 
     handler = log.configure(options.log_format)
     for name in ("uvicorn.error", "asyncio"):
@@ -85,14 +85,14 @@ def _serve(options: Options, notices: Notices) -> int:
         signal.signal(number, lambda *_: leave(0))
     os.set_inheritable(options.descriptor, False)
     try:
-        finished = serve(
+        server = make_server(
             app,
-            socket.socket(fileno=options.descriptor),
             root_path=options.root_path,
             events=queue.events,
             shutdown_seconds=shutdown_seconds,
             on_started=tell_started,
         )
+        finished = serve(server, socket.socket(fileno=options.descriptor))
     except Exception as error:
         notices.tell(Notice(failure=f"{type(error).__name__}: {error}"))
         return EXIT_CRASHED

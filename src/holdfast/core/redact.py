@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -10,6 +11,7 @@ from holdfast.core.payload import MAX_DEPTH
 from holdfast.errors import InvalidPayload
 
 REDACTED = "[redacted]"
+_LONGEST_NAME = 200
 
 # A word of a name, or two together; and words that are plain enough to be found at the end of a longer one.
 _WORDS = re.compile(
@@ -21,9 +23,10 @@ _WORDS = re.compile(
 _BORDERS = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
+@lru_cache(4096)
 def is_secret(name: str) -> bool:
-    """Whether a field of that name holds a secret."""
-    parts = [part for word in _BORDERS.split(name) if (part := word.rstrip("0123456789"))]
+    """Whether a field of that name holds a secret; its end tells."""
+    parts = [part for word in _BORDERS.split(name[-_LONGEST_NAME:]) if (part := word.rstrip("0123456789"))]
     pairs = ["_".join(pair) for pair in pairwise(parts)]
     return any(_WORDS.fullmatch(part) for part in (*parts, *pairs))
 

@@ -256,6 +256,9 @@ def empty_minute(minute: int, type: str, worker_id: str) -> Minute:
     return Minute(minute=minute, type=type, worker_id=worker_id, waits=[0] * size, runs=[0] * size)
 
 
+HOUR = 60
+"""Minutes of an hour."""
+
 LIFETIME = 0
 """The minute under which pruned statistics are added up."""
 
@@ -508,6 +511,9 @@ class Store(Protocol):
         """Replace a worker's own rows by their new sums."""
 
     def list_statistics(self, since_minute: int) -> list[Minute]: ...
+
+    def fold_hours(self, before_minute: int) -> None:
+        """Add older rows up into one row per type and hour, which stands at the hour's first minute."""
 
     def fold_statistics(self, before_minute: int) -> None:
         """Add older rows up into one lifetime row per type."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Collection, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -27,7 +28,7 @@ from holdfast.web.openapi import make_document
 
 _STATIC = Path(__file__).parent / "static"
 _SMALL_BODY = 64 * 1024
-_LARGEST_BATCH = 32 * 1024 * 1024
+_LARGEST_BATCH = 8 * 1024 * 1024
 _ESCAPED = 4
 """How much larger than the stored text a payload may be in a body, by escapes and white space."""
 
@@ -64,8 +65,9 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        desk.open()
         yield
-        desk.close()
+        await asyncio.to_thread(desk.close)
 
     app = FastAPI(
         title="Holdfast",
@@ -102,7 +104,12 @@ def create_app(
         app.include_router(router)
     app.add_route("/openapi.json", openapi, include_in_schema=False)
     app.mount("/static", StaticFiles(directory=_STATIC), name="static")
-    app.add_middleware(Guard, access=access, largest_body=lambda path: _largest_body(queue, path))
+    app.add_middleware(
+        Guard,
+        access=access,
+        largest_body=lambda path: _largest_body(queue, path),
+        is_stopping=lambda: desk.broadcast.is_closed,
+    )
     return app
 
 

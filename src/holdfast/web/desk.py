@@ -37,6 +37,11 @@ class Desk:
         self.broadcast = Broadcast(queue)
         self._allow_types = frozenset(allow_types)
         self._admission = AdmissionRate(enqueue_rate)
+        self.open()
+
+    def open(self) -> None:
+        """Be ready to work; a server may be started again."""
+        self.broadcast.open()
         # Calls that may take long, one at a time, are kept apart: they must not hold up the short ones.
         self._short = ThreadPoolExecutor(_SHORT_CALLS, thread_name_prefix="holdfast-web")
         self._long = ThreadPoolExecutor(1, thread_name_prefix="holdfast-web-long")
@@ -62,7 +67,7 @@ class Desk:
                 f" (--allow-type {base_type(type)} lets them in)",
             )
 
-    def admit(self, request: Request, count: int = 1) -> None:
+    def count_enqueues(self, request: Request, count: int = 1) -> None:
         """Let a client enqueue, or tell it when it may."""
         self._admission.take(request.scope["holdfast.client"], count)
 

@@ -141,21 +141,26 @@ class Broadcast:
         self._listeners: set[Listener] = set()
         self._thread: threading.Thread | None = None
         self._wake = threading.Event()
-        self._is_closed = False
+        self.is_closed = False
+
+    def open(self) -> None:
+        """Take listeners (again)."""
+        self.is_closed = False
 
     def join(self, interest: Interest) -> Listener:
         """A new listener, which is told the present state first."""
         listener = Listener(interest, asyncio.get_running_loop())
         with self._lock:
-            if self._is_closed:
+            if self.is_closed:
                 raise Refused(503, "stopping", "the server is stopping", {"Retry-After": "1"})
             most = min(MOST_LISTENERS, most_connections() // 2)
             if len(self._listeners) >= most:
                 raise Refused(503, "busy", f"{most} clients listen already", {"Retry-After": "5"})
-            self._listeners.add(listener)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._watch, name="holdfast-events", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._watch, name="holdfast-events", daemon=True)
+                thread.start()  # it waits for the lock
+                self._thread = thread
+            self._listeners.add(listener)
         self._wake.set()
         return listener
 
@@ -164,15 +169,19 @@ class Broadcast:
             self._listeners.discard(listener)
         self._wake.set()
 
-    def close(self) -> None:
-        """End every stream: a server that stops waits for its answers to end."""
+    def end_streams(self) -> None:
+        """Take no more listeners, and end those there are: a server that stops waits for its answers."""
         with self._lock:
-            self._is_closed = True
+            self.is_closed = True
             listeners, self._listeners = self._listeners, set()
-            thread = self._thread
         for listener in listeners:
             listener.end()
         self._wake.set()
+
+    def close(self) -> None:
+        """The same, and wait until the thread has ended."""
+        thread = self._thread
+        self.end_streams()
         if thread is not None:
             thread.join(timeout=5.0)
 

@@ -27,8 +27,8 @@ BODY_SECONDS = 30.0
 
 _SLOWEST = 64 * 1024
 LINGER_SECONDS = 5.0
-MOST_BUFFERED = 64 * 1024 * 1024
-"""Bytes of all bodies that are on their way at a time."""
+MOST_BUFFERED = 32 * 1024 * 1024
+"""Bytes of all bodies that are on their way or worked on; as JSON values they are many times that."""
 
 _CONTENT_SECURITY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -52,9 +52,16 @@ class Guard:
     nobody reads.
     """
 
-    def __init__(self, app: ASGIApp, access: Access, largest_body: Callable[[str], int]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        access: Access,
+        largest_body: Callable[[str], int],
+        is_stopping: Callable[[], bool],
+    ) -> None:
         self._app = app
         self._access = access
+        self._is_stopping = is_stopping
         self._largest_body = largest_body
         self._buffered = 0
 
@@ -70,7 +77,7 @@ class Guard:
         send = answer.send
         taken = 0
         try:
-            scope = self._admit(scope, path)
+            scope = self._examine(scope, path)
             body, taken = await self._read(scope, path, receive)
         except _Disconnected:
             return
@@ -81,11 +88,9 @@ class Guard:
         try:
             await self._app(scope, _replay(body, receive), send)
         except asyncio.CancelledError:
-            # The server stops and has waited long enough.
-            if answer.has_begun:
+            if answer.has_begun or not self._is_stopping():
                 raise
-            stopping = Refused(503, "stopping", "the server is stopping", {"Retry-After": "1"})
-            await answer_to(stopping)(scope, receive, send)
+            await answer_to(_cut_short(scope))(scope, receive, send)
         except Exception:
             logging.getLogger(LOGGER).exception("%s %s failed", scope["method"], path)
             if not answer.has_begun:
@@ -94,15 +99,17 @@ class Guard:
         finally:
             self._buffered -= taken
 
-    def _admit(self, scope: Scope, path: str) -> Scope:
+    def _examine(self, scope: Scope, path: str) -> Scope:
         headers = dict(scope["headers"])
+        if "\0" in path:
+            raise Refused(404, "not_found", "there is nothing at this path")
         if sum(name == b"host" for name, _ in scope["headers"]) != 1:
             raise Refused(403, "foreign_host", "a request must name one Host")
         if not self._access.is_host_allowed(headers[b"host"].decode("latin-1")):
             raise Refused(
                 403, "foreign_host", "this Host is not served here; --allow-host NAME lets another one in"
             )
-        if not self._access.needs_token and not self._access.outer and not _is_local(scope):
+        if not self._access.needs_token and not self._access.outer and not _is_local(scope, headers):
             raise Refused(403, "forbidden", "without a token only clients on this machine are answered")
         if scope["method"] not in READING and self._access.is_foreign(headers):
             raise Refused(403, "foreign_origin", "another site's page may not change anything here")
@@ -129,11 +136,9 @@ class Guard:
         if not self._access.needs_token:
             return Right.CHANGE, address
         given = headers.get(b"authorization")
-        if given is not None:
-            scheme, _, token = given.partition(b" ")
-            right = Right.NOTHING
-            if scheme.lower() == b"bearer":
-                right = self._access.right_of_token(token.strip())
+        scheme, _, token = (given or b"").partition(b" ")
+        if scheme.lower() == b"bearer":  # another scheme may be a proxy's
+            right = self._access.right_of_token(token.strip())
             return right, self._access.tokens.get(right, address)
         for cookie in headers.get(b"cookie", b"").split(b";"):
             name, _, value = cookie.strip().partition(b"=")
@@ -199,18 +204,31 @@ async def _refuse(refused: Refused, scope: Scope, receive: Receive, send: Send) 
     await send({"type": "http.response.body", "body": b""})
 
 
+def _cut_short(scope: Scope) -> Refused:
+    """The server stops and has waited long enough for the answer."""
+    if scope["method"] in READING:
+        return Refused(503, "stopping", "the server is stopping", {"Retry-After": "1"})
+    return Refused(503, "stopping", "the server is stopping; whether this was done is not known")
+
+
 class _Disconnected(Exception):
     """The client went away while it sent its body."""
 
 
-def _is_local(scope: Scope) -> bool:
+def _is_local(scope: Scope, headers: dict[bytes, bytes]) -> bool:
+    """Whether a request comes from this machine, and was not passed on for somebody elsewhere."""
     client = scope.get("client")
-    return client is not None and is_loopback(client[0])
+    if client is None or not is_loopback(client[0]) or b"forwarded" in headers:
+        return False
+    passed_on = headers.get(b"x-forwarded-for", b"127.0.0.1").decode("latin-1")
+    return all(is_loopback(address.strip()) for address in passed_on.split(","))
 
 
 def _unauthorized(scope: Scope, headers: dict[bytes, bytes], path: str) -> Refused:
     if scope["method"] in READING and b"text/html" in headers.get(b"accept", b""):
-        target = f"{scope.get('root_path', '')}/login?next={quote(path)}"
+        query = scope.get("query_string", b"").decode("latin-1")
+        wanted = quote(f"{path}?{query}" if query else path)
+        target = f"{scope.get('root_path', '')}/login?next={wanted}"
         return Refused(303, "login", "log in first", {"Location": target})
     message = "a token is wanted: Authorization: Bearer TOKEN"
     if b"authorization" in headers or b"cookie" in headers:

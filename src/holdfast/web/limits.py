@@ -7,6 +7,9 @@ import resource
 SPARE_DESCRIPTORS = 128
 """Files that a server needs beside its connections, and for those that it is about to close."""
 
+BACKLOG = 2048
+"""Clients that may wait to be accepted."""
+
 _FEWEST = 64
 
 

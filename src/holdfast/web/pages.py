@@ -32,6 +32,11 @@ def _templates() -> Environment:
     return environment
 
 
+def _scheme(request: Request) -> str:
+    """The one that the browser uses; a proxy that ends TLS says so."""
+    return "https" if request.headers.get("x-forwarded-proto") == "https" else request.url.scheme
+
+
 def _marked(text: str) -> Markup:
     """Plain text with what stands between backticks as code."""
     parts = [escape(part) for part in text.split("`")]
@@ -54,7 +59,7 @@ async def home(request: Request) -> Response:
 @router.get("/docs")
 async def docs(request: Request) -> Response:
     document = await request.app.state.document(request)
-    base = str(request.base_url).rstrip("/")
+    base = str(request.base_url.replace(scheme=_scheme(request))).rstrip("/")
     return page(request, "docs.html", document=document, sections=_sections(document, base))
 
 
@@ -73,7 +78,7 @@ def _sections(document: dict[str, Any], base: str) -> list[dict[str, Any]]:
                     "summary": operation["summary"],
                     "description": operation.get("description", ""),
                     "parameters": operation.get("parameters", []),
-                    "fields": _fields(_body_schema(operation), schemas),
+                    "fields": _fields(_choices(_body_schema(operation))[-1], schemas),
                     "bodies": bodies,
                     "curl": _curl(method, f"{base}{path}", bodies, operation, document),
                     "responses": _responses(operation, schemas),
@@ -84,6 +89,12 @@ def _sections(document: dict[str, Any], base: str) -> list[dict[str, Any]]:
 
 def _body_schema(operation: dict[str, Any]) -> Any:
     return operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema")
+
+
+def _choices(schema: Any) -> list[Any]:
+    """The variants of a body, one for each job type and the last for all; itself, if it has none."""
+    choices = schema.get("anyOf", []) if isinstance(schema, dict) else []
+    return choices if choices and all("$ref" in choice for choice in choices) else [schema]
 
 
 def _fields(schema: Any, schemas: dict[str, Any], prefix: str = "", depth: int = 0) -> list[dict[str, Any]]:
@@ -132,18 +143,27 @@ def _kind(field: Any, schemas: dict[str, Any]) -> str:
     return " or ".join(dict.fromkeys(word for word in words if word != "null"))
 
 
-def _bodies(operation: dict[str, Any], schemas: dict[str, Any]) -> list[tuple[str, Any]]:
-    """Examples of a body, by name."""
+def _bodies(operation: dict[str, Any], schemas: dict[str, Any]) -> list[dict[str, Any]]:
+    """Examples of a body; where there are several, each is a job type's, with the fields of its payload."""
     content = operation.get("requestBody", {}).get("content", {}).get("application/json")
     if content is None:
         return []
-    if "examples" in content:
-        return [(name, example["value"]) for name, example in content["examples"].items()]
-    return [("", example_of(content["schema"], schemas))]
+    if "examples" not in content:
+        return [{"name": "", "example": example_of(content["schema"], schemas), "fields": []}]
+    return [
+        {
+            "name": name,
+            "example": example["value"],
+            "fields": [field for field in _fields(variant, schemas) if field["name"].startswith("payload.")],
+        }
+        for (name, example), variant in zip(
+            content["examples"].items(), _choices(content["schema"]), strict=False
+        )
+    ]
 
 
 def _curl(
-    method: str, url: str, bodies: list[tuple[str, Any]], operation: dict[str, Any], document: dict[str, Any]
+    method: str, url: str, bodies: list[dict[str, Any]], operation: dict[str, Any], document: dict[str, Any]
 ) -> str:
     words = ["curl"]
     if method not in ("get", "post") or (method == "post" and not bodies):
@@ -160,7 +180,7 @@ def _curl(
     ]
     words.append(quote(url + ("?" + "&".join(needed) if needed else "")))
     if bodies:
-        words.append(f"--json {quote(json.dumps(bodies[0][1], ensure_ascii=False))}")
+        words.append(f"--json {quote(json.dumps(bodies[0]['example'], ensure_ascii=False))}")
     return " ".join(words)
 
 
@@ -215,7 +235,7 @@ async def log_in(request: Request) -> Response:
         access.make_session(right),
         max_age=SESSION_SECONDS,
         path=root or "/",
-        secure=request.url.scheme == "https",
+        secure=_scheme(request) == "https",
         httponly=True,
         samesite="strict",
     )

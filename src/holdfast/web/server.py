@@ -23,7 +23,7 @@ from holdfast.events import Events, ServerStopped, ServerStopping
 from holdfast.web.answer import json_bytes
 from holdfast.web.desk import Desk
 from holdfast.web.guard import SECURITY_HEADERS
-from holdfast.web.limits import SPARE_DESCRIPTORS, most_connections
+from holdfast.web.limits import BACKLOG, SPARE_DESCRIPTORS, most_connections
 
 HEADER_SECONDS = 10.0
 """How long a request may take to arrive, without its body."""
@@ -34,7 +34,6 @@ WRITE_SECONDS = 30.0
 EVENTS_PATH = "/api/events"
 _LAST_MESSAGE_SECONDS = 1.0
 _KEEP_ALIVE_SECONDS = 30
-_BACKLOG = 2048
 
 
 class PatientProtocol(H11Protocol):
@@ -91,7 +90,10 @@ class PatientProtocol(H11Protocol):
         waiting = [
             c
             for c in self.connections
-            if isinstance(c, PatientProtocol) and c is not self and c.keeps_us_waiting
+            if isinstance(c, PatientProtocol)
+            and c is not self
+            and c.keeps_us_waiting
+            and not c.transport.is_closing()
         ]
         if waiting:
             min(waiting, key=lambda c: c.since).transport.abort()
@@ -105,7 +107,14 @@ class PatientProtocol(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._write_deadline = self.loop.call_later(WRITE_SECONDS, self.transport.abort)
+        self._watch_writing(self.transport.get_write_buffer_size() + 1)
+
+    def _watch_writing(self, before: int) -> None:
+        left = self.transport.get_write_buffer_size()
+        if left >= before:
+            self.transport.abort()
+        else:
+            self._write_deadline = self.loop.call_later(WRITE_SECONDS, self._watch_writing, left)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -170,13 +179,13 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for listener in sockets or ():
-            listener.listen(_BACKLOG)
+            listener.listen(BACKLOG)
         if self.started:
             self._on_started()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         # Streams would never end by themselves.
-        self._desk.broadcast.close()
+        self._desk.broadcast.end_streams()
         self._events.emit(ServerStopping(requests=len(self.server_state.tasks)))
         loop = asyncio.get_running_loop()
         unread = loop.call_later(_LAST_MESSAGE_SECONDS, self._drop_streams)
@@ -202,19 +211,15 @@ class Server(uvicorn.Server):
         self.cut_short = len(self.server_state.tasks)
 
 
-def serve(
+def make_server(
     app: FastAPI,
-    listener: socket.socket,
     *,
     root_path: str,
     events: Events,
     shutdown_seconds: float,
     on_started: Callable[[], None],
-) -> bool:
-    """Serve until told to stop, then finish the requests that run, within the time.
-
-    Returns whether all of them could finish.
-    """
+) -> Server:
+    """A server for an application; `serve(sockets=[…])` runs it in the present event loop."""
     config = uvicorn.Config(
         app,
         http=PatientProtocol,
@@ -228,9 +233,18 @@ def serve(
         timeout_graceful_shutdown=max(1, round(shutdown_seconds)),
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         h11_max_incomplete_event_size=64 * 1024,
-        # asyncio accepts as many at once before it looks at any of them: no more than there is room for.
-        backlog=SPARE_DESCRIPTORS // 2,
+        # asyncio accepts as many at once, and again, before it looks at any of them: there must be room.
+        backlog=SPARE_DESCRIPTORS // 8,
+        # Whom a request was passed on for is the guard's business; the environment has no say in it.
+        proxy_headers=False,
     )
-    server = Server(config, app.state.desk, events, on_started)
+    return Server(config, app.state.desk, events, on_started)
+
+
+def serve(server: Server, listener: socket.socket) -> bool:
+    """Serve until told to stop, then finish the requests that run, within the time.
+
+    Returns whether all of them could finish.
+    """
     asyncio.run(server.serve(sockets=[listener]))
     return not server.cut_short

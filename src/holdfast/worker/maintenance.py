@@ -15,13 +15,16 @@ from holdfast.core.job import Status
 from holdfast.core.lifecycle import LeaseEnded, decide
 from holdfast.core.settings import Settings
 from holdfast.errors import WorkerLost
-from holdfast.store.protocol import Expired, Finish, Store
+from holdfast.store.protocol import HOUR, Expired, Finish, Store
 from holdfast.worker.statistics import Statistics
 
 PROMOTE_BATCH = 1000
 PRUNE_BATCH = 500
-STATISTICS_KEPT = 48 * 60
-"""Minutes of statistics that are kept one by one."""
+MINUTES_KEPT = HOUR
+"""How long statistics are kept by the minute and worker."""
+
+HOURS_KEPT = 48 * HOUR
+"""How many minutes of them are kept by the hour, before they are only part of the lifetime's."""
 
 _PRUNE_EVERY = 60.0
 
@@ -98,7 +101,9 @@ class Maintenance:
                 full = full or len(pruned) == PRUNE_BATCH
                 if pruned:
                     self._done.append(e.JobsPruned(count=len(pruned), job_ids=pruned))
-        self._store.fold_statistics(now // (60 * SECOND) - STATISTICS_KEPT)
+        minute = now // (60 * SECOND)
+        self._store.fold_hours(minute - MINUTES_KEPT)
+        self._store.fold_statistics(minute - HOURS_KEPT)
         # While there is more to prune, a batch a second: long deletes come in small bites.
         self._next_prune = time.monotonic() + (1.0 if full else _PRUNE_EVERY)
 

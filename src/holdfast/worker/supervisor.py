@@ -63,7 +63,8 @@ class Supervisor:
         self._worker_requests = 0
         self._all_told = False
         self._reason = ""
-        self._is_stopping = False
+        self._worker_reason = ""
+        self._announced: set[str] = set()
         self._ready = False
         self._failure: Notice | None = None
         self._cut_short = False
@@ -147,17 +148,18 @@ class Supervisor:
                 self.stop(reason)
         else:
             self._worker_requests = 1
-            self._reason = self._reason or reason
+            self._worker_reason = reason
 
     def _pass_on(self) -> None:
         """Tell the processes what we were told, should one have come up meanwhile."""
         if self._requests and not self._all_told:
             self._all_told = True
             self._on_stop()
-        if not self._is_stopping and self._failure is None:
+        reason = self._reason if self._requests else self._worker_reason
+        if reason not in self._announced and self._failure is None:
             running = sum(seat.is_running and seat.is_worker for seat in self._seats)
-            self._events.emit(e.SupervisorStopping(workers=running, reason=self._reason))
-        self._is_stopping = True
+            self._events.emit(e.SupervisorStopping(workers=running, reason=reason))
+        self._announced.add(reason)
         for seat in self._seats:
             seat.tell(self._requests_to(seat))
             if seat.start_at is not None and self._requests_to(seat):
@@ -170,6 +172,8 @@ class Supervisor:
         code = seat.collect()
         if code != seat.announced:
             self._died(seat, code)
+        elif code in (0, EXIT_CUT_SHORT) and not seat.is_worker and not self._requests:
+            self._replace(seat, seat.next_pause())  # somebody else has stopped it
         elif code in (0, EXIT_CUT_SHORT):
             self._cut_short = self._cut_short or code == EXIT_CUT_SHORT
             seat.is_over = True

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from holdfast.config import Value
 from holdfast.core.clock import microseconds, to_datetime
-from holdfast.store.protocol import LIFETIME, Beat, Minute, TypeRecord, WorkerRecord, empty_minute
+from holdfast.store.protocol import HOUR, LIFETIME, Beat, Minute, TypeRecord, WorkerRecord, empty_minute
 
 _RENEW = """
 UPDATE holdfast_jobs SET lease_expires_at = ?1
@@ -189,20 +189,39 @@ def write_statistics(connection: sqlite3.Connection, minutes: Sequence[Minute]) 
     )
 
 
+_SINGLE_MINUTES = f"minute > {LIFETIME} AND minute < ? AND (worker_id <> '' OR minute % {HOUR} <> 0)"
+_ALL_MINUTES = f"minute > {LIFETIME} AND minute < ?"
+
+
+def fold_hours(connection: sqlite3.Connection, before_minute: int) -> None:
+    """Move rows older than the minute into one row per type and hour."""
+    _fold(connection, _SINGLE_MINUTES, before_minute, lambda minute: minute // HOUR * HOUR)
+
+
 def fold_statistics(connection: sqlite3.Connection, before_minute: int) -> None:
     """Move rows older than the minute into one lifetime row per type."""
-    bounds = (LIFETIME, before_minute)
-    old = connection.execute(
-        f"SELECT {STATISTICS_COLUMNS} FROM holdfast_statistics WHERE minute > ? AND minute < ?", bounds
-    ).fetchall()
-    if not old:
+    _fold(connection, _ALL_MINUTES, before_minute, lambda _: LIFETIME)
+
+
+def _fold(
+    connection: sqlite3.Connection, which: str, before_minute: int, target: Callable[[int], int]
+) -> None:
+    parts = _statistics(connection, which, before_minute)
+    if not parts:
         return
-    sums = connection.execute(
-        f"SELECT {STATISTICS_COLUMNS} FROM holdfast_statistics WHERE minute = ?", (LIFETIME,)
-    ).fetchall()
-    totals: dict[str, Minute] = {}
-    for row in [*sums, *old]:
-        part = minute_from(row)
-        totals.setdefault(part.type, empty_minute(LIFETIME, part.type, "")).add(part)
-    connection.execute("DELETE FROM holdfast_statistics WHERE minute > ? AND minute < ?", bounds)
+    connection.execute(f"DELETE FROM holdfast_statistics WHERE {which}", (before_minute,))
+    totals: dict[tuple[int, str], Minute] = {}
+    for part in parts:
+        minute = target(part.minute)
+        if (minute, part.type) not in totals:
+            found = _statistics(connection, "minute = ? AND type = ? AND worker_id = ''", minute, part.type)
+            totals[minute, part.type] = found[0] if found else empty_minute(minute, part.type, "")
+        totals[minute, part.type].add(part)
     write_statistics(connection, list(totals.values()))
+
+
+def _statistics(connection: sqlite3.Connection, which: str, *parameters: Any) -> list[Minute]:
+    rows = connection.execute(
+        f"SELECT {STATISTICS_COLUMNS} FROM holdfast_statistics WHERE {which}", parameters
+    )
+    return [minute_from(row) for row in rows.fetchall()]

@@ -380,6 +380,10 @@ class SqliteStore:
         )
         return [keep.minute_from(row) for row in rows]
 
+    def fold_hours(self, before_minute: int) -> None:
+        with self.database.transaction() as connection:
+            keep.fold_hours(connection, before_minute)
+
     def fold_statistics(self, before_minute: int) -> None:
         with self.database.transaction() as connection:
             keep.fold_statistics(connection, before_minute)

@@ -140,7 +140,7 @@ async def report(request: Request) -> Response:
     """What is outstanding? What failed and why? Is anything stuck? How long do jobs take? Are there
     duplicates? What ran in the last hour?"""
     desk = desk_of(request)
-    return json_response(shapes.report(await desk.call(answer, desk.queue)))
+    return json_response(shapes.report(await desk.call_long(answer, desk.queue)))
 
 
 @router.get(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from itertools import islice
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, HTTPException, Path, Query, Request, Response
@@ -28,6 +29,7 @@ router = APIRouter(prefix="/api/tasks", tags=["tasks"], route_class=StrictRoute)
 
 COUNTED = 10_000
 LARGEST_OFFSET = 2**31 - 1
+MOST_IN_BULK = 100_000
 LARGEST_PAGE = 8 * 1024 * 1024
 """Bytes of a page with payloads, results and errors; beyond that it ends early."""
 
@@ -61,7 +63,7 @@ async def create_task(
     desk = desk_of(request)
     desk.require_enqueueable(new.type)
     options = options_from(new.options or schema.Options(), _as_sent(idempotency_key))
-    desk.admit(request)
+    desk.count_enqueues(request)
     with http_words():
         job, is_new = await _enqueue(desk, request, new, options)
     place = f"{request.scope.get('root_path', '')}/api/tasks/{job.id}"
@@ -98,8 +100,16 @@ async def create_tasks(
     """
     desk = desk_of(request)
     key = _as_sent(idempotency_key)
+    desk.count_enqueues(request, len(new.tasks))
+    with http_words():
+        answer, is_new = await desk.call(_enqueue_batch, desk, new.tasks, key)
+    return Response(answer, 201 if is_new else 200, media_type="application/json")
+
+
+def _enqueue_batch(desk: Desk, tasks: list[schema.NewTask], key: str | None) -> tuple[bytes, bool]:
+    """The answer, and whether any of the jobs is new."""
     items = []
-    for place, task in enumerate(new.tasks):
+    for place, task in enumerate(tasks):
         try:
             desk.require_enqueueable(task.type)
             options = task.options or schema.Options()
@@ -110,11 +120,9 @@ async def create_tasks(
         except Refused as refused:
             refused.detail = f"tasks[{place}]: {refused.detail}; nothing was stored"
             raise
-    desk.admit(request, len(items))
-    with http_words():
-        stored = await desk.call(desk.queue.enqueue_batch, items)
+    stored = desk.queue.enqueue_batch(items)
     answer = {"tasks": [shapes.accepted(job) for job, _ in stored], "count": len(stored)}
-    return json_response(answer, 201 if any(is_new for _, is_new in stored) else 200)
+    return json_bytes(answer), any(is_new for _, is_new in stored)
 
 
 def _as_sent(declared: str | None) -> str | None:
@@ -283,18 +291,20 @@ async def bulk(request: Request, order: schema.Bulk) -> Response:
 def _bulk(queue: Queue, order: schema.Bulk) -> dict[str, Any]:
     if order.ids is not None:
         ids = list(dict.fromkeys(order.ids))
-        count, chosen = len(ids), iter(ids)
     else:
         assert order.filter is not None
         given = order.filter.status
         statuses = [given] if isinstance(given, str) else given or []
-        count = queue.count(status=statuses, type=order.filter.type, cap=LARGEST_OFFSET)
-        chosen = matching(queue, statuses, order.filter.type)
+        ids = list(islice(matching(queue, statuses, order.filter.type), MOST_IN_BULK + 1))
+    if len(ids) > MOST_IN_BULK:
+        raise ConfigError(f"a filter may find at most {MOST_IN_BULK} jobs here; narrow it by type or status")
+    count = len(ids)
     if order.expectedCount not in (None, count):
         raise Refused(
             409, "count_differs", f"there are {count} such jobs, not {order.expectedCount}; nothing was done"
         )
-    made = operate(queue, order.action, chosen)
+    # Those and no others, also if more come to fit while it goes on.
+    made = operate(queue, order.action, iter(ids))
     return {
         "action": order.action,
         "matched": count,
@@ -310,7 +320,15 @@ def _bulk(queue: Queue, order: schema.Bulk) -> dict[str, Any]:
 async def get_task(request: Request, id: JobId) -> Response:
     """Everything about a job. Fields whose names say that they are secret show [redacted]."""
     _refuse_reserved(id)
-    return json_response(shapes.task(await _known(desk_of(request), id), redact))
+    desk = desk_of(request)
+    return Response(await desk.call(_whole, desk.queue, id), media_type="application/json")
+
+
+def _whole(queue: Queue, id: str) -> bytes:
+    job = queue.get(id)
+    if job is None:
+        raise JobNotFound(id)
+    return json_bytes(shapes.task(job, redact))
 
 
 def _refuse_reserved(id: str) -> None:
@@ -343,13 +361,19 @@ async def delete_task(request: Request, id: JobId) -> Response:
 async def retry_task(request: Request, id: JobId, body: schema.Retry | None = None) -> Response:
     """Run a failed, cancelled or waiting-for-retry job again from its first attempt."""
     desk = desk_of(request)
-    payload = None if body is None else body.payload
+    retried = await desk.call(_retry, desk, id, None if body is None else body.payload)
+    return json_response(shapes.retried(retried))
+
+
+def _retry(desk: Desk, id: str, payload: dict[str, Any] | None) -> Job:
     if payload is not None:
+        stored = desk.queue.get(id)
+        if stored is None:
+            raise JobNotFound(id)
         # Another payload makes it another job, for which the same rules hold as for a new one.
-        stored = await _known(desk, id)
         desk.require_enqueueable(stored.type)
         payload = restore(payload, stored.payload)
-    return json_response(shapes.retried(await desk.call(desk.queue.retry, id, payload)))
+    return desk.queue.retry(id, payload)
 
 
 @router.post("/{id}/cancel", summary="Cancel a job", response_model=schema.Cancelled, responses=errors(404))
@@ -388,7 +412,7 @@ async def logs(
     text = await desk.call(_output, job, tail)
     if request.headers.get("accept", "").startswith("text/plain"):
         return Response(text, media_type="text/plain; charset=utf-8")
-    return json_response({"id": job.id, "log": text})
+    return Response(await desk.call(json_bytes, {"id": job.id, "log": text}), media_type="application/json")
 
 
 def _output(job: Job, tail: int | None) -> str:
