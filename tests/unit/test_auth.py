@@ -120,10 +120,10 @@ def test_loopback_is_known_in_all_its_forms(name: str) -> None:
         "0177.0.0.1",
         "0.0.0.0",
         "::",
-        "10.0.0.1",
+        "203.0.113.1",
         "128.0.0.1",
         "fe80::1",
-        "::ffff:10.0.0.1",
+        "::ffff:203.0.113.1",
     ],
 )
 def test_nothing_else_is_loopback(name: str) -> None:

@@ -447,7 +447,9 @@ def test_folder_in_place_of_the_file_costs_the_output_alone(home: Path) -> None:
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no device that is always full")
 def test_full_disk_costs_the_output_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output_log, "log_path", lambda job_id: "/dev/full")
+    # Not by its path: whoever takes a log over copies it, and this one never ends.
+    full = open("/dev/full", "r+b", buffering=0)  # noqa: SIM115 -- the log closes it
+    monkeypatch.setattr(output_log, "_take_over", lambda path, anew: full)
     log = OutputLog("job1", SMALLEST, anew=False)
     log.heading("attempt 1")
     log.write(b"output")

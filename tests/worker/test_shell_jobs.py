@@ -1071,7 +1071,11 @@ def test_detail_of_a_completed_attempt_is_forgotten(queue: Queue, start_worker: 
     assert (job.status, job.errors) == ("completed", ())
 
 
-@pytest.mark.parametrize("value", [float("nan"), object(), "\x00", "\ud800", "x" * 2_000_000], ids=repr)
+@pytest.mark.parametrize(
+    "value",
+    [float("nan"), object(), "\x00", "\ud800", "x" * 2_000_000],
+    ids=("NaN", "object", "NUL", "surrogate", "large"),
+)
 def test_detail_that_cannot_be_stored_is_refused_where_it_is_given(
     queue: Queue, start_worker: StartWorker, value: object
 ) -> None:

@@ -16,6 +16,11 @@ INTERRUPTED = 130
 _interrupted = False
 
 
+def was_interrupted() -> bool:
+    """Whether there was a Ctrl-C. In the middle of an import Python may turn it into another error."""
+    return _interrupted
+
+
 def main() -> NoReturn:
     """Run queuectl and exit with its code."""
     try:

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 
+from holdfast.cli import was_interrupted
 from holdfast.cli.command import DONE, FAILED, WRONG_USAGE, Call, Command, UsageError, say
 
 COMMANDS = {
@@ -72,14 +73,14 @@ def run(words: list[str]) -> int:
     except Exception as error:
         if os.environ.get("QUEUECTL_DEBUG"):
             raise
-        if _was_interrupted(error):
+        if was_interrupted() or _came_of_interrupt(error):
             raise KeyboardInterrupt from error
         say(f"this should not happen: {type(error).__name__}: {error} (QUEUECTL_DEBUG=1 shows where)")
         return FAILED
     return code
 
 
-def _was_interrupted(error: BaseException | None) -> bool:
+def _came_of_interrupt(error: BaseException | None) -> bool:
     """Whether an error came up while a Ctrl-C was on its way out, as argparse's own clean-up does it."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__context__

@@ -20,7 +20,7 @@ from holdfast.errors import ConfigError, HoldfastError, shown
 from holdfast.queue import Queue
 from holdfast.web import errors, pages
 from holdfast.web.answer import json_response
-from holdfast.web.api import control, health, tasks
+from holdfast.web.api import control, enqueue, health, tasks
 from holdfast.web.auth import make_access
 from holdfast.web.desk import Desk
 from holdfast.web.guard import Guard
@@ -98,7 +98,7 @@ def create_app(
     app.state.desk = desk
     app.state.access = access
     app.state.document = document
-    routers = (control.flow, tasks.router, control.router, health.router, pages.router)
+    routers = (control.flow, enqueue.router, tasks.router, control.router, health.router, pages.router)
     app.state.routes = [route for router in routers for route in router.routes]
     for router in routers:
         app.include_router(router)

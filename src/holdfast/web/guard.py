@@ -101,7 +101,7 @@ class Guard:
 
     def _examine(self, scope: Scope, path: str) -> Scope:
         headers = dict(scope["headers"])
-        if "\0" in path:
+        if "\0" in path and path.startswith(STATIC):  # no file has such a name
             raise Refused(404, "not_found", "there is nothing at this path")
         if sum(name == b"host" for name, _ in scope["headers"]) != 1:
             raise Refused(403, "foreign_host", "a request must name one Host")

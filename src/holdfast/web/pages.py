@@ -132,7 +132,9 @@ def _variants(schema: Any, schemas: dict[str, Any], depth: int = 0) -> Iterator[
 
 
 def _text_of(field: Any, schemas: dict[str, Any]) -> str:
-    return next((part["description"] for part in _variants(field, schemas) if "description" in part), "")
+    """What is said about a field, then what is said about its kind."""
+    texts = [part["description"] for part in _variants(field, schemas) if part.get("description")]
+    return "; ".join(dict.fromkeys(text.rstrip(".") for text in reversed(texts)))
 
 
 def _kind(field: Any, schemas: dict[str, Any]) -> str:

@@ -63,7 +63,7 @@ class Options(Body):
 class NewTask(Body):
     """A job to be done."""
 
-    type: TypeName
+    type: Annotated[TypeName, Field(description="which handler runs it")]
     payload: Annotated[dict[str, Any] | None, Field(description="what the handler gets")] = None
     options: Options | None = None
 
