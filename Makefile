@@ -22,8 +22,9 @@ run: $(READY) ## serve the API, the docs and a worker with example jobs; ARGS="-
 	@$(BIN)/python -m examples.demo
 	@$(BIN)/queuectl serve --app examples.demo:queue $(ARGS)
 
-test: $(READY) ## run the tests; ARGS="-k lease -x" goes to pytest
-	$(BIN)/python -m pytest -ra $(ARGS)
+# Three at a time: half of the tests' time is waiting for processes and leases.
+test: $(READY) ## run the tests; ARGS="-k lease -x" goes to pytest, -n0 runs one at a time
+	$(BIN)/python -m pytest -ra -n 3 --dist worksteal $(ARGS)
 
 check: $(READY) ## lint, formatting, types, import rules
 	$(BIN)/ruff check .

@@ -735,6 +735,18 @@ def test_ctrl_c_while_detached_workers_are_awaited_leaves_none_behind(stocked: P
     assert queue.store.list_workers() == []
 
 
+def test_detached_workers_that_nobody_waits_for_stop(stocked: Path, queue: Queue) -> None:
+    # As when a Ctrl-C comes in the moment between the start of their supervisor and its being known.
+    process = start_queuectl(stocked, "worker", "start", "--detach", start_new_session=True)
+    wait_until(
+        lambda: list((stocked / "logs" / "workers").glob("*.log")), message="the supervisor is started"
+    )
+    process.kill()
+    process.communicate()
+    wait_until(lambda: not _processes_of(stocked), timeout=20, message="no process is left")
+    assert queue.store.list_workers() == []
+
+
 def _processes_of(home: Path) -> list[str]:
     """The pids of programs that run with this home."""
     mark = b"QUEUECTL_HOME=" + bytes(home) + b"\0"

@@ -92,11 +92,17 @@ def _wait_until_ready(call: Call, ready: int, process: subprocess.Popen[bytes], 
     raise (ConfigError if code == WRONG_USAGE else HoldfastError)(reason)
 
 
-def tell_ready(descriptor: int | None, ids: list[str]) -> None:
-    if descriptor is not None:
-        with suppress(BrokenPipeError):
-            os.write(descriptor, msgspec.json.encode(ids) + b"\n")
+def tell_ready(descriptor: int | None, ids: list[str]) -> bool:
+    """Tell who waits that the workers are up; False if nobody does any more, as after a Ctrl-C."""
+    if descriptor is None:
+        return True
+    try:
+        os.write(descriptor, msgspec.json.encode(ids) + b"\n")
+    except BrokenPipeError:
+        return False
+    finally:
         os.close(descriptor)
+    return True
 
 
 def _log_file() -> str:

@@ -72,13 +72,18 @@ def start(call: Call) -> int:
     if call.wants_json:
         raise UsageError("queuectl worker start: --json goes with --detach; the log has --log-format json")
     log.configure(options["log_format"])
+
+    def on_ready(ids: list[str]) -> None:
+        if not tell_ready(arguments.ready_fd, ids):
+            supervisor.stop("nobody waits for it any more")
+
     supervisor = Supervisor(
         worker_command(options),
         arguments.count,
         events=Events(),
         environment=clean_environment(),
         stop_file=stop_file(),
-        on_ready=lambda ids: tell_ready(arguments.ready_fd, ids),
+        on_ready=on_ready,
         on_death=end_commands_of,
         tick=rotation() if arguments.ready_fd is not None else lambda: None,
     )
