@@ -175,6 +175,10 @@ class Server(uvicorn.Server):
         """Stop in order; said again, at once. In the server's own loop."""
         self.force_exit = self.should_exit
         self.should_exit = True
+        if self.force_exit:
+            self.cut_short = len(self.server_state.tasks)
+            for connection in list(self.server_state.connections):
+                connection.transport.abort()  # newer Pythons wait for their end
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -195,8 +199,6 @@ class Server(uvicorn.Server):
         finally:
             watch.cancel()
             unread.cancel()
-        if self.force_exit:
-            self.cut_short = len(self.server_state.tasks)
         self._events.emit(ServerStopped(cut_short=self.cut_short))
 
     def _drop_streams(self) -> None:
