@@ -122,6 +122,10 @@ def _describe(problem: Mapping[str, Any]) -> str:
     kind, message = problem["type"], str(problem["msg"])
     if kind == "missing":
         message = "is required" if where else "a JSON body is required"
+    elif kind in ("model_attributes_type", "model_type", "dict_type"):
+        message = "must be a JSON object"
+    elif kind == "string_pattern_mismatch":  # types alone have a pattern
+        message = "must be 1 to 255 of A-Z a-z 0-9 _ . : -"
     else:
         message = message.replace("Input should be", "must be").replace("Value error, ", "")
         message = message[:1].lower() + message[1:]
