@@ -58,7 +58,7 @@ class Storm:
         return self._programs.start("producer", seed=self._started, types=TYPES, seconds=0.06, pause=0.006)
 
 
-@pytest.mark.timeout(4 * 3600 if LONG else 120)
+@pytest.mark.timeout(4 * 3600 if LONG else 300)
 @pytest.mark.parametrize("defaults", [DEFAULTS])
 def test_nothing_is_lost_in_a_storm_of_kills(queue: Queue, programs: Programs, database: Database) -> None:
     queue.store.now()  # the first opening has tests of its own
@@ -70,7 +70,9 @@ def test_nothing_is_lost_in_a_storm_of_kills(queue: Queue, programs: Programs, d
         oracle.check_limits_now(database, {"limited": MAX_RUNNING})
         assert database.wal_bytes() < oracle.WAL_CAP
     wait_until(
-        lambda: len(database.jobs()) >= JOBS or not storm.producers[0].is_running, message=f"{JOBS} jobs"
+        lambda: len(database.jobs()) >= JOBS or not storm.producers[0].is_running,
+        timeout=120,  # how long it takes is the machine's business, which has other tests to run
+        message=f"{JOBS} jobs",
     )
     storm.end_producers()
     calm = time.time()

@@ -29,11 +29,6 @@ def conditions(filter: JobFilter) -> tuple[str, list[Any]]:
     return f" WHERE {' AND '.join(parts)}" if parts else "", parameters
 
 
-def index_for(filter: JobFilter) -> str:
-    """Few jobs run at a time, so they are read and sorted; SQLite would go through the whole table."""
-    return " INDEXED BY holdfast_jobs_leased" if filter.statuses == (Status.PROCESSING,) else ""
-
-
 def _of_status(word: str) -> str:
     if word == RETRYING:
         return "(status = 'scheduled' AND attempts > 0)"
@@ -57,7 +52,7 @@ def count_matching(database: Database, filter: JobFilter, cap: int) -> int:
 def count_retrying(database: Database) -> dict[str, int]:
     return dict(
         database.read(
-            "SELECT type, count(*) FROM holdfast_jobs"
+            "SELECT type, count(*) FROM holdfast_jobs INDEXED BY holdfast_jobs_retrying"
             " WHERE status = 'scheduled' AND attempts > 0 GROUP BY type"
         )
     )
@@ -66,7 +61,7 @@ def count_retrying(database: Database) -> dict[str, int]:
 def count_finished(database: Database, since: int) -> dict[str, dict[Status, int]]:
     counts: dict[str, dict[Status, int]] = {}
     for type, status, count in database.read(
-        "SELECT type, status, count(*) FROM holdfast_jobs"
+        "SELECT type, status, count(*) FROM holdfast_jobs INDEXED BY holdfast_jobs_finished"
         " WHERE finished_at IS NOT NULL AND finished_at >= ? GROUP BY type, status ORDER BY type",
         (since,),
     ):

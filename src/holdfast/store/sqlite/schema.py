@@ -187,8 +187,15 @@ _WATCHED = (
     "ALTER TABLE holdfast_statistics ADD COLUMN limited_seconds REAL NOT NULL DEFAULT 0",
 )
 
+_LISTED = (
+    # lists by state: of what is over, which is written once, and of what waits for its time
+    """CREATE INDEX holdfast_jobs_ended ON holdfast_jobs (type, status, seq)
+    WHERE finished_at IS NOT NULL""",
+    "CREATE INDEX holdfast_jobs_later ON holdfast_jobs (type, seq) WHERE status = 'scheduled'",
+)
+
 MIGRATIONS = (
     Migration(1, "the queue", (*_TABLES, *_INDEXES, *_COUNTING)),
     Migration(2, "workers can be asked to stop, and tell the slots of a type", _WORKERS),
-    Migration(3, "metrics: jobs ever enqueued, a worker's last turn, time spent on limits", _WATCHED),
+    Migration(3, "metrics, and lists by state however long the queue", (*_WATCHED, *_LISTED)),
 )

@@ -36,6 +36,7 @@ from holdfast.store.protocol import (
 from holdfast.store.sqlite import caller, claim, finish, insert, keep, look, operate
 from holdfast.store.sqlite.attempt import SqliteAttemptTransaction
 from holdfast.store.sqlite.database import PATIENCE, Database
+from holdfast.store.sqlite.pages import newest_of_states
 from holdfast.store.sqlite.rows import BRIEF_COLUMNS, JOB_COLUMNS, failure_from, job_from
 from holdfast.store.sqlite.watch import SqliteWatch
 
@@ -266,15 +267,27 @@ class SqliteStore:
         return self.list_page(filter)[0]
 
     def list_page(self, filter: JobFilter) -> tuple[list[Job], int | None]:
-        where, parameters = look.conditions(filter)
+        seqs = newest_of_states(self.database, filter)
+        limit = max(0, filter.limit)
         columns = BRIEF_COLUMNS if filter.brief else JOB_COLUMNS
-        rows = self.database.read(
-            f"SELECT {columns} FROM holdfast_jobs{look.index_for(filter)}{where}"
-            " ORDER BY seq DESC LIMIT ? OFFSET ?",
-            (*parameters, max(0, filter.limit) + 1, filter.offset),
-        )
-        page = rows[: max(0, filter.limit)]
-        return [job_from(row) for row in page], page[-1][0] if page and len(rows) > len(page) else None
+        where, parameters = look.conditions(filter)
+        if seqs is None:
+            rows = self.database.read(
+                f"SELECT {columns} FROM holdfast_jobs{where} ORDER BY seq DESC LIMIT ? OFFSET ?",
+                (*parameters, limit + 1, filter.offset),
+            )
+            page, more = rows[:limit], len(rows) > limit
+            following = page[-1][0] if page and more else None
+        else:
+            # Asked for their state again, which may have changed since.
+            page = self.database.read(
+                f"SELECT {columns} FROM holdfast_jobs NOT INDEXED{where}"
+                " AND seq IN (SELECT value FROM json_each(?))",
+                (*parameters, json.dumps(seqs[:limit])),
+            )
+            page.sort(key=lambda row: row[0], reverse=True)
+            following = seqs[limit - 1] if limit and len(seqs) > limit else None
+        return [job_from(row) for row in page], following
 
     def count_jobs(self) -> dict[str, dict[Status, int]]:
         columns = ", ".join(Status)

@@ -14,6 +14,7 @@ from holdfast.core.redact import redact, restore
 from holdfast.errors import ConfigError, JobNotFound
 from holdfast.jobs.output_log import output_of
 from holdfast.observe import shapes
+from holdfast.observe.overview import overview
 from holdfast.operate import matching, operate
 from holdfast.queue import Queue
 from holdfast.web import schema
@@ -119,8 +120,6 @@ def _instant(name: str, text: str) -> datetime:
 @router.get("/stats", summary="Count jobs", response_model=schema.Stats, responses=errors())
 async def stats(request: Request) -> Response:
     """Jobs by state, in all and by type, and what a person should know."""
-    from holdfast.observe.overview import overview
-
     desk = desk_of(request)
     return json_response(shapes.overview(await desk.call(overview, desk.queue)))
 
