@@ -113,6 +113,26 @@ PROCESSING = {
 # Stats
 
 
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+@pytest.mark.parametrize(
+    ("method", "path", "field"),
+    [
+        ("POST", "/api/tasks/rate-limit", "tasksPerSecond"),
+        ("PUT", "/api/config/backoff_base", "value"),
+        ("PUT", "/api/config/max_attempts", "value"),
+        ("PUT", "/api/config/lease_seconds", "value"),
+    ],
+)
+def test_number_that_is_none_is_refused(
+    queue: Queue, api: httpx.Client, method: str, path: str, field: str, number: str
+) -> None:
+    before = queue.config()
+    body = f'{{"{field}": {number}}}'
+    answer = api.request(method, path, content=body, headers={"Content-Type": "application/json"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")
+    assert queue.config() == before
+
+
 def test_stats_of_an_empty_queue(api: httpx.Client) -> None:
     assert got(api.get("/api/tasks/stats")) == {
         **counts(),

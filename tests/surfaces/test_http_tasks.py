@@ -207,7 +207,7 @@ WRONG_BODIES: dict[str, tuple[str, str]] = {
     '{"type": "a", "type": "b"}': ("invalid_request", "the key 'type' stands twice"),
     '{"type": "a", "payload": []}': ("invalid_request", "payload: must be"),
     '{"type": "a", "options": []}': ("invalid_request", "options: must be"),
-    '{"type": "a", "payload": {"x": NaN}}': ("invalid_request", "NaN is not JSON"),
+    '{"type": "a", "payload": {"x": NaN}}': ("invalid_payload", "payload.x: nan is not JSON"),
     '{"type": "a", "payload": {"x": 1e999}}': ("invalid_payload", "payload.x: "),
     '{"type": "a", "payload": {"x": "\\ud800"}}': ("invalid_payload", "payload.x: holds a lone surrogate"),
     '{"type": "a", "payload": {"x": "\\u0000"}}': ("invalid_payload", "payload.x: holds a NUL"),

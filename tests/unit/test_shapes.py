@@ -147,7 +147,7 @@ def test_answers_hold_what_each_command_promises() -> None:
 @pytest.mark.parametrize("shape", [shapes.task_item, shapes.task])
 def test_page_holds_tasks_and_where_it_lies(shape: Callable[[Job], dict[str, Any]]) -> None:
     shown = [shape(found) for found in (FULL, job())]
-    page = shapes.task_list(shown, total=7, cap=10, limit=2, offset=4, following=17)
+    page = shapes.task_list(shown, total=7, limit=2, offset=4, following=17)
     assert page == {
         "tasks": shown,
         "total": 7,
@@ -159,13 +159,13 @@ def test_page_holds_tasks_and_where_it_lies(shape: Callable[[Job], dict[str, Any
 
 
 def test_last_page_has_no_cursor() -> None:
-    page = shapes.task_list([], total=0, cap=10, limit=2, offset=0, following=None)
+    page = shapes.task_list([], total=0, limit=2, offset=0, following=None)
     assert page["nextCursor"] is None
 
 
 @pytest.mark.parametrize("place", [0, 1, 17, 10**18 - 1])
 def test_cursor_leads_to_the_place_it_was_made_of(place: int) -> None:
-    page = shapes.task_list([], total=0, cap=10, limit=2, offset=0, following=place)
+    page = shapes.task_list([], total=0, limit=2, offset=0, following=place)
     assert shapes.place_of(page["nextCursor"]) == place
 
 
@@ -190,10 +190,10 @@ def test_payload_and_result_are_as_their_viewer_may_see_them() -> None:
 
 
 def test_total_that_reached_the_cap_says_so() -> None:
-    page = shapes.task_list([], total=11, cap=10, limit=2, offset=0, following=None)
-    assert (page["total"], page["totalIsCapped"]) == (10, True)
-    page = shapes.task_list([], total=10, cap=10, limit=2, offset=0, following=None)
-    assert (page["total"], page["totalIsCapped"]) == (10, False)
+    page = shapes.task_list([], total=shapes.COUNTED + 1, limit=2, offset=0, following=None)
+    assert (page["total"], page["totalIsCapped"]) == (10_000, True)
+    page = shapes.task_list([], total=shapes.COUNTED, limit=2, offset=0, following=None)
+    assert (page["total"], page["totalIsCapped"]) == (10_000, False)
 
 
 def test_stats_are_named_as_over_http_and_types_keep_their_names() -> None:
@@ -277,7 +277,7 @@ def test_reasons_are_for_programs_and_for_people() -> None:
     "shape",
     [
         shapes.task(FULL),
-        shapes.task_list([shapes.task(FULL)], total=1, cap=2, limit=1, offset=0, following=None),
+        shapes.task_list([shapes.task(FULL)], total=1, limit=1, offset=0, following=None),
         shapes.worker(record(), [running("a", "w1")], NOW),
         shapes.reasons(FULL, [Reason("a", "b")]),
     ],

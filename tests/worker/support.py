@@ -13,7 +13,10 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from holdfast import Job, Queue
+from holdfast.errors import CommitUncertain
 
 PATIENCE = 30.0
 """Seconds to wait for what will certainly come; a test that passes never waits so long."""
@@ -149,3 +152,21 @@ def run_script(
         timeout=90,
         check=False,
     )
+
+
+def doubt_commit(monkeypatch: pytest.MonkeyPatch, queue: Queue, number: int, *, happened: bool) -> None:
+    """Let one of the commits to come fail; it may have `happened` all the same."""
+    database = queue.store.database  # type: ignore[attr-defined]
+    commit, commits = database.commit, []
+
+    def doubtful(connection: sqlite3.Connection) -> None:
+        commits.append(connection)
+        if len(commits) == number:
+            if happened:
+                commit(connection)
+            else:
+                connection.rollback()
+            raise CommitUncertain("the commit failed: disk I/O error")
+        commit(connection)
+
+    monkeypatch.setattr(database, "commit", doubtful)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 from holdfast import Context, Queue
 from holdfast.errors import (
     BatchRefused,
-    CommitUncertain,
     ConfigError,
     DuplicateJob,
     HoldfastError,
@@ -27,7 +25,7 @@ from holdfast.errors import (
 )
 from holdfast.events import JobEnqueued
 from tests.support import Recorder
-from tests.worker.support import Spy, get
+from tests.worker.support import Spy, doubt_commit, get
 
 Item = tuple[str, object, dict[str, Any]]
 
@@ -257,20 +255,7 @@ def test_items_that_can_not_be_had_store_nothing(queue: Queue) -> None:
 def test_commit_in_doubt_stores_the_batch_once(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, happened: bool
 ) -> None:
-    database = queue.store.database  # type: ignore[attr-defined]
-    commit, commits = database.commit, []
-
-    def doubtful(connection: sqlite3.Connection) -> None:
-        commits.append(connection)
-        if len(commits) == 1:
-            if happened:
-                commit(connection)
-            else:
-                connection.rollback()
-            raise CommitUncertain("the commit failed: disk I/O error")
-        commit(connection)
-
-    monkeypatch.setattr(database, "commit", doubtful)
+    doubt_commit(monkeypatch, queue, 1, happened=happened)
     recorder = Recorder(queue.events)
     stored = queue.enqueue_batch([job(0), job(1, key="k"), job(2)])
     assert [(found.id, is_new) for found, is_new in stored] == [(f"job-{n}", True) for n in range(3)]

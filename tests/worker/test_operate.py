@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -27,7 +26,7 @@ from holdfast.store.scope import attempt_transaction
 from holdfast.testing import MovableClock
 from tests.conformance.steps import everything, finish, finished, insert, run
 from tests.support import Recorder
-from tests.worker.support import Spy, get
+from tests.worker.support import Spy, doubt_commit, get
 
 DEAD = Errored("boom", permanent=True)
 
@@ -251,21 +250,8 @@ def test_commit_that_fails_loses_nothing_and_a_second_run_repeats_nothing(
     """The second of three commits fails; it may have happened all the same."""
     ids = prepare(queue, action, 10)
     before = {id: queue.get(id) for id in ids}
-    database = queue.store.database  # type: ignore[attr-defined]
-    commit, commits = database.commit, []
-
-    def doubtful(connection: sqlite3.Connection) -> None:
-        commits.append(connection)
-        if len(commits) == 2:
-            if happened:
-                commit(connection)
-            else:
-                connection.rollback()
-            raise CommitUncertain("the commit failed: disk I/O error")
-        commit(connection)
-
     recorder = Recorder(queue.events)
-    monkeypatch.setattr(database, "commit", doubtful)
+    doubt_commit(monkeypatch, queue, 2, happened=happened)
     with pytest.raises(CommitUncertain):
         operate(queue, action, iter(ids))
     assert [id for _, id, _ in told(recorder)] == ids[:4], "told of what is certain, and of that alone"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -172,10 +171,11 @@ def _option(name: str, value: Any) -> Any:
 
 def parse_object(text: str, what: str) -> dict[str, Any]:
     """A JSON object from text; anything else is wrong usage."""
+    from holdfast.core.payload import decode_strictly
     from holdfast.errors import ConfigError, shown
 
     try:
-        value = json.loads(text, object_pairs_hook=_without_duplicates)
+        value = decode_strictly(text)
     except RecursionError:
         raise ConfigError(f"{what} is nested too deeply") from None
     except ValueError as error:
@@ -183,15 +183,6 @@ def parse_object(text: str, what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(f"{what} must be a JSON object, not {shown(value)}")
     return value
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in made:
-            raise ValueError(f"the key {name!r} stands twice in one object")
-        made[name] = value
-    return made
 
 
 def _snake(name: str) -> str:

@@ -25,8 +25,6 @@ from holdfast.core.job import Job
 from holdfast.errors import ConfigError, JobNotFound, one_line
 from holdfast.observe import shapes
 
-COUNTED = 10_000
-
 
 def page_arguments(parser: Parser) -> None:
     type_argument(parser)
@@ -79,12 +77,11 @@ def print_jobs(call: Call, status: list[str] | None, type: str | None) -> int:
     if arguments.full:
         jobs = [job for job in (queue.get(job.id) for job in jobs) if job is not None]
     if call.wants_json:
-        total = queue.count(status=status, type=type, cap=COUNTED + 1)
+        total = queue.count(status=status, type=type, cap=shapes.COUNTED + 1)
         print_json(
             shapes.task_list(
                 [(shapes.task if arguments.full else shapes.task_item)(job) for job in jobs],
                 total=total,
-                cap=COUNTED,
                 limit=arguments.limit,
                 offset=arguments.offset,
                 following=following,
@@ -96,9 +93,9 @@ def print_jobs(call: Call, status: list[str] | None, type: str | None) -> int:
     else:
         _print_rows(jobs, to_datetime(queue.store.now()))
         if on_terminal() and len(jobs) == arguments.limit:
-            total = queue.count(status=status, type=type, cap=COUNTED + 1)
+            total = queue.count(status=status, type=type, cap=shapes.COUNTED + 1)
             if total > arguments.offset + len(jobs):
-                of = f"more than {COUNTED}" if total > COUNTED else str(total)
+                of = f"more than {shapes.COUNTED}" if total > shapes.COUNTED else str(total)
                 more = f"{len(jobs)} of {of}; --limit and --offset show more"
                 console().print(more, style="bright_black")
     return DONE

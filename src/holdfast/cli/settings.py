@@ -27,7 +27,7 @@ def list_settings(call: Call) -> int:
     type = call.arguments.type
     values = call.queue.config(type)
     stored = call.queue.settings().stored
-    shape = shapes.settings(values, {key: v for key, v in stored.items() if type in (None, key[1])})
+    shape = shapes.settings(values, stored, type)
     if call.wants_json:
         print_json(shape)
         return DONE

@@ -77,6 +77,22 @@ def decode(text: str) -> Any:
     return json.loads(text)
 
 
+def decode_strictly(text: str) -> Any:
+    """A value that somebody wrote, if its JSON means one thing; raises ValueError, or RecursionError."""
+    return json.loads(text, object_pairs_hook=_without_duplicates)
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                raise ValueError(f"the key {shown(name)} stands twice in one object")
+            seen.add(name)
+    return made
+
+
 def same_json(a: str, b: str) -> bool:
     """Whether two JSON texts mean the same, whatever the order of their keys."""
     return a == b or json.dumps(json.loads(a), sort_keys=True) == json.dumps(json.loads(b), sort_keys=True)

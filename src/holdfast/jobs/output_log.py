@@ -24,6 +24,7 @@ TAIL_BYTES = 8 * 1024
 _MARK = re.compile(rb"\n\[\.\.\. (\d+) bytes left out \.\.\.\]\n")
 _LONGEST_MARK = 64
 _CHUNK = 64 * 1024
+_INSIDE = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that no character begins with
 _LONGEST_TAIL = 2 * 1024 * 1024
 
 
@@ -60,6 +61,11 @@ def output_of(job: Job) -> BinaryIO:
             hint=f"it was kept in {log_folder()} on the machine of its worker",
         )
     return file or BytesIO()
+
+
+def from_whole_character(data: bytes) -> bytes:
+    """UTF-8 that was cut at its beginning, from its first whole character on."""
+    return data[:3].lstrip(_INSIDE) + data[3:]
 
 
 class Gap(NamedTuple):
@@ -153,9 +159,7 @@ class OutputLog:
 
     def tail_text(self) -> str:
         """The end of this attempt's output as text."""
-        tail = self.tail
-        if len(tail) == TAIL_BYTES:  # it may begin inside a character
-            tail = tail[:3].lstrip(bytes(range(0x80, 0xC0))) + tail[3:]
+        tail = from_whole_character(self.tail) if len(self.tail) == TAIL_BYTES else self.tail
         return tail.decode("utf-8", "replace").replace("\x00", "\N{SYMBOL FOR NULL}")
 
     def _append(self, data: bytes) -> None:

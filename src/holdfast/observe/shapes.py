@@ -13,6 +13,9 @@ from holdfast.errors import ConfigError
 from holdfast.observe.overview import Answers, Overview
 from holdfast.store.protocol import Running, WorkerRecord
 
+COUNTED = 10_000
+"""How far the jobs of a list are counted for people."""
+
 
 def task(job: Job, shown: Callable[[Any], Any] = lambda value: value) -> dict[str, Any]:
     """Everything about a job; its payload and result as `shown` gives them."""
@@ -93,13 +96,13 @@ def cancelled(job: Job) -> dict[str, Any]:
 
 
 def task_list(
-    tasks: list[dict[str, Any]], *, total: int, cap: int, limit: int, offset: int, following: int | None
+    tasks: list[dict[str, Any]], *, total: int, limit: int, offset: int, following: int | None
 ) -> dict[str, Any]:
-    """A page of tasks or items, and where the next one begins; `total` was counted to one beyond `cap`."""
+    """A page of tasks or items, and where the next one begins; `total` is shown up to COUNTED."""
     return {
         "tasks": tasks,
-        "total": min(total, cap),
-        "totalIsCapped": total > cap,
+        "total": min(total, COUNTED),
+        "totalIsCapped": total > COUNTED,
         "limit": limit,
         "offset": offset,
         "nextCursor": None if following is None else str(following),
@@ -190,11 +193,13 @@ def reasons(job: Job, found: Sequence[Reason]) -> dict[str, Any]:
     }
 
 
-def settings(values: Mapping[str, Value], stored: Mapping[tuple[str, str], Value]) -> dict[str, Any]:
-    """Every setting's value in force, and what is stored for types of their own."""
+def settings(
+    values: Mapping[str, Value], stored: Mapping[tuple[str, str], Value], only: str | None
+) -> dict[str, Any]:
+    """Every setting's value in force, and what is stored for types of their own, or for one."""
     by_type: dict[str, dict[str, Value]] = {}
     for (name, type), value in sorted(stored.items()):
-        if type:
+        if type and only in (None, type):
             by_type.setdefault(type, {})[name] = value
     return {**values, "byType": by_type}
 

@@ -22,7 +22,7 @@ from holdfast.web import errors, pages
 from holdfast.web.answer import json_response
 from holdfast.web.api import control, enqueue, health, tasks
 from holdfast.web.auth import make_access
-from holdfast.web.desk import Desk
+from holdfast.web.desk import Desk, root_of
 from holdfast.web.guard import Guard
 from holdfast.web.openapi import make_document
 
@@ -89,8 +89,7 @@ def create_app(
             types = await desk.call(control.known_types, desk)
         except HoldfastError:
             types = []  # the database is in trouble; the endpoints are what they are
-        root_path = request.scope.get("root_path", "")
-        return make_document(app, types, with_token=access.needs_token, root_path=root_path)
+        return make_document(app, types, with_token=access.needs_token, root_path=root_of(request))
 
     async def openapi(request: Request) -> Response:
         return json_response(await document(request))

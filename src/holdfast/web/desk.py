@@ -86,6 +86,12 @@ def desk_of(request: Request) -> Desk:
     return desk
 
 
+def root_of(request: Request) -> str:
+    """The path below which we are mounted, or shown by a proxy; empty for none."""
+    root: str = request.scope.get("root_path", "")
+    return root
+
+
 class AdmissionRate:
     """How many jobs a second each client may enqueue; 0 is unlimited. Kept by this process alone.
 

@@ -57,6 +57,11 @@ def refusal(error: e.HoldfastError) -> Refused:
             headers = {"Retry-After": str(RETRY_AFTER)} if status in _BUSY else {}
             return Refused(status, code, str(error), headers)
     logging.getLogger(LOGGER).error("%s: %s", type(cause).__name__, cause)
+    return internal()
+
+
+def internal() -> Refused:
+    """A mistake of ours, which has been logged."""
     return Refused(500, "internal", "an error that should not happen; the server's log says more")
 
 

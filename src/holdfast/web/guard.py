@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.events import LOGGER
 from holdfast.web.auth import COOKIE, READING, Access, Right, is_loopback
-from holdfast.web.errors import Refused, answer_to
+from holdfast.web.errors import Refused, answer_to, internal
 
 OPEN = frozenset({"/healthz", "/readyz", "/login"})
 """Paths that want no token; so do those of static files."""
@@ -94,8 +94,7 @@ class Guard:
         except Exception:
             logging.getLogger(LOGGER).exception("%s %s failed", scope["method"], path)
             if not answer.has_begun:
-                message = "an error that should not happen; the server's log says more"
-                await answer_to(Refused(500, "internal", message))(scope, receive, send)
+                await answer_to(internal())(scope, receive, send)
         finally:
             self._buffered -= taken
 

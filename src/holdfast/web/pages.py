@@ -15,6 +15,7 @@ from markupsafe import Markup, escape
 from starlette.responses import HTMLResponse, RedirectResponse
 
 from holdfast.web.auth import COOKIE, SESSION_SECONDS, Access, Right
+from holdfast.web.desk import root_of
 from holdfast.web.errors import Refused
 from holdfast.web.openapi import example_of
 
@@ -46,14 +47,14 @@ def _marked(text: str) -> Markup:
 
 
 def page(request: Request, name: str, status: int = 200, **values: Any) -> HTMLResponse:
-    root = request.scope.get("root_path", "")
+    root = root_of(request)
     text = _templates().get_template(name).render(root=root, **values)
     return HTMLResponse(text, status)
 
 
 @router.get("/")
 async def home(request: Request) -> Response:
-    return RedirectResponse(f"{request.scope.get('root_path', '')}/docs", 303)
+    return RedirectResponse(f"{root_of(request)}/docs", 303)
 
 
 @router.get("/docs")
@@ -216,7 +217,7 @@ def _whole_example(schema: dict[str, Any], schemas: dict[str, Any]) -> Any:
 async def show_login(request: Request, next: Annotated[str, Query()] = "/") -> Response:
     access: Access = request.app.state.access
     if not access.needs_token:
-        return RedirectResponse(f"{request.scope.get('root_path', '')}{_local(next)}", 303)
+        return RedirectResponse(f"{root_of(request)}{_local(next)}", 303)
     return page(request, "login.html", next=_local(next), problem=None)
 
 
@@ -226,11 +227,11 @@ async def log_in(request: Request) -> Response:
     form = _form(await request.body())
     target = _local(form.get("next", "/"))
     if not access.needs_token:
-        return RedirectResponse(f"{request.scope.get('root_path', '')}{target}", 303)
+        return RedirectResponse(f"{root_of(request)}{target}", 303)
     right = access.right_of_token(form.get("token", "").strip().encode("utf-8", "surrogateescape"))
     if right is Right.NOTHING:
         return page(request, "login.html", 401, next=target, problem="That is not the token.")
-    root = request.scope.get("root_path", "")
+    root = root_of(request)
     response = RedirectResponse(f"{root}{target}", 303)
     response.set_cookie(
         COOKIE,
@@ -246,7 +247,7 @@ async def log_in(request: Request) -> Response:
 
 @router.post("/logout")
 async def log_out(request: Request) -> Response:
-    root = request.scope.get("root_path", "")
+    root = root_of(request)
     response = RedirectResponse(f"{root}/login", 303)
     response.delete_cookie(COOKIE, path=root or "/", httponly=True, samesite="strict")
     return response

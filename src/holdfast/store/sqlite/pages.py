@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
-from holdfast.core.job import RETRYING, Status
+from holdfast.core.job import FINISHED, RETRYING, Status
 from holdfast.store.protocol import JobFilter
 from holdfast.store.sqlite.database import Database
 
@@ -22,9 +22,14 @@ MOST_RANGES = 2000
 MOST_PRIORITIES = 50
 _AT_ONCE = 400  # SQLite puts no more than 500 into one statement
 
+# Where the jobs of one type and state lie in order.
 _INDEXES: dict[str, tuple[str, str]] = {
     Status.SCHEDULED: ("holdfast_jobs_later", "status = 'scheduled'"),
     RETRYING: ("holdfast_jobs_retrying", "status = 'scheduled' AND attempts > 0"),
+    **{
+        status: ("holdfast_jobs_ended", f"finished_at IS NOT NULL AND status = '{status.value}'")
+        for status in FINISHED
+    },
 }
 
 _LEAP = """
@@ -39,6 +44,9 @@ class Range(Struct, frozen=True):
     index: str
     condition: str
     parameters: tuple[str | int, ...] = ()
+
+    def of_type(self, type: str) -> Range:
+        return Range(self.index, f"{self.condition} AND type = ?", (*self.parameters, type))
 
 
 def newest_of_states(database: Database, filter: JobFilter) -> list[int] | None:
@@ -60,23 +68,19 @@ def newest_of_states(database: Database, filter: JobFilter) -> list[int] | None:
 
 def _ranges(database: Database, status: str, type: str | None) -> list[Range] | None:
     """Where the jobs of a state lie; None if that is too many places."""
-    if status == Status.PROCESSING:
-        # Few run at a time: they are sorted, those of all types together.
-        of_type = ("", ()) if type is None else (" AND type = ?", (type,))
-        return [Range("holdfast_jobs_leased", f"status = 'processing'{of_type[0]}", of_type[1])]
-    column = Status.SCHEDULED if status == RETRYING else Status(status)
-    types = _types_with(database, column) if type is None else [type]
+    if status == Status.PROCESSING:  # few run at a time: they are sorted
+        running = Range("holdfast_jobs_leased", "status = 'processing'")
+        return [running if type is None else running.of_type(type)]
+    types = _types_with(database, status) if type is None else [type]
     if status == Status.PENDING:
         found = [_pending(database, name) for name in types]
         return None if None in found else [r for ranges in found if ranges for r in ranges]
-    index, condition = _INDEXES.get(status, ("holdfast_jobs_ended", f"status = '{column.value}'"))
-    if status not in _INDEXES:
-        condition += " AND finished_at IS NOT NULL"
-    return [Range(index, f"{condition} AND type = ?", (name,)) for name in types]
+    return [Range(*_INDEXES[status]).of_type(name) for name in types]
 
 
-def _types_with(database: Database, status: Status) -> list[str]:
-    return [row[0] for row in database.read(f"SELECT type FROM holdfast_counts WHERE {status.value} > 0")]
+def _types_with(database: Database, status: str) -> list[str]:
+    column = Status.SCHEDULED if status == RETRYING else Status(status)
+    return [row[0] for row in database.read(f"SELECT type FROM holdfast_counts WHERE {column.value} > 0")]
 
 
 def _pending(database: Database, type: str) -> list[Range] | None:

@@ -153,9 +153,7 @@ async def list_settings(request: Request, type: TypeQuery = None) -> Response:
 
 
 def _settings(queue: Queue, type: str | None) -> dict[str, Any]:
-    values = queue.config(type)
-    stored = queue.settings().stored
-    return shapes.settings(values, {key: value for key, value in stored.items() if type in (None, key[1])})
+    return shapes.settings(queue.config(type), queue.settings().stored, type)
 
 
 @router.get(

@@ -15,7 +15,7 @@ from holdfast.observe import shapes
 from holdfast.web import schema
 from holdfast.web.answer import json_bytes, json_response
 from holdfast.web.api.documented import BODY, errors
-from holdfast.web.desk import Desk, desk_of
+from holdfast.web.desk import Desk, desk_of, root_of
 from holdfast.web.errors import Refused
 from holdfast.web.route import LARGE_BODY, StrictRoute
 
@@ -53,7 +53,7 @@ async def create_task(
     desk.count_enqueues(request)
     with http_words():
         job, is_new = await _enqueue(desk, request, new, options)
-    place = f"{request.scope.get('root_path', '')}/api/tasks/{job.id}"
+    place = f"{root_of(request)}/api/tasks/{job.id}"
     return json_response(shapes.accepted(job), 201 if is_new else 200, {"Location": place})
 
 

@@ -12,7 +12,7 @@ from holdfast.core.clock import parse_instant
 from holdfast.core.job import RESERVED_IDS, Job
 from holdfast.core.redact import redact, restore
 from holdfast.errors import ConfigError, JobNotFound
-from holdfast.jobs.output_log import output_of
+from holdfast.jobs.output_log import from_whole_character, output_of
 from holdfast.observe import shapes
 from holdfast.observe.overview import overview
 from holdfast.operate import matching, operate
@@ -26,7 +26,6 @@ from holdfast.web.route import StrictRoute
 
 router = APIRouter(prefix="/api/tasks", tags=["tasks"], route_class=StrictRoute)
 
-COUNTED = 10_000
 LARGEST_OFFSET = 2**31 - 1
 MOST_IN_BULK = 100_000
 LARGEST_PAGE = 8 * 1024 * 1024
@@ -76,9 +75,7 @@ def _page(
     if len(tasks) < len(jobs):
         # They are large: fewer than asked for, and the next page begins where these end.
         _, following = queue.page(**filter, limit=len(tasks), offset=offset, before=before, brief=True)
-    return json_bytes(
-        shapes.task_list(tasks, total=total, cap=COUNTED, limit=limit, offset=offset, following=following)
-    )
+    return json_bytes(shapes.task_list(tasks, total=total, limit=limit, offset=offset, following=following))
 
 
 def _full(queue: Queue, jobs: list[Job]) -> list[dict[str, Any]]:
@@ -276,10 +273,4 @@ def _output(job: Job, tail: int | None) -> str:
             begin = max(0, file.seek(0, 2) - tail)
             file.seek(begin)
         data = file.read()
-        if begin:  # perhaps inside a character
-            data = data[:3].lstrip(_INSIDE) + data[3:]
-        return data.decode("utf-8", "replace")
-
-
-_INSIDE = bytes(range(0x80, 0xC0))
-"""Bytes of UTF-8 that no character begins with."""
+        return (from_whole_character(data) if begin else data).decode("utf-8", "replace")
