@@ -3,6 +3,7 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
+RUNS := $(VENV)/.runs
 READY := $(VENV)/.installed
 
 CANDIDATES = $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11)
@@ -11,20 +12,30 @@ BASE_PYTHON = $(shell for p in $(CANDIDATES); do "$$p" -c '$(IS_RECENT)' 2>/dev/
 TOO_OLD = holdfast needs Python 3.11 or newer, tried: $(CANDIDATES). Say PYTHON=/path/to/python3
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check bench clean
+.PHONY: help run test browser check bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' Makefile
 
 # A queue of its own, in .holdfast: QUEUECTL_HOME=.holdfast .venv/bin/queuectl status looks at it.
 run: export QUEUECTL_HOME = $(CURDIR)/.holdfast
-run: $(READY) ## serve the API, the docs and a worker with example jobs; ARGS="--port 9000"
+run: $(RUNS) ## serve the API, the docs and a worker with example jobs; ARGS="--port 9000"
 	@$(BIN)/python -m examples.demo
 	@$(BIN)/queuectl serve --app examples.demo:queue $(ARGS)
 
 # Three at a time: half of the tests' time is waiting for processes and leases.
-test: $(READY) ## run the tests; ARGS="-k lease -x" goes to pytest, -n0 runs one at a time
+test: $(READY) browser ## run the tests; ARGS="-k lease -x" goes to pytest, -n0 runs one at a time
 	$(BIN)/python -m pytest -ra -n 3 --dist worksteal $(ARGS)
+
+# Only where nobody has to be asked. Elsewhere the tests in a browser are skipped and say what to install.
+INSTALL = env DEBIAN_FRONTEND=noninteractive apt-get -qq
+browser:
+	@for name in chromium chromium-browser google-chrome; do command -v $$name && exit; done >/dev/null; \
+	command -v apt-get >/dev/null || exit 0; \
+	if [ "$$(id -u)" = 0 ]; then root=; elif sudo -n true 2>/dev/null; then root='sudo -n'; else exit 0; fi; \
+	echo 'installing chromium for the tests'; \
+	{ $$root $(INSTALL) update && $$root $(INSTALL) install -y --no-install-recommends \
+	chromium fonts-dejavu-core; } >/dev/null || echo 'chromium could not be installed'
 
 check: $(READY) ## lint, formatting, types, import rules
 	$(BIN)/ruff check .
@@ -40,8 +51,11 @@ clean: ## remove the virtual environment, caches and build output
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(READY): pyproject.toml
+# To run it takes less than to test it.
+$(RUNS): EXTRA = web
+$(READY): EXTRA = dev
+$(RUNS) $(READY): pyproject.toml
 	$(if $(BASE_PYTHON),,$(error $(TOO_OLD)))@echo "setting up $(VENV)"
 	@$(BASE_PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev]'
-	@touch $@
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[$(EXTRA)]'
+	@touch $@ $(RUNS)

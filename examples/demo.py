@@ -1,11 +1,13 @@
-"""The handlers that `make run` serves, and some jobs to begin with: run as a program, it enqueues those.
+"""A small shop: the handlers that `make run` serves, and a day's work to begin with.
 
-python -m examples.demo && queuectl serve --app examples.demo:queue
+Run as a program it enqueues that work: python -m examples.demo && queuectl serve --app examples.demo:queue
 """
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
+from typing import Literal
 
 from holdfast import Context, Fail, Queue
 
@@ -13,10 +15,34 @@ from holdfast import Context, Fail, Queue
 queue = Queue(defaults={"retention_completed": "1d", "backoff_factor": 2})
 
 
+@dataclass
+class Customer:
+    name: str
+    email: str
+
+
 @queue.job
 def greet(name: str) -> str:
     """Returns at once; what it returns is the job's result."""
     return f"Hello, {name}!"
+
+
+@queue.job
+def take_order(
+    ctx: Context, order: int, customer: Customer, delivery: Literal["post", "courier", "collect"] = "post"
+) -> dict[str, str]:
+    """Enqueues what follows from an order: its children, which exist if and only if it completes."""
+    charged = ctx.enqueue(charge, {"order": order, "card_token": "4242-4242"})
+    ctx.enqueue(greet, {"name": customer.name}, delay=15)
+    return {"charged_by": charged, "delivered_by": delivery}
+
+
+@queue.job(max_attempts=4)
+def charge(ctx: Context, order: int, card_token: str) -> str:
+    """Fails at first and is tried again. On pages and over HTTP its card_token is shown as [redacted]."""
+    if ctx.attempt < 3:
+        raise ConnectionError("the bank does not answer")
+    return f"order {order} paid in attempt {ctx.attempt}"
 
 
 @queue.job(concurrency=2)
@@ -30,34 +56,36 @@ def resize(ctx: Context, picture: str, width: int = 800) -> dict[str, int]:
     return {"width": width}
 
 
-@queue.job(max_attempts=4)
-def charge(ctx: Context, order: int, card_token: str) -> str:
-    """Fails at first and is tried again. Over HTTP its card_token is shown as [redacted]."""
-    if ctx.attempt < 3:
-        raise ConnectionError("the bank does not answer")
-    return f"order {order} paid in attempt {ctx.attempt}"
-
-
 @queue.job
-def deliver(address: str) -> None:
-    """Fails for good: trying again would not help."""
-    raise Fail(f"there is no place called {address!r}")
+def deliver(address: str, parcel: int = 1) -> str:
+    """Fails for good where trying again would not help: retry it with another address."""
+    if address == "Atlantis":
+        raise Fail(f"parcel {parcel}: there is no place called {address!r}")
+    return f"parcel {parcel} is on its way to {address}"
 
 
-@queue.job(rate_limit=1)
+@queue.job(max_attempts=1)
+def count_stock(warehouse: int) -> int:
+    """Has a bug."""
+    shelves = {1: 120, 2: 80}
+    return shelves[warehouse]
+
+
+@queue.job(rate_limit=2)
 def newsletter(to: str) -> None:
-    """At most one starts a second, over all processes."""
+    """At most two start a second, over all processes."""
 
 
 def main() -> None:
-    for name in ("Ada", "Grace", "Linus"):
-        greet.enqueue(name=name)
-    greet.with_options(delay=20).enqueue(name="whoever came later")
-    for picture in ("cat.jpg", "dog.jpg", "sea.jpg"):
-        resize.enqueue(picture=picture)
-    charge.enqueue(order=7, card_token="4242-4242")
-    deliver.enqueue(address="Atlantis")
-    newsletter.enqueue_many({"to": f"reader{number}@example.com"} for number in range(10))
+    for order, name in enumerate(("Ada", "Grace", "Linus"), 1001):
+        customer = Customer(name, f"{name.lower()}@example.com")
+        take_order.with_options(priority=5).enqueue(order=order, customer=customer)
+    resize.enqueue_many({"picture": f"picture{number}.jpg"} for number in range(1, 9))
+    deliver.enqueue_many({"parcel": 70 + number, "address": "Atlantis"} for number in range(5))
+    deliver.enqueue(parcel=75, address="Lisbon")
+    count_stock.enqueue_many({"warehouse": number} for number in range(1, 6))
+    newsletter.enqueue_many({"to": f"reader{number}@example.com"} for number in range(100))
+    greet.with_options(delay=60).enqueue(name="whoever came later")
     queue.enqueue("translate", {"text": "nobody handles this type yet"})
     counts = queue.stats()
     print(f"{counts['pending']} jobs are pending and {counts['scheduled']} scheduled in {queue.url}")

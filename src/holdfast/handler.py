@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from holdfast.config import Value
 from holdfast.core.job import check_type
 from holdfast.core.payload import PayloadSpec
+from holdfast.core.redact import is_secret
 from holdfast.errors import ConfigError
 
 EXECUTORS = ("thread", "async", "process")
@@ -45,6 +47,8 @@ class Handler:
         self.context_name = _context_parameter(parameters, whole)
         self.spec = _spec(function, parameters, self.context_name, whole, payload_type)
         self.schema = _schema(self.spec, type)
+        if not whole:
+            _add_defaults(self.schema, parameters)
         self.positional_names = tuple(
             p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD and p.name != self.context_name
         )
@@ -142,6 +146,20 @@ def _schema(spec: PayloadSpec, type: str) -> dict[str, Any]:
         return spec.schema()
     except Exception as error:
         raise ConfigError(f"the payload of type {type!r} has no JSON Schema: {error}") from None
+
+
+def _add_defaults(schema: dict[str, Any], parameters: list[inspect.Parameter]) -> None:
+    """Let the schema say what a parameter is when the payload leaves it out, where JSON can say it."""
+    for parameter in parameters:
+        field = schema.get("properties", {}).get(parameter.name)
+        if isinstance(field, dict) and _is_tellable(parameter):
+            field.setdefault("default", parameter.default)
+
+
+def _is_tellable(parameter: inspect.Parameter) -> bool:
+    default = parameter.default
+    is_plain = type(default) in (str, int, bool) or (type(default) is float and math.isfinite(default))
+    return is_plain and not is_secret(parameter.name)
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from msgspec import Struct
 
 from holdfast.errors import ConfigError, HoldfastError, StoreError, shown
 from holdfast.events import Event, JobCancelled, JobCancelRequested, JobDeleted, JobRetried
+from holdfast.listing import walk
 
 if TYPE_CHECKING:
     from holdfast.queue import Queue
@@ -59,13 +61,25 @@ def operate(queue: Queue, action: str, job_ids: Iterator[str], *, kept: int = 10
     return result
 
 
-def matching(queue: Queue, statuses: Sequence[str], type: str | None) -> Iterator[str]:
-    """The ids of the jobs that a filter finds, newest first: those there now, not those that come."""
-    jobs, before = queue.page(status=statuses, type=type, limit=_BATCH, brief=True)
-    yield from (job.id for job in jobs)
-    while before is not None:
-        jobs, before = queue.page(status=statuses, type=type, limit=_BATCH, before=before, brief=True)
-        yield from (job.id for job in jobs)
+def matching(
+    queue: Queue,
+    *,
+    status: str | Iterable[str] | None = None,
+    type: str | None = None,
+    error: str | None = None,
+    since: datetime | str | None = None,
+    until: datetime | str | None = None,
+    search: str | None = None,
+    sort: str = "created",
+) -> Iterator[str]:
+    """The ids of the jobs that a filter finds, in its order: those there now, not those that come.
+
+    With a search they are those among the first jobs of the list, as many as a search reads.
+    """
+    return walk(
+        queue.store, status=status, type=type, error=error, since=since, until=until, search=search,
+        sort=sort, at_once=_BATCH,
+    )  # fmt: skip
 
 
 def _retry(queue: Queue, job_id: str) -> Event:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, overload
 
+from holdfast import listing
 from holdfast.config import (
     SETTINGS,
     Value,
@@ -18,7 +19,7 @@ from holdfast.config import (
     parse_setting,
 )
 from holdfast.core.clock import Clock, from_datetime, microseconds, system_clock, to_datetime
-from holdfast.core.job import Job, Status, check_type, parse_status
+from holdfast.core.job import Job, Status, check_type
 from holdfast.core.settings import Settings
 from holdfast.enqueue import Admission, Enqueuer
 from holdfast.errors import LONGEST_DURATION, ConfigError, JobNotFound, StoreBusy, shown
@@ -33,10 +34,11 @@ from holdfast.events import (
     QueueResumed,
     SettingChanged,
 )
+from holdfast.listing import Page
 from holdfast.live_settings import LiveSettings
 from holdfast.registry import OPTIONS, Registry
 from holdfast.store.open import open_store
-from holdfast.store.protocol import RESTARTING, JobFilter, Store, WorkerRecord
+from holdfast.store.protocol import RESTARTING, ErrorGroup, Store, WorkerRecord
 
 if TYPE_CHECKING:
     from holdfast.bulk import Bulk
@@ -255,7 +257,7 @@ class Queue:
         offset: int = 0,
     ) -> list[Job]:
         """Jobs, newest first, without their history."""
-        filter = _filter(status, type, parent_id=parent_id, limit=limit, offset=offset)
+        filter = listing.job_filter(status=status, type=type, parent_id=parent_id, limit=limit, offset=offset)
         return [self._with_limit(job) for job in self.store.list_jobs(filter)]
 
     def page(
@@ -263,30 +265,52 @@ class Queue:
         *,
         status: str | Iterable[str] | None = None,
         type: str | None = None,
+        parent_id: str | None = None,
+        error: str | None = None,
+        since: datetime | str | None = None,
+        until: datetime | str | None = None,
+        search: str | None = None,
+        sort: str = "created",
+        ascending: bool = False,
         limit: int = 50,
         offset: int = 0,
-        before: int | None = None,
+        cursor: str | None = None,
         brief: bool = False,
-    ) -> tuple[list[Job], int | None]:
-        """`jobs` page by page: the jobs, and the `before` of the next page, or None.
+    ) -> Page:
+        """Jobs page by page: by creation, end (`finished`) or priority, the latest or highest first.
 
-        With `brief` they come without payload and result, which then are not read.
-
-        However deep, a page costs the same, and no job that stays is missed or shown twice.
+        However deep, a page costs the same, and no job that stays is missed or shown twice. `since` and
+        `until` bound the creation, or the end in a list by that. A `search` reads a bounded number of jobs,
+        and its cursor leads on. With `brief` the jobs come without payload and result, which are not read.
         """
-        filter = _filter(status, type, limit=limit, offset=offset, before=before, brief=brief)
-        jobs, next_before = self.store.list_page(filter)
-        return [self._with_limit(job) for job in jobs], next_before
+        page = listing.page(
+            self.store, status=status, type=type, parent_id=parent_id, error=error, since=since, until=until,
+            search=search, sort=sort, ascending=ascending, limit=limit, offset=offset, cursor=cursor,
+            brief=brief,
+        )  # fmt: skip
+        return listing.with_jobs(page, self._with_limit)
 
     def count(
         self,
         *,
         status: str | Iterable[str] | None = None,
         type: str | None = None,
+        parent_id: str | None = None,
+        error: str | None = None,
+        since: datetime | str | None = None,
+        until: datetime | str | None = None,
+        sort: str = "created",
         cap: int = 10_000,
     ) -> int:
-        """How many jobs `jobs` would find; counted up to `cap`."""
-        return self.store.count_matching(_filter(status, type), cap)
+        """How many jobs all pages of a filter hold; counted up to `cap`."""
+        filter = listing.job_filter(
+            status=status, type=type, parent_id=parent_id, error=error, since=since, until=until, sort=sort
+        )
+        return self.store.count_matching(filter, cap)
+
+    def error_groups(self, limit: int = 20) -> list[ErrorGroup]:
+        """The failed jobs by type and error, the largest group first."""
+        return self.store.list_error_groups(limit)
 
     def children(self, job_id: str) -> list[str]:
         """The ids of the jobs that a completed job enqueued."""
@@ -492,12 +516,6 @@ class Queue:
         from msgspec.structs import replace
 
         return replace(job, max_attempts=self.settings().get("max_attempts", job.type))
-
-
-def _filter(status: str | Iterable[str] | None, type: str | None, **rest: Any) -> JobFilter:
-    words = [status] if isinstance(status, str) else list(status or ())
-    statuses = dict.fromkeys(parse_status(word) for word in words)
-    return JobFilter(statuses=tuple(statuses), type=type, **rest)
 
 
 def _type_or_all(type: str | None) -> str:

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from holdfast.core.clock import microseconds, to_datetime
+from holdfast.core.error_group import error_group
 from holdfast.core.job import FINISHED, RETRYING, Status
 from holdfast.core.lifecycle import Decision
 from holdfast.errors import DuplicateJob, JobNotFound, KeyHeld, KeyTaken, QueueFull, WrongState
-from holdfast.store.protocol import Demand, NewJob
+from holdfast.store.protocol import Demand, JobFilter, NewJob
 
 WAITING = frozenset({Status.SCHEDULED, Status.PENDING})
 
@@ -25,6 +26,7 @@ class ModelJob:
     order: int
     status: Status
     payload: str
+    created_at: int
     due_at: int
     run_at: datetime | None
     max_attempts: int | None
@@ -94,6 +96,7 @@ class Model:
             order=self._order,
             status=Status.SCHEDULED if delay > 0 else Status.PENDING,
             payload=new.payload,
+            created_at=self.now,
             due_at=self.now + delay,
             run_at=None if new.delay is None else to_datetime(self.now + delay),
             max_attempts=new.max_attempts,
@@ -104,6 +107,27 @@ class Model:
         """The words that a filter may find a job by."""
         retrying = job.status is Status.SCHEDULED and job.attempts > 0
         return {job.status, RETRYING} if retrying else {job.status}
+
+    def listed(self, filter: JobFilter) -> list[str]:
+        """The ids of all jobs that a filter finds, in its order."""
+        found = []
+        for job in self.jobs.values():
+            moment = job.finished_at if filter.sort == "finished" else job.created_at
+            if (
+                (not filter.statuses or self.words_for(job) & set(filter.statuses))
+                and filter.type in (None, job.new.type)
+                and (filter.error is None or filter.error == self.group_of(job))
+                and moment is not None
+                and (filter.since is None or moment >= filter.since)
+                and (filter.until is None or moment < filter.until)
+            ):
+                key = {"created": 0, "finished": moment, "priority": job.new.priority}[filter.sort]
+                found.append((key, job.order, job.new.id))
+        return [id for _, _, id in sorted(found, reverse=not filter.ascending)]
+
+    def group_of(self, job: ModelJob) -> str | None:
+        """The grouping key of a failed job's error."""
+        return error_group(job.error or "") if job.status is Status.FAILED else None
 
     def holder(self, type: str, key: str | None) -> ModelJob | None:
         if key is None:

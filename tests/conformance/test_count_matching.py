@@ -10,7 +10,7 @@ import pytest
 from holdfast.core.clock import SECOND
 from holdfast.core.job import RETRYING, Status
 from holdfast.core.lifecycle import Errored
-from holdfast.store.protocol import JobFilter, Store
+from holdfast.store.protocol import JobFilter, Place, Store
 from holdfast.testing import MovableClock
 from tests.conformance.steps import BACK_OFF, claim, ending, finish, finished, insert, new_job, run
 
@@ -54,7 +54,7 @@ def brute(connection: Any, filter: JobFilter) -> int:
         has_status(status, attempts)
         and filter.type in (None, type)
         and filter.parent_id in (None, parent_id)
-        and (filter.before is None or seq < filter.before)
+        and (filter.after is None or seq < filter.after.seq)
         for seq, status, attempts, type, parent_id in rows
     )
 
@@ -64,7 +64,7 @@ def random_filter(chance: random.Random) -> JobFilter:
         statuses=tuple(chance.choices(WORDS, k=chance.choice([0, 0, 1, 1, 2, 3]))),
         type=chance.choice([None, None, *TYPES]),
         parent_id=chance.choice([None, None, None, "p1", "p2", "p3"]),
-        before=chance.choice([None, None, 1, 60, 1000]),
+        after=chance.choice([None, None, Place(0, 1), Place(0, 60), Place(0, 1000)]),
         limit=chance.choice([1, 50]),
         offset=chance.choice([0, 7]),
     )

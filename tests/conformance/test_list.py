@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.core.job import RETRYING, Status
 from holdfast.core.lifecycle import Errored
-from holdfast.store.protocol import Claim, JobFilter, Line, Store
+from holdfast.store.protocol import Claim, JobFilter, Line, Place, Store
 from tests.conformance.steps import claim, claim_one, finish, finished, insert, job, run
 
 
@@ -89,9 +89,9 @@ def test_limit_and_offset_make_pages(store: Store) -> None:
 def test_before_goes_on_after_a_job(store: Store) -> None:
     insert(store, *"abcde")
     claims: dict[str, Claim] = {claimed.id: claimed for claimed in claim(store)}
-    assert listed(store, before=claims["c"].seq) == ["b", "a"]
+    assert listed(store, after=Place(0, claims["c"].seq)) == ["b", "a"]
     insert(store, "f")
-    assert listed(store, before=claims["c"].seq, limit=1) == ["b"]
+    assert listed(store, after=Place(0, claims["c"].seq), limit=1) == ["b"]
 
 
 def test_line_counts_the_pending_jobs_of_the_type_that_go_first(store: Store) -> None:

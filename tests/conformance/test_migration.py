@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sqlite3
 import subprocess
@@ -20,7 +21,9 @@ from holdfast.core.job import Job
 from holdfast.core.lifecycle import Errored
 from holdfast.store.open import open_store
 from holdfast.store.protocol import Minute, StopRequest, Store, empty_minute
+from holdfast.store.sqlite import finish as finishing
 from holdfast.store.sqlite import open as opening
+from holdfast.store.sqlite import operate as operating
 from holdfast.store.sqlite.schema import MIGRATIONS, VERSION_TABLE
 from holdfast.testing import MovableClock
 from tests.conformance.steps import claim_one, everything, finish, finished, insert, run, status
@@ -43,7 +46,12 @@ def opened_as_version(number: int, path: Path, clock: MovableClock) -> Iterator[
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(opening, "MIGRATIONS", MIGRATIONS[:number])
         store = open_store(f"sqlite:///{path}?synchronous=off", clock)
-    with closing(store):
+    with closing(store), pytest.MonkeyPatch.context() as patched:
+        if number < 4:  # no error had a group then
+            for module, name in ((finishing, "_END"), (operating, "_RETRY")):
+                old, changed = re.subn(r" error_group = [^,]*,", "", getattr(module, name))
+                assert changed == 1
+                patched.setattr(module, name, old)
         yield store
 
 
@@ -92,6 +100,7 @@ NEW_COLUMNS = {
         ("holdfast_workers", "turned_at"),
         ("holdfast_statistics", "limited_seconds"),
     ],
+    4: [("holdfast_jobs", "error_group"), ("holdfast_errors", "jobs")],
 }
 """The columns that came with a version."""
 
@@ -157,7 +166,7 @@ def test_what_is_new_works_on_what_is_old(path: Path, clock: MovableClock) -> No
         assert claim_one(store).id == "waiting"
 
 
-@pytest.mark.parametrize("number", OLD)
+@pytest.mark.parametrize("number", [1, 2])
 def test_jobs_that_are_there_count_as_enqueued_and_new_ones_are_added(
     path: Path, clock: MovableClock, number: int
 ) -> None:
@@ -294,7 +303,7 @@ class Connection(sqlite3.Connection):
         cursor = super().execute(sql, *parameters)
         if sql.startswith("BEGIN"):
             self.inside = 0
-        elif self.inside is not None and sql.startswith(("ALTER", "CREATE", "DROP", "UPDATE")):
+        elif self.inside is not None and sql.startswith(("ALTER", "CREATE", "DROP", "INSERT", "UPDATE")):
             self.inside += 1
             if self.inside > part:
                 os.kill(os.getpid(), signal.SIGKILL)

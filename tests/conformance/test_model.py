@@ -41,7 +41,7 @@ from holdfast.core.lifecycle import (
     decide,
 )
 from holdfast.errors import HoldfastError
-from holdfast.store.protocol import Claim, Demand, Finish, JobFilter, NewJob, Store
+from holdfast.store.protocol import SORTS, Claim, Demand, Finish, JobFilter, NewJob, Store
 from holdfast.testing import MovableClock
 from tests.conformance.engines import Engine
 from tests.conformance.model import Model, ModelClaim, ModelJob, Refused
@@ -72,7 +72,7 @@ outcomes: st.SearchStrategy[Outcome] = st.sampled_from(
         Completed(None),
         Errored("boom"),
         Errored("wait", delay=3.0),
-        Errored("never", permanent=True),
+        Errored("never 7", permanent=True),
         LeaseEnded("gone"),
         Released(),
         Stopped(),
@@ -324,7 +324,6 @@ class StoreMachine(RuleBasedStateMachine):
         kept = {job.id for job in self.all_jobs()}
         gone = [job for job in self.model.jobs.values() if job.new.id not in kept]
         assert set(gone) <= set(prunable)
-        assert sorted(job.finished_at or 0 for job in gone) == [job.finished_at for job in prunable[:limit]]
         for job in gone:
             del self.model.jobs[job.new.id]
 
@@ -381,24 +380,46 @@ class StoreMachine(RuleBasedStateMachine):
         size=st.integers(1, 5),
         words=st.sets(st.sampled_from([*Status, RETRYING]), max_size=3),
         type=st.none() | types,
+        error=st.sampled_from([None, None, None, "boom", "never #"]),
+        sort=st.sampled_from(SORTS),
+        ascending=st.booleans(),
+        ages=st.tuples(*[st.sampled_from([None, None, 0, 4, 20])] * 2),
         brief=st.booleans(),
     )
-    def read_page_by_page(self, size: int, words: set[str], type: str | None, brief: bool) -> None:
-        filter = JobFilter(statuses=tuple(sorted(words)), type=type, limit=size, brief=brief)
+    def read_page_by_page(
+        self,
+        size: int,
+        words: set[str],
+        type: str | None,
+        error: str | None,
+        sort: str,
+        ascending: bool,
+        ages: tuple[int | None, int | None],
+        brief: bool,
+    ) -> None:
+        since, until = (None if age is None else self.clock() - age * SECOND for age in ages)
+        filter = JobFilter(
+            statuses=tuple(sorted(words)),
+            type=type,
+            error=error,
+            since=since,
+            until=until,
+            sort=sort,
+            ascending=ascending,
+            limit=size,
+            brief=brief,
+        )
         found: list[str] = []
-        page, before = self.store.list_page(filter)
+        page, after = self.store.list_page(filter)
         while True:
-            assert len(page) == size or before is None
+            assert len(page) == size or after is None
             found += [job.id for job in page]
-            if before is None:
+            if after is None:
                 break
-            page, before = self.store.list_page(msgspec.structs.replace(filter, before=before))
-        newest_first = sorted(self.model.jobs.values(), key=lambda job: -job.order)
-        assert found == [
-            job.new.id
-            for job in newest_first
-            if type in (None, job.new.type) and (not words or words & self.model.words_for(job))
-        ]
+            page, after = self.store.list_page(msgspec.structs.replace(filter, after=after))
+        assert found == self.model.listed(filter)
+        assert self.store.count_matching(filter, 1000) == len(found)
+        assert self.store.count_matching(filter, 2) == min(2, len(found))
         assert {job.id for job in self.store.get_jobs([*found, "nobody"])} == set(found)
 
     # After every step.
@@ -428,6 +449,20 @@ class StoreMachine(RuleBasedStateMachine):
             counted.setdefault(type, dict.fromkeys(Status, 0))[Status(status)] = count
         assert self.store.count_jobs() == counted
         assert self.store.count_enqueued() == self.model.enqueued
+
+    @invariant()
+    def error_groups_agree(self) -> None:
+        ends: dict[tuple[str, str], list[int]] = {}
+        for job in self.model.jobs.values():
+            if (group := self.model.group_of(job)) is not None:
+                ends.setdefault((job.new.type, group), []).append(job.finished_at or 0)
+        found = self.store.list_error_groups(1000)
+        assert {(group.type, group.error): group.jobs for group in found} == {
+            group: len(instants) for group, instants in ends.items()
+        }
+        assert [group.jobs for group in found] == sorted((group.jobs for group in found), reverse=True)
+        for group in found:
+            assert from_datetime(group.last_at) >= max(ends[group.type, group.error])
 
     def teardown(self) -> None:
         """The histories, once at the end: they take a query a job."""

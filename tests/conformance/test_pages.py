@@ -8,23 +8,23 @@ import pytest
 
 from holdfast.core.job import RETRYING, Job, Status
 from holdfast.core.lifecycle import Completed, Errored
-from holdfast.store.protocol import JobFilter, Store
+from holdfast.store.protocol import JobFilter, Place, Store
 from holdfast.testing import MovableClock
 from tests.conformance.steps import claim, claim_one, ending, finish, finished, insert, job, run
 
 
-def page(store: Store, **filters: Any) -> tuple[list[str], int | None]:
-    jobs, before = store.list_page(JobFilter(**filters))
-    return [found.id for found in jobs], before
+def page(store: Store, **filters: Any) -> tuple[list[str], Place | None]:
+    jobs, following = store.list_page(JobFilter(**filters))
+    return [found.id for found in jobs], following
 
 
 def walk(store: Store, **filters: Any) -> list[list[str]]:
     """All pages of a filter, one after another."""
-    ids, before = page(store, **filters)
+    ids, after = page(store, **filters)
     pages = [ids]
-    while before is not None:
+    while after is not None:
         assert len(pages) < 100, "the pages do not end"
-        ids, before = page(store, before=before, **filters)
+        ids, after = page(store, after=after, **filters)
         pages.append(ids)
     return pages
 
@@ -60,7 +60,7 @@ def test_last_page_may_be_full_and_is_still_the_last(store: Store) -> None:
 def test_next_page_begins_after_the_last_job_shown(store: Store) -> None:
     insert(store, *"abcde")
     seqs = {claimed.id: claimed.seq for claimed in claim(store)}
-    assert page(store, limit=2) == (["e", "d"], seqs["d"])
+    assert page(store, limit=2) == (["e", "d"], Place(0, seqs["d"]))
 
 
 @pytest.mark.parametrize(
@@ -87,30 +87,31 @@ def test_pages_of_a_filter_hold_what_it_finds(
 
 def test_page_by_offset_says_where_to_go_on(store: Store) -> None:
     insert(store, *"abcdef")
-    ids, before = page(store, limit=2, offset=1)
+    ids, after = page(store, limit=2, offset=1)
     assert ids == ["e", "d"]
-    assert page(store, limit=2, before=before) == (["c", "b"], before and before - 2)
+    assert after is not None
+    assert page(store, limit=2, after=after) == (["c", "b"], Place(0, after.seq - 2))
 
 
 def test_no_job_that_stays_is_missed_or_shown_twice_while_others_come_and_go(store: Store) -> None:
     insert(store, *"abcdef")
-    first, before = page(store, limit=2)
+    first, place = page(store, limit=2)
     finish(store, claim_one(store))
     store.delete_job("a")
     store.cancel_job("e")
     store.cancel_job("d")
     store.delete_job("d")
     insert(store, "g", "h", priority=9)
-    rest, after = page(store, limit=2, before=before)
+    rest, after = page(store, limit=2, after=place)
     assert (first, rest, after) == (["f", "e"], ["c", "b"], None)
 
 
 def test_place_of_a_deleted_job_is_still_a_place(store: Store) -> None:
     insert(store, *"abcd")
-    _, before = page(store, limit=2)
+    _, after = page(store, limit=2)
     store.cancel_job("c")
     store.delete_job("c")
-    assert page(store, limit=2, before=before) == (["b", "a"], None)
+    assert page(store, limit=2, after=after) == (["b", "a"], None)
 
 
 def test_running_jobs_are_paged_newest_first_though_their_leases_end_otherwise(
@@ -149,9 +150,9 @@ def test_brief_page_has_everything_but_payload_result_and_history(store: Store) 
     finish(store, run(store, "retrying", priority=3, timeout=5), Errored("boom"))
     run(store, "running", parent_id="done", max_attempts=7)
     insert(store, "later", delay=60)
-    jobs, before = store.list_page(JobFilter(brief=True))
+    jobs, following = store.list_page(JobFilter(brief=True))
     assert [found.id for found in jobs] == ["later", "running", "retrying", "done"]
-    assert before is None
+    assert following is None
     for found in jobs:
         assert (found.payload, found.result, found.errors) == ({}, None, ())
         assert bare(found) == bare(job(store, found.id))

@@ -18,15 +18,16 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from holdfast.core.job import RETRYING, Job, Status
+from holdfast.core.job import RETRYING, Status
 from holdfast.core.lifecycle import Completed, Errored, LeaseEnded, Outcome, Released
-from holdfast.store.protocol import Claim, JobFilter
-from holdfast.store.sqlite import SqliteStore, open_store, pages
+from holdfast.store.protocol import SORTS, Claim, JobFilter, Place
+from holdfast.store.sqlite import SqliteStore, open_store, pages, ranges
 from holdfast.store.sqlite.claim import CANDIDATES
 from holdfast.store.sqlite.insert import HOLDER
 from holdfast.store.sqlite.keep import CANCELLING
-from holdfast.store.sqlite.look import OLDEST, conditions
-from holdfast.store.sqlite.operate import PRUNABLE
+from holdfast.store.sqlite.look import OLDEST
+from holdfast.store.sqlite.operate import OLDEST_FINISHED, PRUNABLE
+from holdfast.store.sqlite.ranges import conditions
 from holdfast.store.sqlite.store import EXPIRED, PROMOTABLE
 from holdfast.testing import MovableClock
 from tests.conformance.steps import claim, ending, finish, insert, new_job
@@ -37,6 +38,7 @@ PLANS = {
     "reap": (EXPIRED, "holdfast_jobs_leased"),
     "key": (HOLDER, "holdfast_jobs_key"),
     "prune": (PRUNABLE, "holdfast_jobs_finished"),
+    "which to prune": (OLDEST_FINISHED, "holdfast_jobs_finished"),
     "cancel": (CANCELLING, "holdfast_jobs_cancelling"),
 }
 """The statement of each duty, and the index that is made for it."""
@@ -142,8 +144,14 @@ def watch(store: SqliteStore, clock: MovableClock) -> None:
         JobFilter(statuses=(RETRYING, "cancelled"), type="crawl"),
         JobFilter(parent_id="parent"),
         JobFilter(parent_id="parent", statuses=("failed",)),
+        JobFilter(error="boom"),
+        JobFilter(error="boom", type="email", sort="finished"),
+        JobFilter(statuses=("completed",), since=0, until=store.now()),
+        JobFilter(since=0, until=store.now(), type="email"),
+        JobFilter(sort="finished", since=0, until=store.now()),
     ):
         store.count_matching(filter, 100)
+    store.list_error_groups(10)
 
 
 def retry_failed(store: SqliteStore, clock: MovableClock) -> None:
@@ -199,15 +207,27 @@ def test_running_jobs_are_listed_from_their_own_index_in_its_order(store: Sqlite
 
 def test_jobs_that_finished_lately_are_found_by_when(store: SqliteStore) -> None:
     lines = traced_plans(store, lambda: store.count_finished(store.now()))
-    assert lines[0] == "SEARCH holdfast_jobs USING INDEX holdfast_jobs_finished (finished_at>?)"
+    assert wasteful(lines) == []
+    [line] = [line for line in lines if "holdfast_jobs" in line]
+    index = "SEARCH holdfast_jobs USING COVERING INDEX holdfast_jobs_finished"
+    assert line == f"{index} (type=? AND status=? AND finished_at>?)"
 
 
 def test_jobs_that_wait_for_a_retry_are_listed_from_their_own_index(store: SqliteStore) -> None:
-    lines = traced_plans(store, lambda: store.list_jobs(JobFilter(statuses=(RETRYING,), type="email")))
-    assert lines[:2] == [
-        "SEARCH holdfast_jobs USING INDEX holdfast_jobs_retrying (type=? AND seq<?)",
+    fail_once(store)
+    filter = JobFilter(statuses=(RETRYING,), type="email", after=Place(0, 2**40))
+    lines = traced_plans(store, lambda: store.list_jobs(filter))
+    assert wasteful(lines) == []
+    searches = [line for line in lines if line.startswith("SEARCH holdfast_jobs")]
+    assert searches == [
+        "SEARCH holdfast_jobs USING INDEX holdfast_jobs_retrying (type=? AND priority=? AND seq>? AND seq<?)",
         "SEARCH holdfast_jobs USING INTEGER PRIMARY KEY (rowid=?)",
     ]
+
+
+def fail_once(store: SqliteStore) -> None:
+    insert(store, "retrying", type="email", priority=9)
+    finish(store, claim(store, limit=1)[0], Errored("boom"))
 
 
 def traced_plans(store: SqliteStore, work: Callable[[], object]) -> list[str]:
@@ -256,6 +276,7 @@ HOT: dict[str, Callable[[SqliteStore], object]] = {
     "count of a type": lambda store: store.count_matching(JobFilter(type="email"), 10_000),
     "count of children": lambda store: store.count_matching(JobFilter(parent_id="held"), 10_000),
     "retrying": lambda store: store.count_retrying(),
+    "error groups": lambda store: store.list_error_groups(10),
     "count of what is retrying": lambda store: store.count_matching(JobFilter(statuses=(RETRYING,)), 10_000),
     "finished lately": lambda store: store.count_finished(store.now() + 1),
     "oldest": lambda store: store.oldest_waiting(),
@@ -276,6 +297,7 @@ def test_cost_does_not_grow_with_what_waits_or_is_over(
         url = f"sqlite:///{tmp_path / f'{filled}.db'}?synchronous=off"
         with closing(open_store(url, clock)) as store:
             store.set_paused("paused", True)
+            insert(store, "one", type="paused")  # so that both have the same types
             if filled:
                 fill(store)
             insert(store, *(f"job-{n}" for n in range(10)))
@@ -320,88 +342,172 @@ def test_key_that_was_used_often_is_still_found_at_once(
 # Pages of a long list.
 
 LONG = 200_000
-PAGE = 100
+PAGE = 20
+MOST_STEPS = 20_000
+"""Of a page or a capped count, whatever it is of; reading the whole list takes a million at least."""
 
 FILL = f"""
-WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < {LONG})
-INSERT INTO holdfast_jobs
-    (id, type, status, attempts, due_at, created_at, updated_at, finished_at, token, payload)
-SELECT 'job-' || n, iif(n % 8 < 4, 'email', 'crawl'),
-    CASE n % 4 WHEN 0 THEN 'pending' WHEN 1 THEN 'completed' WHEN 2 THEN 'failed' ELSE 'scheduled' END,
-    n % 4 = 3, n, n, n, iif(n % 4 IN (1, 2), n, NULL), 'token', '{{}}'
-FROM numbers
+WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < {LONG}),
+drafts AS (SELECT n,
+    CASE WHEN n % 20000 = 5 THEN 'rare' WHEN n % 8 < 4 THEN 'email' ELSE 'crawl' END AS type,
+    CASE WHEN n % 25000 = 3 THEN 'cancelled' WHEN n % 50000 = 7 THEN 'processing' ELSE
+        CASE n % 4 WHEN 0 THEN 'pending' WHEN 1 THEN 'completed' WHEN 2 THEN 'failed' ELSE 'scheduled' END
+    END AS status,
+    iif(n % 20000 = 2, 'rare', 'group-' || (n / 4 % 3)) AS error FROM numbers)
+INSERT INTO holdfast_jobs (id, type, status, priority, attempts, due_at, created_at, updated_at, finished_at,
+    error, error_group, lease_expires_at, token, payload)
+SELECT 'job-' || n, type, status, n * 31 % 5 - 2, n % 3 = 0, n, n * 10, n * 10,
+    iif(status IN ('completed', 'failed', 'cancelled'), (n * 10 + n % 97 * 1000) / 500 * 500, NULL),
+    iif(status = 'failed', error, NULL), iif(status = 'failed', error, NULL),
+    iif(status = 'processing', n, NULL), 'token', '{{}}'
+FROM drafts
 """
 
 PAGED: dict[str, JobFilter] = {
     "all": JobFilter(),
     "type": JobFilter(type="email"),
+    "rare type": JobFilter(type="rare"),
+    "no type": JobFilter(type="nobody"),
     "pending": JobFilter(statuses=("pending",)),
     "completed": JobFilter(statuses=("completed",)),
     "failed": JobFilter(statuses=("failed",)),
+    "cancelled, which are few": JobFilter(statuses=("cancelled",)),
+    "running, which are few": JobFilter(statuses=("processing",)),
     "failed of a type": JobFilter(statuses=("failed",), type="crawl"),
-    "completed of a type": JobFilter(statuses=("completed",), type="crawl"),
+    "completed of a rare type": JobFilter(statuses=("completed",), type="rare"),
+    "failed of a rare type, of which there are none": JobFilter(statuses=("failed",), type="rare"),
     "retrying": JobFilter(statuses=(RETRYING,)),
     "retrying of a type": JobFilter(statuses=(RETRYING,), type="email"),
     "unfinished": JobFilter(statuses=("pending", "scheduled", "processing")),
+    "several": JobFilter(statuses=("failed", "cancelled", RETRYING)),
+    "error": JobFilter(error="group-1"),
+    "rare error": JobFilter(error="rare"),
+    "error of a type": JobFilter(error="group-1", type="email"),
+    "time": JobFilter(since=500_000, until=1_500_000),
+    "short time": JobFilter(since=1_000_000, until=1_000_500),
+    "time of a type": JobFilter(since=500_000, type="crawl"),
+    "time of a state": JobFilter(until=1_500_000, statuses=("failed",)),
+    "short time of states": JobFilter(since=1_000_000, until=1_000_500, statuses=("pending", "completed")),
+    "time of an error": JobFilter(since=500_000, until=1_500_000, error="group-2"),
 }
 
 
+class Long:
+    """The long list, and all its rows as Python sees them."""
+
+    def __init__(self, store: SqliteStore) -> None:
+        self.store = store
+        self.rows = store.database.read(
+            "SELECT seq, type, status, priority, attempts, created_at, finished_at, error_group"
+            " FROM holdfast_jobs"
+        )
+
+        self._known: dict[JobFilter, list[Place]] = {}
+
+    def places(self, filter: JobFilter) -> list[Place]:
+        """The places of what a filter finds, in its order; looked at one by one."""
+        if filter.ascending:
+            return self.places(replace(filter, ascending=False))[::-1]
+        if filter not in self._known:
+            self._known[filter] = sorted(self._found(filter), reverse=True)
+        return self._known[filter]
+
+    def _found(self, filter: JobFilter) -> Iterator[Place]:
+        for seq, type, status, priority, attempts, created_at, finished_at, error in self.rows:
+            words = {status, RETRYING} if status == "scheduled" and attempts else {status}
+            moment = finished_at if filter.sort == "finished" else created_at
+            if (
+                (not filter.statuses or words & set(filter.statuses))
+                and filter.type in (None, type)
+                and filter.error in (None, error)
+                and moment is not None
+                and (filter.since is None or moment >= filter.since)
+                and (filter.until is None or moment < filter.until)
+            ):
+                yield Place({"created": 0, "finished": finished_at, "priority": priority}[filter.sort], seq)
+
+
 @pytest.fixture(scope="module")
-def long_list(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqliteStore]:
-    """A queue with so many jobs, of two types and in four states."""
+def long_list(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Long]:
+    """A queue with so many jobs, of two types and in four states; and few of another type and two more."""
     path = tmp_path_factory.mktemp("long") / "queue.db"
     clock = MovableClock(datetime(2030, 1, 1, tzinfo=UTC))
     with closing(open_store(f"sqlite:///{path}?synchronous=off", clock)) as store:
         with store.database.transaction() as connection:
             connection.execute(FILL)
-        yield store
+        yield Long(store)
 
 
+@pytest.mark.parametrize("sort", SORTS)
 @pytest.mark.parametrize("kind", PAGED)
-def test_last_page_costs_what_the_first_one_costs(long_list: SqliteStore, kind: str) -> None:
-    """Page 2,000 of 200,000 jobs, counted in steps; `before` of the last one is found by SQL of our own."""
-    filter = replace(PAGED[kind], limit=PAGE, brief=True)
-    where, parameters = conditions(filter)
-    [(count, newest, oldest)] = long_list.database.read(
-        f"SELECT count(*), max(seq), min(seq) FROM holdfast_jobs{where}", parameters
-    )
-    [(before,)] = long_list.database.read(
-        f"SELECT seq FROM holdfast_jobs{where} ORDER BY seq LIMIT 1 OFFSET {PAGE}", parameters
-    )
-    found: list[tuple[list[Job], int | None]] = []
-    costs = [
-        steps(long_list, lambda place=place: found.append(long_list.list_page(replace(filter, before=place))))  # type: ignore[misc]
-        for place in (None, before)
-    ]
-    (first, after_first), (last, after_last) = found
-    assert count >= LONG // 8
-    assert (len(first), first[0].id) == (PAGE, f"job-{newest}")
-    assert (len(last), last[-1].id) == (PAGE, f"job-{oldest}")
-    assert after_first is not None
-    assert after_last is None
-    assert costs[1] <= 1.1 * costs[0] + 50, f"page 1 takes {costs[0]} steps, page {count // PAGE} {costs[1]}"
-    assert costs[0] <= 200 * PAGE
+def test_page_costs_the_same_wherever_it_is(long_list: Long, kind: str, sort: str) -> None:
+    """The first one, one in the middle and the last of 200,000 jobs, both ways round, counted in steps."""
+    store = long_list.store
+    for ascending in (False, True):
+        filter = replace(PAGED[kind], sort=sort, ascending=ascending)
+        places = long_list.places(filter)
+        for begin in sorted({0, len(places) // 2, max(0, len(places) - PAGE)}):
+            asked = replace(filter, limit=PAGE, brief=True, after=places[begin - 1] if begin else None)
+            found: list[Any] = []
+            cost = steps(store, lambda asked=asked, found=found: found.append(store.list_placed(asked)))  # type: ignore[misc]
+            [(listed, following)] = found
+            assert [placed.place for placed in listed] == places[begin : begin + PAGE]
+            assert following == (places[begin + PAGE - 1] if begin + PAGE < len(places) else None)
+            assert cost <= MOST_STEPS, f"{cost} steps from job {begin} of {len(places)}"
 
 
-def test_page_by_offset_is_what_costs_more(long_list: SqliteStore) -> None:
+@pytest.mark.parametrize("sort", SORTS)
+@pytest.mark.parametrize("kind", PAGED)
+def test_count_costs_no_more_than_its_cap(long_list: Long, kind: str, sort: str) -> None:
+    filter = replace(PAGED[kind], sort=sort)
+    places = long_list.places(filter)
+    found: list[int] = []
+    cost = steps(long_list.store, lambda: found.append(long_list.store.count_matching(filter, 200)))
+    assert found == [min(200, len(places))]
+    assert cost <= MOST_STEPS
+    assert long_list.store.count_matching(filter, LONG) == len(places)
+
+
+def test_page_by_offset_is_what_costs_more(long_list: Long) -> None:
     """So the count of steps does show it."""
-    near = steps(long_list, lambda: long_list.list_page(JobFilter(limit=PAGE)))
-    far = steps(long_list, lambda: long_list.list_page(JobFilter(limit=PAGE, offset=LONG - PAGE)))
-    assert far > 20 * near
+    store = long_list.store
+    near = steps(store, lambda: store.list_page(JobFilter(limit=PAGE)))
+    far = steps(store, lambda: store.list_page(JobFilter(limit=PAGE, offset=LONG - PAGE)))
+    assert near < MOST_STEPS < far
 
 
-def test_page_of_running_jobs_costs_what_few_jobs_cost(long_list: SqliteStore) -> None:
-    for filter in (JobFilter(statuses=("processing",)), JobFilter(statuses=("processing",), before=100)):
-        assert steps(long_list, lambda filter=filter: long_list.list_page(filter)) <= 200  # type: ignore[misc]
+def test_jobs_that_all_ended_at_once_are_paged_at_the_same_cost(tmp_path: Path, clock: MovableClock) -> None:
+    with closing(open_store(f"sqlite:///{tmp_path / 'queue.db'}?synchronous=off", clock)) as store:
+        with store.database.transaction() as connection:
+            connection.execute(BURY.replace("'completed', n, n, n, n,", "'completed', n, n, n, 7,"))
+        for ascending, seq, following in ((False, 1000, 999), (True, BURIED - 1000, BURIED - 999)):
+            filter = JobFilter(sort="finished", ascending=ascending, after=Place(7, seq), limit=1)
+            found: list[Any] = []
+            cost = steps(store, lambda filter=filter, found=found: found.append(store.list_placed(filter)))  # type: ignore[misc]
+            assert found[0][0][0].place == Place(7, following)
+            assert cost <= 1000
 
 
+def test_page_of_running_jobs_costs_what_few_jobs_cost(long_list: Long) -> None:
+    store = long_list.store
+    for filter in (
+        JobFilter(statuses=("processing",)),
+        JobFilter(statuses=("processing",), after=Place(0, 9)),
+    ):
+        assert steps(store, lambda filter=filter: store.list_page(filter)) <= 1000  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("sort", SORTS)
 @pytest.mark.parametrize("kind", PAGED)
-def test_pages_are_not_sorted(store: SqliteStore, kind: str) -> None:
-    for before in (None, 100):
-        lines = traced_plans(store, lambda: store.list_page(replace(PAGED[kind], before=before)))  # noqa: B023
+def test_pages_are_not_sorted(store: SqliteStore, kind: str, sort: str) -> None:
+    filter = replace(PAGED[kind], sort=sort)
+    runs = sort != "finished" and (
+        "processing" in filter.statuses or (sort == "priority" and not filter.statuses and not filter.error)
+    )
+    for after in (None, Place(0, 100)):
+        lines = traced_plans(store, lambda after=after: store.list_page(replace(filter, after=after)))  # type: ignore[misc]
         # But for those that run, which are few.
-        allowed = 1 if "processing" in PAGED[kind].statuses else 0
-        assert len([line for line in lines if "TEMP B-TREE" in line]) <= allowed, lines
+        assert len([line for line in lines if "TEMP B-TREE" in line]) <= runs, lines
 
 
 BURIED = 50_000
@@ -461,17 +567,31 @@ def test_few_jobs_of_a_state_are_found_below_many_others(
     )
     [(jobs, following)] = found
     assert [job.id for job in jobs] == [id for id, _ in expected[:5]]
-    assert following == (expected[4][1] if len(expected) > 5 else None)
+    assert following == (Place(0, expected[4][1]) if len(expected) > 5 else None)
 
 
 @pytest.mark.parametrize(
-    "limits", [{}, {"MOST_PRIORITIES": 1}, {"MOST_RANGES": 1}, {"DEEPEST": 3}, {"_AT_ONCE": 1}]
+    "limits",
+    [
+        {},
+        {(ranges, "MOST_RANGES"): 1},
+        {(ranges, "MOST_RANGES"): 6},
+        {(pages, "DEEPEST"): 3},
+        {(pages, "_AT_ONCE"): 1},
+        {(pages, "_FEW"): 1, (pages, "_LEVELS_AT_ONCE"): 1},
+    ],
+    ids=lambda limits: " ".join(f"{name}={value}" for (_, name), value in limits.items()),
 )
+@pytest.mark.parametrize("sort", SORTS)
 def test_pages_are_the_same_however_they_are_found(
-    tmp_path: Path, clock: MovableClock, monkeypatch: pytest.MonkeyPatch, limits: dict[str, int]
+    tmp_path: Path, clock: MovableClock, monkeypatch: pytest.MonkeyPatch, limits: dict[Any, int], sort: str
 ) -> None:
-    for name, value in limits.items():
-        monkeypatch.setattr(pages, name, value)
+    for (module, name), value in limits.items():
+        monkeypatch.setattr(module, name, value)
+    order = {"created": "seq DESC", "finished": "finished_at DESC, seq DESC"}.get(
+        sort, "priority DESC, seq DESC"
+    )
+    after = {"created": Place(0, 50), "finished": Place(45, 50)}.get(sort, Place(1, 40))
     with closing(open_store(f"sqlite:///{tmp_path / 'queue.db'}?synchronous=off", clock)) as store:
         few_of_each_state(store)
         for statuses in [
@@ -482,10 +602,12 @@ def test_pages_are_the_same_however_they_are_found(
             tuple(Status),
         ]:
             for type in (None, "email", "nothing"):
-                filter = JobFilter(statuses=statuses, type=type, limit=4, offset=1, before=50)
+                filter = JobFilter(
+                    statuses=statuses, type=type, sort=sort, limit=4, offset=1, after=after, since=1, until=40
+                )
                 where, parameters = conditions(filter)
                 expected = store.database.read(
-                    f"SELECT id FROM holdfast_jobs{where} ORDER BY seq DESC LIMIT 4 OFFSET 1", parameters
+                    f"SELECT id FROM holdfast_jobs{where} ORDER BY {order} LIMIT 4 OFFSET 1", parameters
                 )
                 assert [job.id for job in store.list_jobs(filter)] == [id for (id,) in expected], filter
 
@@ -498,7 +620,9 @@ def test_jobs_by_id_are_looked_up_one_by_one(store: SqliteStore) -> None:
 
 BRIEF: dict[str, Callable[[SqliteStore], object]] = {
     "page": lambda store: store.list_page(JobFilter(brief=True)),
-    "page of failed": lambda store: store.list_page(JobFilter(brief=True, statuses=("failed",), before=9)),
+    "page of failed": lambda store: store.list_page(
+        JobFilter(brief=True, statuses=("failed",), after=Place(0, 9))
+    ),
     "by id": lambda store: store.get_jobs(["a", "b"]),
     "full page": lambda store: store.list_page(JobFilter()),
 }

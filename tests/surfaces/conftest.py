@@ -13,6 +13,7 @@ import pytest
 from holdfast import Queue
 from holdfast.events import LOGGER
 from holdfast.web import create_app
+from tests.surfaces.browser import chromium, guard, new_page, page, serve  # noqa: F401 (fixtures)
 from tests.surfaces.live import client, live
 from tests.surfaces.support import Cli, Ran
 

@@ -755,7 +755,7 @@ def test_everything_works_under_the_prefix_of_another_application(
         links = re.findall(r'(?:href|src)="(/[^"]*)"', docs.text)
         assert f"{prefix}/static/holdfast.css" in links
         assert {made.get(link).status_code for link in links} == {200}
-        assert made.get(f"{prefix}/").headers["Location"] == f"{prefix}/docs"
+        assert f'href="{prefix}/docs"' in made.get(f"{prefix}/").text
 
         stored = made.post(f"{prefix}/api/tasks", json={"type": "mail"})
         assert stored.headers["Location"] == f"{prefix}/api/tasks/{stored.json()['id']}"
@@ -801,7 +801,7 @@ def assert_safe(headers: Any, what: object) -> None:
     assert policy["form-action"] == "'self'", what
     assert "unsafe" not in headers["content-security-policy"], what
     assert {name: headers[name] for name in SECURITY} == SECURITY, what
-    assert headers["cache-control"] in ("no-store", "max-age=3600"), what
+    assert headers["cache-control"] in ("no-store", "no-cache"), what
     assert "server" not in headers, what
 
 
@@ -812,7 +812,7 @@ def test_every_answer_says_what_a_browser_may_do_with_it(
         for headers in ({}, READER):
             assert_safe(send(guarded, operation, **headers).headers, operation)
     expected = {
-        ("GET", "/"): 303,
+        ("GET", "/"): 200,
         ("GET", "/docs"): 200,
         ("HEAD", "/docs"): 200,
         ("GET", "/login"): 200,

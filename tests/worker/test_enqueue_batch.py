@@ -309,26 +309,26 @@ def test_many_jobs_come_in_the_order_asked_for_without_what_is_large(queue: Queu
 def test_pages_of_the_queue_go_on_where_the_last_one_ended(queue: Queue) -> None:
     queue.enqueue_batch([job(n) for n in range(5)])
     queue.enqueue("other", id="other")
-    first, before = queue.page(type="work", limit=3)
-    second, end = queue.page(type="work", limit=3, before=before)
-    assert [one.id for one in (*first, *second)] == [f"job-{n}" for n in (4, 3, 2, 1, 0)]
-    assert end is None
-    assert first[0].payload == {"n": 4}
-    assert first[0].max_attempts == queue.settings().get("max_attempts")
+    first = queue.page(type="work", limit=3)
+    second = queue.page(type="work", limit=3, cursor=first.next)
+    assert [one.id for one in (*first.jobs, *second.jobs)] == [f"job-{n}" for n in (4, 3, 2, 1, 0)]
+    assert second.next is None
+    assert first.jobs[0].payload == {"n": 4}
+    assert first.jobs[0].max_attempts == queue.settings().get("max_attempts")
 
 
 def test_page_takes_the_words_that_a_list_takes(queue: Queue) -> None:
     queue.enqueue_batch([job(n) for n in range(3)])
     queue.cancel("job-1")
-    assert [one.id for one in queue.page(status="queued", brief=True)[0]] == ["job-2", "job-0"]
-    both, _ = queue.page(status=["queued", "cancelled"], offset=1)
+    assert [one.id for one in queue.page(status="queued", brief=True).jobs] == ["job-2", "job-0"]
+    both = queue.page(status=["queued", "cancelled"], offset=1).jobs
     assert [one.id for one in both] == ["job-1", "job-0"]
-    assert queue.page(status=[])[0] == queue.jobs()
+    assert queue.page(status=[]).jobs == queue.jobs()
     with pytest.raises(ConfigError, match="retrying"):
         queue.page(status="nonsense")
 
 
 def test_brief_page_has_no_payloads(queue: Queue) -> None:
     queue.enqueue_batch([job(1)])
-    [brief], _ = queue.page(brief=True)
+    [brief] = queue.page(brief=True).jobs
     assert (brief.id, brief.payload, brief.result) == ("job-1", {}, None)

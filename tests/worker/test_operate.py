@@ -331,13 +331,13 @@ def test_filter_finds_what_a_list_finds_newest_first(queue: Queue, small_batches
         ((), "email"),
         (("failed",), "nobody"),
     ):
-        found = list(matching(queue, statuses, type))
+        found = list(matching(queue, status=statuses, type=type))
         assert found == [job.id for job in queue.jobs(status=statuses, type=type)]
 
 
 def test_filter_of_an_unknown_state_is_refused(queue: Queue) -> None:
     with pytest.raises(ConfigError, match="retrying"):
-        list(matching(queue, ("nonsense",), None))
+        list(matching(queue, status="nonsense"))
 
 
 @pytest.mark.parametrize("jobs", [3, 4, 5, 8, 11])
@@ -348,7 +348,7 @@ def test_every_job_that_matches_is_taken_though_each_one_leaves_the_filter(
     queue: Queue, small_batches: int, action: str, status: str, jobs: int
 ) -> None:
     prepare(queue, action, jobs)
-    result = operate(queue, action, matching(queue, (status,), None))
+    result = operate(queue, action, matching(queue, status=status))
     assert (result.done, result.refused) == (jobs, 0)
     assert queue.count(status=status) == 0
 
@@ -365,7 +365,7 @@ def test_jobs_that_come_meanwhile_are_not_taken_in(queue: Queue, small_batches: 
             finished(queue.store, came[-1])
 
     unsubscribe = queue.events.subscribe(replace)
-    result = operate(queue, "delete", matching(queue, ("completed",), None))
+    result = operate(queue, "delete", matching(queue, status="completed"))
     unsubscribe()
     assert result == Operated(done=10)
     assert sorted(job.id for job in queue.jobs()) == sorted(came)
@@ -378,7 +378,7 @@ def test_retried_jobs_that_fail_at_once_are_not_retried_again(queue: Queue, smal
     recorder = Recorder(queue.events)
 
     def between() -> Iterator[str]:
-        for id in matching(queue, ("failed",), None):
+        for id in matching(queue, status="failed"):
             queue.drain()
             yield id
 
@@ -390,7 +390,7 @@ def test_job_that_is_gone_before_its_turn_is_refused_by_name(queue: Queue, small
     prepare(queue, "delete", 4)
 
     def raced() -> Iterator[str]:
-        for number, id in enumerate(matching(queue, ("completed",), None)):
+        for number, id in enumerate(matching(queue, status="completed")):
             if number == 2:
                 queue.delete(id)
             yield id
@@ -403,4 +403,4 @@ def test_payloads_are_not_read_to_find_what_matches(queue: Queue) -> None:
     insert(queue.store, "a", "b")
     with queue.store.transaction() as connection:
         connection.execute("UPDATE holdfast_jobs SET payload = 'no JSON'")
-    assert list(matching(queue, ("pending",), "email")) == ["b", "a"]
+    assert list(matching(queue, status="pending", type="email")) == ["b", "a"]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
-from holdfast.cli.command import DONE, Call, Parser, command, type_argument
+from holdfast.cli.command import DONE, Call, Parser, command, say, type_argument
 from holdfast.cli.output import (
     Column,
     age,
@@ -20,14 +20,35 @@ from holdfast.cli.output import (
     seconds_text,
     style_of,
 )
-from holdfast.core.clock import to_datetime
+from holdfast.config import parse_duration
+from holdfast.core.clock import parse_instant, to_datetime
 from holdfast.core.job import Job
-from holdfast.errors import ConfigError, JobNotFound, one_line
+from holdfast.errors import LONGEST_DURATION, ConfigError, JobNotFound, one_line, shown
 from holdfast.observe import shapes
+from holdfast.store.protocol import CREATED, SORTS
+
+
+def filter_arguments(parser: Parser) -> None:
+    type_argument(parser)
+    parser.add_argument(
+        "--error", metavar="TEXT", help="only failed jobs with this error; numbers don't count"
+    )
+    parser.add_argument(
+        "--search", metavar="TEXT", help="words in id, key or error, or payload.FIELD:VALUE; reads 10000 jobs"
+    )
+    parser.add_argument("--since", metavar="WHEN", help="created since: an instant, or 1h for an hour ago")
+    parser.add_argument("--until", metavar="WHEN", help="created before: an instant, or 1h for an hour ago")
 
 
 def page_arguments(parser: Parser) -> None:
-    type_argument(parser)
+    filter_arguments(parser)
+    parser.add_argument(
+        "--sort",
+        choices=SORTS,
+        default=CREATED,
+        help="by what (created); --since and --until follow finished",
+    )
+    parser.add_argument("--reverse", action="store_true", help="the oldest or lowest first")
     parser.add_argument("--limit", metavar="N", type=int, default=50, help="how many (50)")
     parser.add_argument("--offset", metavar="N", type=int, default=0, help="how many to pass over (0)")
     parser.add_argument(
@@ -50,16 +71,44 @@ def _list_arguments(parser: Parser) -> None:
 @command(
     "queuectl list --status failed --status cancelled",
     "queuectl list --type send_email --limit 10 --json",
+    "queuectl list --search 'timeout payload.user.id:42' --since 1d",
     arguments=_list_arguments,
 )
 def list_jobs(call: Call) -> int:
     """List jobs, newest first."""
+    return print_jobs(call, call.arguments.status)
+
+
+def filters_of(call: Call) -> dict[str, Any]:
+    """What filter_arguments ask for, but for the search, as `Queue.page` and `Queue.count` take it."""
     arguments = call.arguments
-    return print_jobs(call, arguments.status, arguments.type)
+    return {
+        "type": arguments.type,
+        "error": arguments.error,
+        "since": _instant(call, "since"),
+        "until": _instant(call, "until"),
+    }
 
 
-def print_jobs(call: Call, status: list[str] | None, type: str | None) -> int:
-    """The page of jobs that --limit, --offset and --full ask for."""
+def _instant(call: Call, name: str) -> datetime | None:
+    """An instant, or the one so long ago."""
+    text = getattr(call.arguments, name)
+    if text is None:
+        return None
+    try:
+        seconds = parse_duration(text)
+    except ValueError:
+        try:
+            return parse_instant(f"--{name}", text)
+        except ConfigError as error:
+            raise ConfigError(str(error), hint="or a duration such as 1h, for so long ago") from None
+    if seconds > LONGEST_DURATION:
+        raise ConfigError(f"--{name} must be at most {LONGEST_DURATION:g} seconds ago, not {shown(text)}")
+    return to_datetime(call.queue.store.now()) - timedelta(seconds=seconds)
+
+
+def print_jobs(call: Call, status: list[str] | None) -> int:
+    """The page of jobs that page_arguments ask for."""
     arguments = call.arguments
     for name, low in (("limit", 1), ("offset", 0)):
         if not low <= getattr(arguments, name) < 2**31:
@@ -67,38 +116,48 @@ def print_jobs(call: Call, status: list[str] | None, type: str | None) -> int:
     queue = call.queue
     if arguments.cursor is not None and arguments.offset:
         raise ConfigError("--cursor and --offset exclude each other")
-    jobs, following = queue.page(
-        status=status,
-        type=type,
+    if arguments.cursor is not None and arguments.cursor.startswith("<"):  # these pages go forward only
+        raise ConfigError("--cursor must be the nextCursor of a page before")
+    filters = {"status": status, **filters_of(call), "sort": arguments.sort}
+    page = queue.page(
+        **filters,
+        search=arguments.search,
+        ascending=arguments.reverse,
         limit=arguments.limit,
         offset=arguments.offset,
-        before=shapes.place_of(arguments.cursor),
+        cursor=arguments.cursor,
     )
+    jobs = page.jobs
     if arguments.full:
         jobs = [job for job in (queue.get(job.id) for job in jobs) if job is not None]
     if call.wants_json:
-        total = queue.count(status=status, type=type, cap=shapes.COUNTED + 1)
+        is_search = page.examined is not None
         print_json(
             shapes.task_list(
                 [(shapes.task if arguments.full else shapes.task_item)(job) for job in jobs],
-                total=total,
+                total=None if is_search else queue.count(**filters, cap=shapes.COUNTED + 1),
                 limit=arguments.limit,
                 offset=arguments.offset,
-                following=following,
+                following=page.next,
+                examined=page.examined,
             )
         )
-    elif arguments.full:
+        return DONE
+    if arguments.full:
         for job in jobs:
             print_job(job, to_datetime(queue.store.now()))
     else:
         _print_rows(jobs, to_datetime(queue.store.now()))
-        if on_terminal() and len(jobs) == arguments.limit:
-            total = queue.count(status=status, type=type, cap=shapes.COUNTED + 1)
-            if total > arguments.offset + len(jobs):
-                of = f"more than {shapes.COUNTED}" if total > shapes.COUNTED else str(total)
-                more = f"{len(jobs)} of {of}; --limit and --offset show more"
-                console().print(more, style="bright_black")
+        if on_terminal() and page.next is not None and page.examined is None:
+            _print_total(len(jobs), queue.count(**filters, cap=shapes.COUNTED + 1))
+    if page.next is not None and page.examined is not None:
+        say(f"{page.examined} jobs were searched; --cursor {page.next} searches on")
     return DONE
+
+
+def _print_total(shown: int, total: int) -> None:
+    of = f"more than {shapes.COUNTED}" if total > shapes.COUNTED else str(total)
+    console().print(f"{shown} of {of}; --limit and --offset show more", style="bright_black")
 
 
 def _print_rows(jobs: list[Job], now: datetime) -> None:

@@ -6,10 +6,14 @@ from typing import Any
 
 from holdfast.cli.command import DONE, FAILED, Call, Parser, UsageError, command, for_each, say
 from holdfast.cli.enqueue import parse_object
-from holdfast.cli.look import page_arguments, print_jobs
+from holdfast.cli.look import filter_arguments, filters_of, page_arguments, print_jobs
 from holdfast.cli.output import print_json, print_line
 from holdfast.jobs import install
+from holdfast.listing import MOST_SEARCHED
 from holdfast.observe import shapes
+from holdfast.operate import matching, operate
+
+_FILTERS = ("type", "error", "search", "since", "until")
 
 
 def _ids(parser: Parser) -> None:
@@ -81,28 +85,38 @@ def _answer(call: Call, ids: list[str], action: Any, text: str) -> int:
 @command("queuectl dlq list", arguments=page_arguments)
 def dlq_list(call: Call) -> int:
     """List the jobs that failed for good, newest first."""
-    return print_jobs(call, ["failed"], call.arguments.type)
+    return print_jobs(call, ["failed"])
 
 
 def _dlq_retry_arguments(parser: Parser) -> None:
     parser.add_argument("ids", nargs="*", metavar="ID", help="the jobs' ids")
     parser.add_argument("--all", action="store_true", help="every job that failed for good")
-    parser.add_argument("--type", metavar="T", help="with --all: only those of this type")
+    filter_arguments(parser)
 
 
 @command(
-    "queuectl dlq retry job1", "queuectl dlq retry --all --type send_email", arguments=_dlq_retry_arguments
+    "queuectl dlq retry job1",
+    "queuectl dlq retry --all --type send_email",
+    "queuectl dlq retry --all --error 'TimeoutError: no answer after 30 s'",
+    arguments=_dlq_retry_arguments,
 )
 def dlq_retry(call: Call) -> int:
-    """Run jobs from the dead-letter queue again, from the first attempt."""
+    """Run jobs from the dead-letter queue again, from the first attempt.
+
+    With --all the other options say which: all that they fit.
+    """
     arguments = call.arguments
     if bool(arguments.ids) == arguments.all:
         raise UsageError("queuectl dlq retry: say the IDs, or --all")
-    if arguments.type is not None and not arguments.all:
-        raise UsageError("queuectl dlq retry: --type goes with --all")
+    given = [name for name in _FILTERS if getattr(arguments, name) is not None]
     if not arguments.all:
+        if given:
+            raise UsageError(f"queuectl dlq retry: --{given[0]} goes with --all")
         return _answer(call, arguments.ids, lambda id: _retry_dead(call, id), "{id} is pending again")
-    count, left = call.queue.retry_all(arguments.type)
+    if given in ([], ["type"]):
+        count, left = call.queue.retry_all(arguments.type)
+    else:
+        count, left = _retry_matching(call)
     if call.wants_json:
         print_json({"retried": count, "left": left})
     else:
@@ -111,6 +125,17 @@ def dlq_retry(call: Call) -> int:
         say(f"not retried: {left}, as another job holds the key; queuectl retry ID names it")
         return FAILED
     return DONE
+
+
+def _retry_matching(call: Call) -> tuple[int, int]:
+    """Retry those that fit now; how many were, and how many were left."""
+    filters = {"status": "failed", **filters_of(call)}
+    search = call.arguments.search
+    failed = 0 if search is None else call.queue.count(**filters, cap=MOST_SEARCHED + 1)
+    made = operate(call.queue, "retry", matching(call.queue, **filters, search=search))
+    if failed > MOST_SEARCHED:
+        say(f"only the newest {MOST_SEARCHED} were searched; --until and --type reach the others")
+    return made.done, made.refused
 
 
 def _retry_dead(call: Call, id: str) -> dict[str, Any]:

@@ -167,8 +167,8 @@ def _rate(value: float) -> str:
 def report(call: Call) -> int:
     """Answer the standing questions about the queue.
 
-    What work is outstanding? What failed and why? Is anything stuck? How long do jobs take? Are there
-    duplicates? What ran in the last hour?
+    What work is outstanding? What failed and why? Which errors come most often? Is anything stuck? How long
+    do jobs take? Are there duplicates? What ran in the last hour?
     """
     found = answer(call.queue)
     if call.wants_json:
@@ -214,6 +214,17 @@ def _answers(found: Answers) -> list[tuple[str, list[Column], list[tuple[object,
             ],
             [(j.id, j.type, moment_text(j.finished_at), first_line(j.error)) for j in found.failed],
             "nothing",
+        ),
+        (
+            "Which errors come most often?",
+            [
+                Column("JOBS", right=True, whole=True),
+                Column("TYPE"),
+                Column("LAST", whole=True),
+                Column("ERROR", below=True),
+            ],
+            [(g.jobs, g.type, moment_text(g.last_at), g.error) for g in found.error_groups],
+            "none",
         ),
         (
             "Is anything stuck?",

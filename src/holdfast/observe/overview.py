@@ -10,7 +10,15 @@ from msgspec import Struct
 
 from holdfast.core.clock import SECOND, microseconds, to_datetime
 from holdfast.core.job import Job, Status, base_type
-from holdfast.store.protocol import BUCKETS, Minute, ReusedKey, Running, Waiting, WorkerRecord
+from holdfast.store.protocol import (
+    BUCKETS,
+    ErrorGroup,
+    Minute,
+    ReusedKey,
+    Running,
+    Waiting,
+    WorkerRecord,
+)
 
 if TYPE_CHECKING:
     from holdfast.queue import Queue
@@ -113,6 +121,7 @@ class Answers(Struct, frozen=True, kw_only=True):
     outstanding: dict[str, dict[str, int]]
     failed: list[Job]
     failed_total: int
+    error_groups: list[ErrorGroup]
     stuck: list[Running]
     durations: dict[str, Durations]
     reused_keys: list[ReusedKey]
@@ -120,7 +129,7 @@ class Answers(Struct, frozen=True, kw_only=True):
 
 
 def report(queue: Queue, *, limit: int = 20) -> Answers:
-    """Answer them, with at most `limit` jobs each."""
+    """Answer them, with at most `limit` jobs or groups each."""
     store = queue.store
     now = store.now()
     by_type = queue.stats()["by_type"]
@@ -133,6 +142,7 @@ def report(queue: Queue, *, limit: int = 20) -> Answers:
         },
         failed=queue.jobs(status="failed", limit=limit),
         failed_total=sum(counts["failed"] for counts in by_type.values()),
+        error_groups=queue.error_groups(limit),
         stuck=stuck(queue, store.list_running(MOST_RUNNING), to_datetime(now)),
         durations=durations(store.list_statistics(0)),
         reused_keys=store.list_reused_keys(limit),
@@ -156,8 +166,8 @@ def durations(minutes: Sequence[Minute]) -> dict[str, Durations]:
         type: Durations(
             count=sum(buckets),
             mean=seconds[type] / sum(buckets),
-            p50=_percentile(buckets, 0.5),
-            p95=_percentile(buckets, 0.95),
+            p50=percentile(buckets, 0.5),
+            p95=percentile(buckets, 0.95),
             mean_wait=waits[type] / sum(buckets),
         )
         for type, buckets in sorted(runs.items())
@@ -165,7 +175,7 @@ def durations(minutes: Sequence[Minute]) -> dict[str, Durations]:
     }
 
 
-def _percentile(buckets: Sequence[int], part: float) -> float | None:
+def percentile(buckets: Sequence[int], part: float) -> float | None:
     """The upper bound of the bucket where it lies; None beyond the last bound."""
     wanted = part * sum(buckets)
     seen = 0

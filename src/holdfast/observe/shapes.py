@@ -9,9 +9,8 @@ from typing import Any
 from holdfast.config import Value
 from holdfast.core.explain import Reason
 from holdfast.core.job import Failure, Job
-from holdfast.errors import ConfigError
 from holdfast.observe.overview import Answers, Overview
-from holdfast.store.protocol import Running, WorkerRecord
+from holdfast.store.protocol import ErrorGroup, Running, WorkerRecord
 
 COUNTED = 10_000
 """How far the jobs of a list are counted for people."""
@@ -96,26 +95,27 @@ def cancelled(job: Job) -> dict[str, Any]:
 
 
 def task_list(
-    tasks: list[dict[str, Any]], *, total: int, limit: int, offset: int, following: int | None
+    tasks: list[dict[str, Any]],
+    *,
+    total: int | None,
+    limit: int,
+    offset: int,
+    following: str | None,
+    examined: int | None = None,
 ) -> dict[str, Any]:
-    """A page of tasks or items, and where the next one begins; `total` is shown up to COUNTED."""
-    return {
+    """A page of tasks or items, and where the next one begins; `total` is shown up to COUNTED.
+
+    What a search finds beyond its page is not counted: it has no total, but says how many it has examined.
+    """
+    page = {
         "tasks": tasks,
-        "total": min(total, COUNTED),
-        "totalIsCapped": total > COUNTED,
+        "total": len(tasks) if total is None else min(total, COUNTED),
+        "totalIsCapped": following is not None if total is None else total > COUNTED,
         "limit": limit,
         "offset": offset,
-        "nextCursor": None if following is None else str(following),
+        "nextCursor": following,
     }
-
-
-def place_of(cursor: str | None) -> int | None:
-    """What a nextCursor stands for."""
-    if cursor is None:
-        return None
-    if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):
-        raise ConfigError("cursor must be the nextCursor of a page before")
-    return int(cursor)
+    return page if examined is None else {**page, "examined": examined}
 
 
 def stats(counts: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,7 +142,11 @@ def report(found: Answers) -> dict[str, Any]:
     """The answers to the standing questions."""
     return {
         "outstanding": found.outstanding,
-        "failed": {"total": found.failed_total, "newest": [task_item(job) for job in found.failed]},
+        "failed": {
+            "total": found.failed_total,
+            "newest": [task_item(job) for job in found.failed],
+            "groups": [error_group(group) for group in found.error_groups],
+        },
         "stuck": [running_job(job) for job in found.stuck],
         "durations": {
             type: {"count": d.count, "mean": d.mean, "p50": d.p50, "p95": d.p95, "meanWait": d.mean_wait}
@@ -153,6 +157,16 @@ def report(found: Answers) -> dict[str, Any]:
             type: {state.value: count for state, count in counts.items()}
             for type, counts in found.last_hour.items()
         },
+    }
+
+
+def error_group(group: ErrorGroup) -> dict[str, Any]:
+    """Failed jobs whose errors are alike."""
+    return {
+        "type": group.type,
+        "error": group.error,
+        "jobs": group.jobs,
+        "lastAt": instant(group.last_at),
     }
 
 

@@ -263,19 +263,58 @@ LIFETIME = 0
 """The minute under which pruned statistics are added up."""
 
 
-class JobFilter(Struct, frozen=True, kw_only=True):
-    """Which jobs to list. `statuses` may hold RETRYING; `before` continues after a job's `seq`.
+CREATED, FINISHED_AT, PRIORITY = "created", "finished", "priority"
+SORTS = (CREATED, FINISHED_AT, PRIORITY)
+"""What a list may be sorted by."""
 
-    With `brief` the payloads are left empty and the results None, and large ones cost nothing.
+
+class Place(Struct, frozen=True, order=True):
+    """Where a job stands in a list: by what the list is sorted by, then by its `seq`.
+
+    The key is the instant of its end, its priority, or 0 in a list by creation.
+    """
+
+    key: int
+    seq: int
+
+
+class JobFilter(Struct, frozen=True, kw_only=True):
+    """Which jobs to list, and in which order: the latest or highest first, unless `ascending`.
+
+    `statuses` may hold RETRYING. `error` is a grouping key, and finds failed jobs only. `since` and `until`
+    bound the creation, [since, until), or the end in a list by that, which holds finished jobs only. `after`
+    continues after a place. With `brief` the payloads are left empty and the results None, and large ones
+    cost nothing.
     """
 
     statuses: tuple[str, ...] = ()
     type: str | None = None
     parent_id: str | None = None
+    error: str | None = None
+    since: int | None = None
+    until: int | None = None
+    sort: str = CREATED
+    ascending: bool = False
     limit: int = 50
     offset: int = 0
-    before: int | None = None
+    after: Place | None = None
     brief: bool = False
+
+
+class Placed(Struct, frozen=True):
+    """A job and where it stands in the list that it was found in."""
+
+    place: Place
+    job: Job
+
+
+class ErrorGroup(Struct, frozen=True, kw_only=True):
+    """Failed jobs of a type whose errors are alike; `error` is the grouping key."""
+
+    type: str
+    error: str
+    jobs: int
+    last_at: datetime
 
 
 class Line(Struct, frozen=True):
@@ -446,10 +485,22 @@ class Store(Protocol):
         """Those of the jobs that exist, brief and without their history, in no order."""
 
     def list_jobs(self, filter: JobFilter) -> list[Job]:
-        """The jobs that a filter finds, newest first, without their history."""
+        """The jobs that a filter finds, without their history."""
 
-    def list_page(self, filter: JobFilter) -> tuple[list[Job], int | None]:
-        """The same, and the `before` of the page after it; None if there is none."""
+    def list_page(self, filter: JobFilter) -> tuple[list[Job], Place | None]:
+        """The same, and the `after` of the page after it; None if there is none.
+
+        However deep, a page costs the same, and no job that stays where it is is missed or shown twice.
+        """
+
+    def list_placed(self, filter: JobFilter) -> tuple[list[Placed], Place | None]:
+        """The same, each job with its place."""
+
+    def list_payloads(self, job_ids: Sequence[str]) -> dict[str, Any]:
+        """The payloads of those of the jobs that exist."""
+
+    def list_error_groups(self, limit: int) -> list[ErrorGroup]:
+        """The failed jobs by type and error, the largest group first; not counted at this moment."""
 
     def count_jobs(self) -> dict[str, dict[Status, int]]:
         """Jobs by type and state; exact, and not counted at this moment."""

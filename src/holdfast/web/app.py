@@ -18,15 +18,16 @@ from holdfast.config import MIB
 from holdfast.core.job import check_type
 from holdfast.errors import ConfigError, HoldfastError, shown
 from holdfast.queue import Queue
-from holdfast.web import errors, pages
 from holdfast.web.answer import json_response
 from holdfast.web.api import control, enqueue, health, tasks
 from holdfast.web.auth import make_access
+from holdfast.web.dashboard import controls, job, jobs, login, overview, problem, reference
+from holdfast.web.dashboard import enqueue as enqueue_form
 from holdfast.web.desk import Desk, root_of
 from holdfast.web.guard import Guard
 from holdfast.web.openapi import make_document
 
-_STATIC = Path(__file__).parent / "static"
+_STATIC = Path(__file__).parent / "dashboard" / "static"
 _SMALL_BODY = 64 * 1024
 _LARGEST_BATCH = 8 * 1024 * 1024
 _ESCAPED = 4
@@ -78,9 +79,9 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
         exception_handlers={
-            HoldfastError: errors.on_holdfast_error,
-            HTTPException: errors.on_refused,
-            RequestValidationError: errors.on_invalid_request,
+            HoldfastError: problem.on_holdfast_error,
+            HTTPException: problem.on_refused,
+            RequestValidationError: problem.on_invalid_request,
         },
     )
 
@@ -97,7 +98,9 @@ def create_app(
     app.state.desk = desk
     app.state.access = access
     app.state.document = document
-    routers = (control.flow, enqueue.router, tasks.router, control.router, health.router, pages.router)
+    api = (control.flow, enqueue.router, tasks.router, control.router, health.router)
+    pages = (overview, jobs, job, enqueue_form, controls, reference, login)
+    routers = (*api, *(module.router for module in pages))
     app.state.routes = [route for router in routers for route in router.routes]
     for router in routers:
         app.include_router(router)
@@ -108,6 +111,7 @@ def create_app(
         access=access,
         largest_body=lambda path: _largest_body(queue, path),
         is_stopping=lambda: desk.broadcast.is_closed,
+        answer_to=problem.answer_to,
     )
     return app
 
@@ -115,7 +119,7 @@ def create_app(
 def _largest_body(queue: Queue, path: str) -> int:
     if path == "/api/tasks/batch":
         return _LARGEST_BATCH
-    if path == "/api/tasks" or path.endswith("/retry"):
+    if path in ("/api/tasks", "/enqueue") or path.endswith("/retry"):
         return _SMALL_BODY + _ESCAPED * _largest_payload(queue)
     return _SMALL_BODY
 

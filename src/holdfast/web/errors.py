@@ -69,25 +69,14 @@ def too_many(message: str, seconds: float) -> Refused:
     return Refused(429, "rate_limited", message, {"Retry-After": str(max(1, math.ceil(seconds)))})
 
 
-def error_response(
-    status: int, code: str, message: str, headers: Mapping[str, str] | None = None
-) -> Response:
-    return json_response({"error": {"code": code, "message": e.one_line(message)}}, status, headers)
+def error_response(refused: Refused) -> Response:
+    message = e.one_line(str(refused.detail))
+    return json_response(
+        {"error": {"code": refused.code, "message": message}}, refused.status_code, refused.headers
+    )
 
 
-async def on_holdfast_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, e.HoldfastError)
-    return answer_to(refusal(error))
-
-
-async def on_refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    if error.status_code == 405:
-        error.headers = {"Allow": ", ".join(sorted(_methods_at(request)))}
-    return answer_to(error)
-
-
-def _methods_at(request: Request) -> set[str]:
+def methods_at(request: Request) -> set[str]:
     """The methods that a path takes, whichever of its endpoints has them."""
     methods: set[str] = set()
     path = request.url.path.removeprefix(request.scope.get("root_path", ""))
@@ -98,20 +87,20 @@ def _methods_at(request: Request) -> set[str]:
     return methods | ({"HEAD"} if "GET" in methods else set()) or {"GET", "HEAD"}  # the last: static files
 
 
-def answer_to(error: HTTPException) -> Response:
+def worded(error: HTTPException) -> Refused:
+    """The framework's own refusals in our words."""
     if isinstance(error, Refused):
-        return error_response(error.status_code, error.code, str(error.detail), error.headers)
+        return error
     phrase = HTTPStatus(error.status_code).phrase
     code = phrase.lower().replace(" ", "_").replace("-", "_")
     message = {404: "there is nothing at this path", 405: "this path does not take this method"}.get(
         error.status_code, str(error.detail)
     )
-    return error_response(error.status_code, code, message, error.headers)
+    return Refused(error.status_code, code, message, error.headers)
 
 
-async def on_invalid_request(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    return error_response(400, "invalid_request", _describe(error.errors()[0]))
+def invalid_request(error: RequestValidationError) -> Refused:
+    return Refused(400, "invalid_request", _describe(error.errors()[0]))
 
 
 _BRANCHES = ("str", "constrained-str", "float", "int", "list[constrained-str]")

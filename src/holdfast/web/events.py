@@ -272,5 +272,5 @@ def present_tasks(queue: Queue, interest: Interest) -> list[dict[str, Any]]:
     if interest.ids:
         jobs = queue.get_many(interest.ids)
     else:
-        jobs, _ = queue.page(status=interest.statuses, type=interest.type, limit=interest.limit, brief=True)
+        jobs = queue.page(status=interest.statuses, type=interest.type, limit=interest.limit, brief=True).jobs
     return [shapes.task_item(job) for job in jobs]

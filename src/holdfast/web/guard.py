@@ -11,11 +11,12 @@ import logging
 from collections.abc import Callable, Iterable
 from urllib.parse import quote
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.events import LOGGER
 from holdfast.web.auth import COOKIE, READING, Access, Right, is_loopback
-from holdfast.web.errors import Refused, answer_to, internal
+from holdfast.web.errors import Refused, internal
 
 OPEN = frozenset({"/healthz", "/readyz", "/login"})
 """Paths that want no token; so do those of static files."""
@@ -58,11 +59,13 @@ class Guard:
         access: Access,
         largest_body: Callable[[str], int],
         is_stopping: Callable[[], bool],
+        answer_to: Callable[[Scope, Refused], Response],
     ) -> None:
         self._app = app
         self._access = access
         self._is_stopping = is_stopping
         self._largest_body = largest_body
+        self._answer_to = answer_to
         self._buffered = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -82,7 +85,7 @@ class Guard:
         except _Disconnected:
             return
         except Refused as refused:
-            await _refuse(refused, scope, receive, send)
+            await self._refuse(refused, scope, receive, send)
             return
         scope["holdfast.size"] = len(body)
         try:
@@ -90,11 +93,11 @@ class Guard:
         except asyncio.CancelledError:
             if answer.has_begun or not self._is_stopping():
                 raise
-            await answer_to(_cut_short(scope))(scope, receive, send)
+            await self._answer_to(scope, _cut_short(scope))(scope, receive, send)
         except Exception:
             logging.getLogger(LOGGER).exception("%s %s failed", scope["method"], path)
             if not answer.has_begun:
-                await answer_to(internal())(scope, receive, send)
+                await self._answer_to(scope, internal())(scope, receive, send)
         finally:
             self._buffered -= taken
 
@@ -181,26 +184,27 @@ class Guard:
             raise
         return bytes(body), taken
 
-
-async def _refuse(refused: Refused, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer a request whose body was not read, and close: who still sends would not see the answer if we
-    closed at once, so what comes is thrown away for a while."""
-    has_body = _announces_body(scope["headers"])
-    if has_body:
-        refused.headers = {**(refused.headers or {}), "Connection": "close"}
-    answer = answer_to(refused)
-    if not has_body or any(name == b"expect" for name, _ in scope["headers"]):
-        await answer(scope, receive, send)
-        return
-    await send({"type": "http.response.start", "status": answer.status_code, "headers": answer.raw_headers})
-    await send({"type": "http.response.body", "body": answer.body, "more_body": True})
-    try:
-        async with asyncio.timeout(LINGER_SECONDS):
-            while (await receive()).get("more_body", False):
-                pass
-    except TimeoutError:
-        pass
-    await send({"type": "http.response.body", "body": b""})
+    async def _refuse(self, refused: Refused, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request whose body was not read, and close: who still sends would not see the answer if we
+        closed at once, so what comes is thrown away for a while."""
+        has_body = _announces_body(scope["headers"])
+        if has_body:
+            refused.headers = {**(refused.headers or {}), "Connection": "close"}
+        answer = self._answer_to(scope, refused)
+        if not has_body or any(name == b"expect" for name, _ in scope["headers"]):
+            await answer(scope, receive, send)
+            return
+        await send(
+            {"type": "http.response.start", "status": answer.status_code, "headers": answer.raw_headers}
+        )
+        await send({"type": "http.response.body", "body": answer.body, "more_body": True})
+        try:
+            async with asyncio.timeout(LINGER_SECONDS):
+                while (await receive()).get("more_body", False):
+                    pass
+        except TimeoutError:
+            pass
+        await send({"type": "http.response.body", "body": b""})
 
 
 def _cut_short(scope: Scope) -> Refused:
@@ -279,7 +283,7 @@ class _Answer:
 
     def __init__(self, send: Send, path: str, *, without_body: bool) -> None:
         self._send = send
-        self._cache = b"max-age=3600" if path.startswith(STATIC) else b"no-store"
+        self._cache = b"no-cache" if path.startswith(STATIC) else b"no-store"
         self._without_body = without_body
         self.has_begun = False
 

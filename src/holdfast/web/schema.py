@@ -114,10 +114,18 @@ class RateLimit(OfType):
 
 
 class Filter(Body):
+    """Which jobs, as in a list."""
+
     status: Annotated[
         Text | list[Text] | None, Field(description="one state or several, retrying included")
     ] = None
     type: TypeName | None = None
+    error: Annotated[Text | None, Field(description="failed jobs with this error")] = None
+    since: Annotated[Text | None, Field(description="created at this instant or later")] = None
+    until: Annotated[Text | None, Field(description="created before this instant")] = None
+    search: Annotated[
+        Text | None, Field(description="what a search finds among the newest 10,000 of the other filters")
+    ] = None
 
 
 class Bulk(Body):
@@ -233,14 +241,17 @@ class FullOrItem(TaskItem):
 
 
 class TaskList(BaseModel):
-    """A page of jobs, newest first."""
+    """A page of jobs."""
 
     tasks: list[FullOrItem]
-    total: Annotated[int, Field(description="how many there are, exact to 10,000")]
-    totalIsCapped: bool
+    total: Annotated[
+        int, Field(description="how many there are, exact to 10,000; of a search, how many this page has")
+    ]
+    totalIsCapped: Annotated[bool, Field(description="whether there are, or may be, more than total")]
     limit: int
     offset: int
     nextCursor: Annotated[str | None, Field(description="the cursor of the next page; null on the last")]
+    examined: Annotated[int, Field(description="with search: how many jobs it has read")] = 0
 
 
 class Retried(BaseModel):
@@ -364,9 +375,19 @@ class JobType(BaseModel):
     payloadSchema: Annotated[dict[str, Any], Field(description="the JSON Schema of its payload")]
 
 
+class ErrorGroup(BaseModel):
+    """Failed jobs of a type whose errors are alike: the same but for numbers."""
+
+    type: str
+    error: Annotated[str, Field(examples=["TimeoutError: no answer after # s"])]
+    jobs: int
+    lastAt: Instant
+
+
 class FailedJobs(BaseModel):
     total: int
     newest: list[TaskItem]
+    groups: Annotated[list[ErrorGroup], Field(description="by type and error, the largest first")]
 
 
 class Durations(BaseModel):

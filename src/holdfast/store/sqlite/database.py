@@ -186,6 +186,23 @@ class Database:
         return rows[0] if rows else None
 
     @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Around reads that must see one state of the database; inside a transaction, what that sees."""
+        self._gate.enter()
+        try:
+            connection = self.connection()
+            if connection.in_transaction:
+                yield
+                return
+            self.patiently(lambda: connection.execute("BEGIN"))
+            try:
+                yield
+            finally:
+                rollback(connection)
+        finally:
+            self._gate.leave()
+
+    @contextmanager
     def transaction(self, patience: float = PATIENCE) -> Iterator[sqlite3.Connection]:
         """A write transaction on this thread's connection; entered again inside, it is the same one."""
         if attempt_transaction.get() == self.url:

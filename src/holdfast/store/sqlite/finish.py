@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from holdfast.core.clock import microseconds
+from holdfast.core.error_group import error_group
 from holdfast.core.job import FINISHED, Status
 from holdfast.store.protocol import Finish, NewJob
 from holdfast.store.sqlite.insert import insert_jobs
@@ -36,6 +37,7 @@ UPDATE holdfast_jobs SET
     attempts = attempts - f.attempts_back,
     due_at = f.due_at,
     error = coalesce(f.error, holdfast_jobs.error),
+    error_group = CASE WHEN NOT cancel_requested THEN f.error_group END,
     worker_id = NULL, lease_expires_at = NULL,
     finished_at = CASE WHEN f.final OR cancel_requested THEN ?1 END,
     key_held = CASE WHEN f.final OR cancel_requested THEN key_held AND key_for IS NOT NULL ELSE key_held END,
@@ -47,7 +49,7 @@ FROM (SELECT
     json_extract(value, '$[2]') AS worker_id, json_extract(value, '$[3]') AS status,
     json_extract(value, '$[4]') AS final, json_extract(value, '$[5]') AS due_at,
     json_extract(value, '$[6]') AS error, json_extract(value, '$[7]') AS attempts_back,
-    json_extract(value, '$[8]') AS expired_only
+    json_extract(value, '$[8]') AS expired_only, json_extract(value, '$[9]') AS error_group
     FROM json_each(?2)) AS f
 WHERE holdfast_jobs.seq = f.seq AND +holdfast_jobs.status = 'processing'
     AND holdfast_jobs.version = f.version AND holdfast_jobs.worker_id = f.worker_id
@@ -148,6 +150,7 @@ def _end(connection: sqlite3.Connection, finishes: Sequence[Finish], now: int) -
                 decision.error,
                 decision.attempts_back,
                 finish.expired_only,
+                error_group(decision.error or "") if decision.status is Status.FAILED else None,
             )
         )
     return connection.execute(_END, (now, json.dumps(rows))).rowcount

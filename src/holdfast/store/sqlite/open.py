@@ -8,10 +8,11 @@ from contextlib import suppress
 
 from holdfast.config import home_folder, make_private_folder
 from holdfast.core.clock import Clock
+from holdfast.core.error_group import error_group
 from holdfast.errors import ConfigError, ForeignDatabase, StoreUnavailable
 from holdfast.store import migrate
 from holdfast.store.sqlite.database import Database
-from holdfast.store.sqlite.schema import MIGRATIONS, VERSION_TABLE
+from holdfast.store.sqlite.schema import ERROR_GROUP, MIGRATIONS, VERSION_TABLE
 from holdfast.store.sqlite.store import SqliteStore
 
 OLDEST_SQLITE = (3, 35, 0)
@@ -157,7 +158,16 @@ def _version_rows(database: Database) -> list[tuple[object]]:
 def _migrate(database: Database) -> None:
     """Apply what is missing, in one transaction; whoever comes second finds nothing left to do."""
     with database.transaction() as connection:
-        for step in migrate.pending(MIGRATIONS, _version(database)):
-            for statement in step.statements:
-                connection.execute(statement)
-            connection.execute(f"UPDATE {VERSION_TABLE} SET version = ?", (step.number,))
+        connection.create_function(ERROR_GROUP, 1, _error_group, deterministic=True)
+        try:
+            for step in migrate.pending(MIGRATIONS, _version(database)):
+                for statement in step.statements:
+                    connection.execute(statement)
+                connection.execute(f"UPDATE {VERSION_TABLE} SET version = ?", (step.number,))
+        finally:
+            connection.create_function(ERROR_GROUP, 1, None)
+
+
+def _error_group(error: bytes | None) -> str:
+    """Of bytes: an error that is no text for Python must not keep a database from being opened."""
+    return error_group((error or b"").decode("utf-8", "replace"))

@@ -24,19 +24,28 @@ UPDATE holdfast_jobs SET cancel_requested = 1, updated_at = ? WHERE id = ? AND s
 
 _RETRY = """
 UPDATE holdfast_jobs SET status = 'pending', attempts = 0, due_at = ?1, updated_at = ?1, finished_at = NULL,
-    cancel_requested = 0, result = NULL, progress = NULL, progress_message = NULL,
+    cancel_requested = 0, result = NULL, progress = NULL, progress_message = NULL, error_group = NULL,
     key_held = key IS NOT NULL, key_until = NULL, payload = coalesce(?2, payload)
 WHERE id = ?3 AND (status IN ('failed', 'cancelled') OR (status = 'scheduled' AND attempts > 0))
 """
 
 _DELETE = "DELETE FROM holdfast_jobs WHERE id = ? AND status IN ('completed', 'failed', 'cancelled')"
 
+# The oldest of each type and state, by a leap each: those that stay cost nothing.
+OLDEST_FINISHED = """
+SELECT counts.type, states.value,
+    (SELECT finished_at FROM holdfast_jobs INDEXED BY holdfast_jobs_finished
+    WHERE type = counts.type AND status = states.value AND finished_at IS NOT NULL AND finished_at < ?1
+    ORDER BY finished_at LIMIT 1)
+FROM holdfast_counts AS counts CROSS JOIN json_each(?2) AS states
+WHERE counts.completed + counts.failed + counts.cancelled > 0
+"""
+
 PRUNABLE = """
-SELECT json_group_array(seq) FROM (
-    SELECT seq FROM holdfast_jobs
-    WHERE finished_at IS NOT NULL AND finished_at < ?1 AND status IN (SELECT value FROM json_each(?2))
-        AND NOT (key_held AND key_until > ?3)
-    ORDER BY finished_at LIMIT ?4)
+SELECT seq FROM holdfast_jobs INDEXED BY holdfast_jobs_finished
+WHERE type = ?1 AND status = ?2 AND finished_at IS NOT NULL AND finished_at < ?3
+    AND NOT (key_held AND key_until > ?4)
+ORDER BY finished_at LIMIT ?5
 """
 
 
@@ -92,11 +101,18 @@ def delete_job(connection: sqlite3.Connection, job_id: str) -> None:
 def prune_jobs(
     connection: sqlite3.Connection, finished_before: int, statuses: Sequence[Status], limit: int, now: int
 ) -> list[str]:
-    text = connection.execute(PRUNABLE, (finished_before, json.dumps(statuses), now, limit)).fetchone()[0]
+    heads = connection.execute(OLDEST_FINISHED, (finished_before, json.dumps(statuses))).fetchall()
+    seqs: list[int] = []
+    # Where the oldest one waits first: so no type is always the last.
+    for type, status, _ in sorted((head for head in heads if head[2] is not None), key=lambda head: head[2]):
+        if len(seqs) >= limit:
+            break
+        rows = connection.execute(PRUNABLE, (type, status, finished_before, now, limit - len(seqs)))
+        seqs += [row[0] for row in rows.fetchall()]
     deleted = connection.execute(
         "DELETE FROM holdfast_jobs"
         " WHERE seq IN (SELECT value FROM json_each(?)) AND +finished_at IS NOT NULL RETURNING id",
-        (text,),
+        (json.dumps(seqs),),
     )
     return [row[0] for row in deleted.fetchall()]
 

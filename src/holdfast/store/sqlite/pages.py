@@ -1,108 +1,277 @@
-"""Pages of jobs of some states, newest first, at a cost that does not grow with the queue.
+"""Pages of jobs, in every order, and how many there are: at a cost that does not grow with the queue.
 
-No index holds all jobs by state: each claim and finish would have to keep it. But the jobs of one type and
-state lie in some index in the order of their `seq`; those that are pending, of one type and priority. So a
-page is merged from the ends of such ranges, of which only as much is read as the page may need.
+A page is merged from the ends of ranges, of which only as much is read as it may need.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Sequence
+from typing import Any
 
-from msgspec import Struct
+from msgspec.structs import replace
 
-from holdfast.core.job import FINISHED, RETRYING, Status
-from holdfast.store.protocol import JobFilter
+from holdfast.core.job import RETRYING, Status
+from holdfast.store.protocol import CREATED, FINISHED_AT, PRIORITY, JobFilter, Place, Placed
 from holdfast.store.sqlite.database import Database
+from holdfast.store.sqlite.ranges import (
+    KEYS,
+    RUNNING,
+    Range,
+    Window,
+    all_ranges,
+    beyond,
+    bounded,
+    conditions,
+    highest_ranges,
+    running_condition,
+    window_of,
+    within,
+    words_of,
+)
+from holdfast.store.sqlite.rows import BRIEF_COLUMNS, JOB_COLUMNS, job_from
 
 DEEPEST = 10_000
 """Jobs that may be passed over by an offset; beyond that the table is read."""
 
-MOST_RANGES = 2000
-MOST_PRIORITIES = 50
 _AT_ONCE = 400  # SQLite puts no more than 500 into one statement
-
-# Where the jobs of one type and state lie in order.
-_INDEXES: dict[str, tuple[str, str]] = {
-    Status.SCHEDULED: ("holdfast_jobs_later", "status = 'scheduled'"),
-    RETRYING: ("holdfast_jobs_retrying", "status = 'scheduled' AND attempts > 0"),
-    **{
-        status: ("holdfast_jobs_ended", f"finished_at IS NOT NULL AND status = '{status.value}'")
-        for status in FINISHED
-    },
-}
-
-_LEAP = """
-SELECT priority FROM holdfast_jobs INDEXED BY holdfast_jobs_pending
-WHERE status = 'pending' AND type = ? AND priority < ? ORDER BY priority DESC LIMIT 1
-"""
+_LEVELS_AT_ONCE = 16
+_FEW = 8
+_COLUMNS = JOB_COLUMNS.split(", ")
 
 
-class Range(Struct, frozen=True):
-    """Jobs that lie in an index in the order of their `seq`."""
+def list_placed(database: Database, filter: JobFilter) -> tuple[list[Placed], Place | None]:
+    if filter.limit <= 0 or not words_of(filter):
+        return [], None
+    with database.snapshot():
+        window = window_of(database, filter)
+        places = _places(database, filter, window)
+        if places is None:
+            return _from_table(database, filter, window)
+        return _from_places(database, filter, places)
 
-    index: str
-    condition: str
-    parameters: tuple[str | int, ...] = ()
 
-    def of_type(self, type: str) -> Range:
-        return Range(self.index, f"{self.condition} AND type = ?", (*self.parameters, type))
+def _from_table(database: Database, filter: JobFilter, window: Window) -> tuple[list[Placed], Place | None]:
+    columns = BRIEF_COLUMNS if filter.brief else JOB_COLUMNS
+    if filter.sort == CREATED:  # of two bounds on one side SQLite might follow the wider
+        window, filter = window.after(filter.after, filter.ascending), replace(filter, after=None)
+    where, parameters = conditions(filter)
+    bounds, limits = within(window)
+    rows = database.read(
+        f"SELECT {columns} FROM holdfast_jobs {_source(filter)}{where or ' WHERE true'}{bounds}"
+        f" ORDER BY {_order(filter)} LIMIT ? OFFSET ?",
+        (*parameters, *limits, filter.limit + 1, filter.offset),
+    )
+    found = [_placed(row, filter) for row in rows[: filter.limit]]
+    return found, found[-1].place if len(rows) > filter.limit else None
 
 
-def newest_of_states(database: Database, filter: JobFilter) -> list[int] | None:
-    """The `seq` of the jobs of a page, and of one more if there is one; None if the table is to be read."""
-    depth = filter.offset + max(0, filter.limit) + 1
-    if not filter.statuses or filter.parent_id is not None or depth > DEEPEST:
+def _from_places(
+    database: Database, filter: JobFilter, places: Sequence[Place]
+) -> tuple[list[Placed], Place | None]:
+    """The jobs at the places, but for those that a clock which was set back has put among them."""
+    columns = BRIEF_COLUMNS if filter.brief else JOB_COLUMNS
+    where, parameters = conditions(replace(filter, after=None))
+    shown = places[: filter.limit]
+    rows = database.read(
+        f"SELECT {columns} FROM holdfast_jobs NOT INDEXED{where or ' WHERE true'}"
+        " AND seq IN (SELECT value FROM json_each(?))",
+        (*parameters, json.dumps([place.seq for place in shown])),
+    )
+    found = [_placed(row, filter) for row in rows]
+    found.sort(key=lambda placed: placed.place, reverse=not filter.ascending)
+    return found, shown[-1] if len(places) > filter.limit else None
+
+
+def _placed(row: Sequence[Any], filter: JobFilter) -> Placed:
+    key = 0 if filter.sort == CREATED else row[_COLUMNS.index(KEYS[filter.sort])]
+    return Placed(Place(key, row[0]), job_from(row))
+
+
+def _source(filter: JobFilter) -> str:
+    """How the table itself is read: along the index that the filter is narrowest in."""
+    if filter.parent_id is not None:
+        return "INDEXED BY holdfast_jobs_parent"
+    return "NOT INDEXED" if filter.type is None else "INDEXED BY holdfast_jobs_type"
+
+
+def _order(filter: JobFilter) -> str:
+    direction = "ASC" if filter.ascending else "DESC"
+    if filter.sort == CREATED:
+        return f"seq {direction}"
+    return f"{KEYS[filter.sort]} {direction}, seq {direction}"
+
+
+# The places of a page.
+
+
+def _places(database: Database, filter: JobFilter, window: Window) -> list[Place] | None:
+    """The places of a page, and one more if there is one; None if the table is to be read."""
+    depth = filter.offset + filter.limit + 1
+    is_whole = not filter.statuses and filter.error is None and filter.sort == CREATED
+    if is_whole or filter.parent_id is not None or depth > DEEPEST:
         return None
-    ranges: list[Range] = []
-    for status in filter.statuses:
-        found = _ranges(database, status, filter.type)
-        if found is None or len(ranges) + len(found) > MOST_RANGES:
-            return None
-        ranges += found
-    seqs: set[int] = set()  # a job that waits for a retry may be found as scheduled, too
+    if filter.sort == PRIORITY:
+        found = _by_priority(database, filter, window, depth)
+    else:
+        found = _from_ranges(database, filter, window, depth)
+    if found is None:
+        return None
+    return sorted(found, reverse=not filter.ascending)[filter.offset : depth]
+
+
+def _from_ranges(database: Database, filter: JobFilter, window: Window, depth: int) -> list[Place] | None:
+    ranges = all_ranges(database, filter)
+    if ranges is None:
+        return None
+    return [
+        *_running(database, filter, window, depth),
+        *_merged(database, filter, window, ranges, depth),
+    ]
+
+
+def _by_priority(database: Database, filter: JobFilter, window: Window, depth: int) -> list[Place] | None:
+    """Down the priorities, until the page is full."""
+    levels = highest_ranges(database, filter, depth)
+    if levels is None:
+        return None
+    ranges, floor = levels
+    ranges = sorted((r for r in ranges if floor is None or r.rank > floor), key=lambda r: -r.rank)
+    sign = -1 if filter.ascending else 1
+    found = _running(database, filter, window, depth)
+    start = 0
+    while start < len(ranges):
+        stop = min(start + _LEVELS_AT_ONCE, len(ranges))
+        while stop < len(ranges) and ranges[stop].rank == ranges[stop - 1].rank:
+            stop += 1
+        found += _merged(database, filter, window, ranges[start:stop], depth)
+        if sum(sign * place.key >= ranges[stop - 1].rank for place in found) >= depth:
+            return found
+        start = stop
+    return found if floor is None else None
+
+
+def _running(database: Database, filter: JobFilter, window: Window, depth: int) -> list[Place]:
+    """The places of running jobs; few run at a time, and they are sorted."""
+    if Status.PROCESSING not in words_of(filter):
+        return []
+    condition, parameters = running_condition(filter)
+    bounds, limits = within(window)
+    if filter.after is not None:
+        more, values = beyond(filter)
+        condition, parameters = f"{condition} AND {more}", [*parameters, *values]
+    rows = database.read(
+        f"SELECT {KEYS[filter.sort]}, seq FROM holdfast_jobs INDEXED BY {RUNNING}"
+        f" WHERE {condition}{bounds} ORDER BY {_order(filter)} LIMIT ?",
+        (*parameters, *limits, depth),
+    )
+    return [Place(*row) for row in rows]
+
+
+def _merged(
+    database: Database, filter: JobFilter, window: Window, ranges: Sequence[Range], depth: int
+) -> list[Place]:
+    """Places of the ranges, with the first `depth` of them all among them.
+
+    A little of each is read, and then the whole only of those whose part of the page may go on.
+    """
+    each = min(depth, max(_FEW, 2 * depth // max(1, len(ranges))))
+    ends = _ends_of(database, filter, window, ranges, each)
+    if each < depth:
+        found = sorted((place for end in ends for place in end), reverse=not filter.ascending)
+        last = found[depth - 1] if len(found) >= depth else None
+        longer = [
+            number
+            for number, end in enumerate(ends)
+            if len(end) == each and (last is None or (end[-1] < last) == filter.ascending)
+        ]
+        whole = _ends_of(database, filter, window, [ranges[number] for number in longer], depth)
+        for number, end in zip(longer, whole, strict=True):
+            ends[number] = end
+    return [place for end in ends for place in end]
+
+
+def _ends_of(
+    database: Database, filter: JobFilter, window: Window, ranges: Sequence[Range], depth: int
+) -> list[list[Place]]:
+    """The first places of each range."""
+    ends: list[list[Place]] = [[] for _ in ranges]
     for start in range(0, len(ranges), _AT_ONCE):
-        seqs.update(_ends(database, ranges[start : start + _AT_ONCE], filter.before, depth))
-    return sorted(seqs, reverse=True)[filter.offset : depth]
+        selects = []
+        parameters: list[str | int] = []
+        for number, part in enumerate(ranges[start : start + _AT_ONCE], start):
+            condition, values = bounded(filter, window, part)
+            selects.append(
+                f"SELECT {number}, * FROM (SELECT {KEYS[filter.sort]}, seq"
+                f" FROM holdfast_jobs INDEXED BY {part.index}"
+                f" WHERE {condition} ORDER BY {_order_within(filter)} LIMIT {depth})"
+            )
+            parameters += values
+        for number, key, seq in database.read(" UNION ALL ".join(selects), parameters):
+            ends[number].append(Place(key, seq))
+    return ends
 
 
-def _ranges(database: Database, status: str, type: str | None) -> list[Range] | None:
-    """Where the jobs of a state lie; None if that is too many places."""
-    if status == Status.PROCESSING:  # few run at a time: they are sorted
-        running = Range("holdfast_jobs_leased", "status = 'processing'")
-        return [running if type is None else running.of_type(type)]
-    types = _types_with(database, status) if type is None else [type]
-    if status == Status.PENDING:
-        found = [_pending(database, name) for name in types]
-        return None if None in found else [r for ranges in found if ranges for r in ranges]
-    return [Range(*_INDEXES[status]).of_type(name) for name in types]
+def _order_within(filter: JobFilter) -> str:
+    """The order of a range: of one priority there is only one."""
+    direction = "ASC" if filter.ascending else "DESC"
+    return f"finished_at {direction}, seq {direction}" if filter.sort == FINISHED_AT else f"seq {direction}"
 
 
-def _types_with(database: Database, status: str) -> list[str]:
-    column = Status.SCHEDULED if status == RETRYING else Status(status)
-    return [row[0] for row in database.read(f"SELECT type FROM holdfast_counts WHERE {column.value} > 0")]
+# How many.
 
 
-def _pending(database: Database, type: str) -> list[Range] | None:
-    """One range for each priority; those are found by leaps, not by reading all that wait."""
-    ranges: list[Range] = []
-    row = database.read_one(_LEAP, (type, 2**31))
-    while row is not None:
-        if len(ranges) == MOST_PRIORITIES:
-            return None
-        condition = "status = 'pending' AND type = ? AND priority = ?"
-        ranges.append(Range("holdfast_jobs_pending", condition, (type, row[0])))
-        row = database.read_one(_LEAP, (type, row[0]))
-    return ranges
+def count_matching(database: Database, filter: JobFilter, cap: int) -> int:
+    words = words_of(filter)
+    if cap <= 0 or not words:
+        return 0
+    is_plain = (filter.parent_id, filter.error, filter.since, filter.until, filter.after) == (None,) * 5
+    if is_plain and RETRYING not in words:
+        where, parameters = ("", []) if filter.type is None else (" WHERE type = ?", [filter.type])
+        row = database.read_one(f"SELECT sum({' + '.join(words)}) FROM holdfast_counts{where}", parameters)
+        return min(row[0] or 0, cap)
+    with database.snapshot():
+        window = window_of(database, filter)
+        is_whole = not filter.statuses and filter.error is None and filter.sort != FINISHED_AT
+        if is_whole or filter.parent_id is not None or (filter.after and filter.sort != CREATED):
+            return _count_in_table(database, filter, window, cap)
+        ranges = all_ranges(database, filter)
+        if ranges is None:
+            return _count_in_table(database, filter, window, cap)
+        return _count_in_ranges(database, filter, window, ranges, cap)
 
 
-def _ends(database: Database, ranges: Sequence[Range], before: int | None, depth: int) -> Iterator[int]:
-    selects = []
-    parameters: list[str | int] = []
-    for found in ranges:
-        selects.append(
-            f"SELECT seq FROM (SELECT seq FROM holdfast_jobs INDEXED BY {found.index}"
-            f" WHERE {found.condition} AND seq < ? ORDER BY seq DESC LIMIT {depth})"
-        )
-        parameters += [*found.parameters, 2**63 - 1 if before is None else before]
-    return (row[0] for row in database.read(" UNION ALL ".join(selects), parameters))
+def _count_in_table(database: Database, filter: JobFilter, window: Window, cap: int) -> int:
+    if filter.sort == CREATED:
+        window, filter = window.after(filter.after, filter.ascending), replace(filter, after=None)
+    where, parameters = conditions(filter)
+    bounds, limits = within(window)
+    row = database.read_one(
+        f"SELECT count(*) FROM (SELECT 1 FROM holdfast_jobs {_source(filter)}"
+        f"{where or ' WHERE true'}{bounds} LIMIT ?)",
+        (*parameters, *limits, cap),
+    )
+    return int(row[0])
+
+
+def _count_in_ranges(
+    database: Database, filter: JobFilter, window: Window, ranges: Sequence[Range], cap: int
+) -> int:
+    """By the indexes alone; after a clock was set back it may differ a little from what a list shows."""
+    parts = list(ranges)
+    if Status.PROCESSING in words_of(filter):
+        condition, values = running_condition(filter)
+        parts.append(Range(RUNNING, condition, tuple(values)))
+    count = 0
+    for start in range(0, len(parts), _AT_ONCE):
+        selects = []
+        parameters: list[str | int] = []
+        for part in parts[start : start + _AT_ONCE]:
+            condition, limits = bounded(filter, window, part)
+            selects.append(f"SELECT 1 FROM holdfast_jobs INDEXED BY {part.index} WHERE {condition}")
+            parameters += limits
+        sql = f"SELECT count(*) FROM ({' UNION ALL '.join(selects)} LIMIT ?)"
+        count += int(database.read_one(sql, (*parameters, cap - count))[0])
+        if count >= cap:
+            return cap
+    return count

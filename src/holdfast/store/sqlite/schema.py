@@ -6,6 +6,9 @@ from holdfast.store.migrate import Migration
 
 VERSION_TABLE = "holdfast_schema"
 
+ERROR_GROUP = "holdfast_error_group"
+"""A function that a connection has while it migrates: core.error_group for SQL."""
+
 # Hot indexes are partial, so that what waits for its time and what is over costs a claim nothing.
 _INDEXES = (
     # claim
@@ -194,8 +197,70 @@ _LISTED = (
     "CREATE INDEX holdfast_jobs_later ON holdfast_jobs (type, seq) WHERE status = 'scheduled'",
 )
 
+# In every state the jobs of one type and priority lie in the order of `seq`, and those that are over also
+# in the order of their ends. The names are those of before: a release that still has the file open asks for
+# some of them by name.
+_SORTED = (
+    "DROP INDEX IF EXISTS holdfast_jobs_ended",
+    """CREATE INDEX holdfast_jobs_ended ON holdfast_jobs (type, status, priority DESC, seq)
+    WHERE finished_at IS NOT NULL""",
+    "DROP INDEX IF EXISTS holdfast_jobs_later",
+    """CREATE INDEX holdfast_jobs_later ON holdfast_jobs (type, priority DESC, seq)
+    WHERE status = 'scheduled'""",
+    "DROP INDEX holdfast_jobs_retrying",
+    """CREATE INDEX holdfast_jobs_retrying ON holdfast_jobs (type, priority DESC, seq)
+    WHERE status = 'scheduled' AND attempts > 0""",
+    "DROP INDEX holdfast_jobs_finished",
+    """CREATE INDEX holdfast_jobs_finished ON holdfast_jobs (type, status, finished_at)
+    WHERE finished_at IS NOT NULL""",
+)
+
+# Errors are grouped when a job fails, and counted by triggers, as the jobs are. What an older release fails
+# meanwhile has no group, and is in no count. Whatever lets a job fail, or retries it, also says when it is
+# due; claims and completions do not, so by that column the triggers cost them nothing.
+_GROUPED = (
+    "ALTER TABLE holdfast_jobs ADD COLUMN error_group TEXT",
+    f"""UPDATE holdfast_jobs SET error_group = {ERROR_GROUP}(CAST(error AS BLOB))
+    WHERE status = 'failed'""",
+    """CREATE INDEX holdfast_jobs_alike ON holdfast_jobs (type, error_group, priority DESC, seq)
+    WHERE status = 'failed'""",
+    """CREATE INDEX holdfast_jobs_alike_finished ON holdfast_jobs (type, error_group, finished_at)
+    WHERE status = 'failed'""",
+    """CREATE TABLE holdfast_errors (
+        type TEXT NOT NULL,
+        error_group TEXT NOT NULL,
+        jobs INTEGER NOT NULL,
+        last_at INTEGER NOT NULL,
+        PRIMARY KEY (type, error_group)
+    ) WITHOUT ROWID""",
+    "CREATE INDEX holdfast_errors_largest ON holdfast_errors (jobs, last_at)",
+    """INSERT INTO holdfast_errors (type, error_group, jobs, last_at)
+    SELECT type, error_group, count(*), max(coalesce(finished_at, updated_at))
+    FROM holdfast_jobs WHERE status = 'failed' GROUP BY type, error_group""",
+    """CREATE TRIGGER holdfast_errors_came AFTER UPDATE OF due_at ON holdfast_jobs
+    WHEN NEW.status = 'failed' AND OLD.status <> 'failed' AND NEW.error_group IS NOT NULL BEGIN
+        INSERT INTO holdfast_errors (type, error_group, jobs, last_at)
+        VALUES (NEW.type, NEW.error_group, 1, coalesce(NEW.finished_at, NEW.updated_at))
+        ON CONFLICT (type, error_group) DO UPDATE
+        SET jobs = jobs + 1, last_at = max(last_at, excluded.last_at);
+    END""",
+    """CREATE TRIGGER holdfast_errors_left AFTER UPDATE OF due_at ON holdfast_jobs
+    WHEN OLD.status = 'failed' AND NEW.status <> 'failed' AND OLD.error_group IS NOT NULL BEGIN
+        UPDATE holdfast_errors SET jobs = jobs - 1 WHERE type = OLD.type AND error_group = OLD.error_group;
+        DELETE FROM holdfast_errors
+        WHERE type = OLD.type AND error_group = OLD.error_group AND jobs <= 0;
+    END""",
+    """CREATE TRIGGER holdfast_errors_deleted AFTER DELETE ON holdfast_jobs
+    WHEN OLD.status = 'failed' AND OLD.error_group IS NOT NULL BEGIN
+        UPDATE holdfast_errors SET jobs = jobs - 1 WHERE type = OLD.type AND error_group = OLD.error_group;
+        DELETE FROM holdfast_errors
+        WHERE type = OLD.type AND error_group = OLD.error_group AND jobs <= 0;
+    END""",
+)
+
 MIGRATIONS = (
     Migration(1, "the queue", (*_TABLES, *_INDEXES, *_COUNTING)),
     Migration(2, "workers can be asked to stop, and tell the slots of a type", _WORKERS),
     Migration(3, "metrics, and lists by state however long the queue", (*_WATCHED, *_LISTED)),
+    Migration(4, "lists in every order, and failed jobs by their errors", (*_SORTED, *_GROUPED)),
 )

@@ -18,6 +18,7 @@ from holdfast.store.protocol import (
     Claim,
     Claimed,
     Demand,
+    ErrorGroup,
     Expired,
     Finding,
     Finish,
@@ -25,6 +26,8 @@ from holdfast.store.protocol import (
     Line,
     Minute,
     NewJob,
+    Place,
+    Placed,
     ReusedKey,
     Running,
     StopRequest,
@@ -33,10 +36,9 @@ from holdfast.store.protocol import (
     Waiting,
     WorkerRecord,
 )
-from holdfast.store.sqlite import caller, claim, finish, insert, keep, look, operate
+from holdfast.store.sqlite import caller, claim, finish, insert, keep, look, operate, pages
 from holdfast.store.sqlite.attempt import SqliteAttemptTransaction
 from holdfast.store.sqlite.database import PATIENCE, Database
-from holdfast.store.sqlite.pages import newest_of_states
 from holdfast.store.sqlite.rows import BRIEF_COLUMNS, JOB_COLUMNS, failure_from, job_from
 from holdfast.store.sqlite.watch import SqliteWatch
 
@@ -266,28 +268,22 @@ class SqliteStore:
     def list_jobs(self, filter: JobFilter) -> list[Job]:
         return self.list_page(filter)[0]
 
-    def list_page(self, filter: JobFilter) -> tuple[list[Job], int | None]:
-        seqs = newest_of_states(self.database, filter)
-        limit = max(0, filter.limit)
-        columns = BRIEF_COLUMNS if filter.brief else JOB_COLUMNS
-        where, parameters = look.conditions(filter)
-        if seqs is None:
-            rows = self.database.read(
-                f"SELECT {columns} FROM holdfast_jobs{where} ORDER BY seq DESC LIMIT ? OFFSET ?",
-                (*parameters, limit + 1, filter.offset),
-            )
-            page, more = rows[:limit], len(rows) > limit
-            following = page[-1][0] if page and more else None
-        else:
-            # Asked for their state again, which may have changed since.
-            page = self.database.read(
-                f"SELECT {columns} FROM holdfast_jobs NOT INDEXED{where}"
-                " AND seq IN (SELECT value FROM json_each(?))",
-                (*parameters, json.dumps(seqs[:limit])),
-            )
-            page.sort(key=lambda row: row[0], reverse=True)
-            following = seqs[limit - 1] if limit and len(seqs) > limit else None
-        return [job_from(row) for row in page], following
+    def list_page(self, filter: JobFilter) -> tuple[list[Job], Place | None]:
+        found, following = pages.list_placed(self.database, filter)
+        return [placed.job for placed in found], following
+
+    def list_placed(self, filter: JobFilter) -> tuple[list[Placed], Place | None]:
+        return pages.list_placed(self.database, filter)
+
+    def list_payloads(self, job_ids: Sequence[str]) -> dict[str, Any]:
+        rows = self.database.read(
+            "SELECT id, payload FROM holdfast_jobs WHERE id IN (SELECT value FROM json_each(?))",
+            (json.dumps(job_ids),),
+        )
+        return {id: json.loads(payload) for id, payload in rows}
+
+    def list_error_groups(self, limit: int) -> list[ErrorGroup]:
+        return look.list_error_groups(self.database, limit)
 
     def count_jobs(self) -> dict[str, dict[Status, int]]:
         columns = ", ".join(Status)
@@ -311,7 +307,7 @@ class SqliteStore:
         return Line(min(count, cap), count > cap)
 
     def count_matching(self, filter: JobFilter, cap: int) -> int:
-        return look.count_matching(self.database, filter, cap)
+        return pages.count_matching(self.database, filter, cap)
 
     def count_retrying(self) -> dict[str, int]:
         return look.count_retrying(self.database)

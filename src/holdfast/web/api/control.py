@@ -22,6 +22,7 @@ from holdfast.web.answer import json_response, number
 from holdfast.web.api.documented import BODY, errors
 from holdfast.web.desk import Desk, desk_of
 from holdfast.web.events import PAGE, Interest, present_state
+from holdfast.web.payload_schema import usable
 from holdfast.web.route import StrictRoute
 
 flow = APIRouter(prefix="/api/tasks", tags=["control"], route_class=StrictRoute)
@@ -110,11 +111,11 @@ def known_types(desk: Desk) -> list[dict[str, Any]]:
     """Those of this process's handlers, and those that workers have published."""
     queue = desk.queue
     known: dict[str, tuple[str, dict[str, Any]]] = {
-        record.type: (record.executor, record.schema) for record in queue.store.list_types()
+        record.type: (record.executor, usable(record.schema)) for record in queue.store.list_types()
     }
     for name in queue.registry.types():
         handler = queue.registry.require(name)
-        known[name] = (handler.executor, handler.spec.schema())
+        known[name] = (handler.executor, handler.schema)
     alive = [worker.types for worker in queue.workers()]
     return [
         {

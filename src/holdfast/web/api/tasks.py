@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from datetime import datetime
 from itertools import islice
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, HTTPException, Path, Query, Request, Response
 
 from holdfast.core.clock import parse_instant
 from holdfast.core.job import RESERVED_IDS, Job
 from holdfast.core.redact import redact, restore
+from holdfast.core.search import Search, parse_search
 from holdfast.errors import ConfigError, JobNotFound
 from holdfast.jobs.output_log import from_whole_character, output_of
+from holdfast.listing import Page
 from holdfast.observe import shapes
 from holdfast.observe.overview import overview
 from holdfast.operate import matching, operate
@@ -41,41 +43,81 @@ async def list_tasks(
     status: Annotated[
         list[str] | None, Query(description="only these states; may be repeated; retrying is one, too")
     ] = None,
+    error: Annotated[
+        str | None, Query(description="only failed jobs with this error, of which numbers do not count")
+    ] = None,
+    search: Annotated[
+        str | None,
+        Query(
+            description='words and "phrases" in id, key or error, fields of the payload; reads 10,000 jobs',
+            examples=["timeout payload.user.id:42"],
+        ),
+    ] = None,
+    since: Annotated[
+        str | None, Query(description="created at this instant or later", examples=["2026-01-15T10:00:00Z"])
+    ] = None,
+    until: Annotated[
+        str | None, Query(description="created before this instant", examples=["2026-01-15T11:00:00Z"])
+    ] = None,
+    sort: Annotated[
+        Literal["created", "finished", "priority"],
+        Query(description="by what; finished has finished jobs only, and its since and until are their ends"),
+    ] = "created",
+    order: Annotated[
+        Literal["asc", "desc"], Query(description="desc is the latest or highest first")
+    ] = "desc",
     limit: Annotated[int, Query(ge=1, le=100, description="how many")] = 50,
     offset: Annotated[int, Query(ge=0, le=LARGEST_OFFSET, description="how many to pass over")] = 0,
     cursor: Annotated[
-        str | None, Query(description="nextCursor of the page before: however deep, it costs the same")
+        str | None,
+        Query(
+            description="nextCursor of the page before, in the same order: however deep, it costs the same"
+        ),
     ] = None,
     full: Annotated[bool, Query(description="with payload, result and errors")] = False,
 ) -> Response:
-    """Jobs, newest first."""
+    """Jobs, newest first unless told otherwise."""
     if cursor is not None and offset:
         raise ConfigError("cursor and offset exclude each other")
+    if cursor is not None and cursor.startswith("<"):  # these pages go forward only
+        raise ConfigError("cursor must be the nextCursor of a page before")
     page = await desk_of(request).call(
         _page,
         desk_of(request).queue,
-        {"type": type, "status": status},
+        {
+            "type": type,
+            "status": status,
+            "error": error,
+            "since": None if since is None else _instant("since", since),
+            "until": None if until is None else _instant("until", until),
+            "sort": sort,
+        },
+        {"search": search, "ascending": order == "asc", "offset": offset, "cursor": cursor},
         limit=limit,
-        offset=offset,
-        before=shapes.place_of(cursor),
         full=full,
     )
     return Response(page, media_type="application/json")
 
 
-def _page(
-    queue: Queue, filter: dict[str, Any], *, limit: int, offset: int, before: int | None, full: bool
-) -> bytes:
-    total = queue.count(**filter, cap=LARGEST_OFFSET)
-    jobs: list[Job] = []
-    following: int | None = None
-    if offset < total:  # rows that are passed over have to be read
-        jobs, following = queue.page(**filter, limit=limit, offset=offset, before=before, brief=True)
+def _page(queue: Queue, filter: dict[str, Any], paging: dict[str, Any], *, limit: int, full: bool) -> bytes:
+    offset, search = paging["offset"], paging["search"]
+    total = None
+    if search is None or parse_search(search) == Search():
+        total = queue.count(**filter, cap=max(offset, shapes.COUNTED) + 1)
+    page = Page(jobs=[], next=None, previous=None)
+    # Rows that are passed over have to be read.
+    if total is None or offset < total or paging["cursor"] is not None:
+        page = queue.page(**filter, **paging, limit=limit, brief=True)
+    jobs = page.jobs
     tasks = _full(queue, jobs) if full else [shapes.task_item(job) for job in jobs]
     if len(tasks) < len(jobs):
         # They are large: fewer than asked for, and the next page begins where these end.
-        _, following = queue.page(**filter, limit=len(tasks), offset=offset, before=before, brief=True)
-    return json_bytes(shapes.task_list(tasks, total=total, limit=limit, offset=offset, following=following))
+        page = queue.page(**filter, **paging, limit=len(tasks), brief=True)
+    return json_bytes(
+        shapes.task_list(
+            tasks, total=total, limit=limit, offset=offset, following=page.next, examined=page.examined
+        )
+    )
 
 
 def _full(queue: Queue, jobs: list[Job]) -> list[dict[str, Any]]:
@@ -144,11 +186,9 @@ def _bulk(queue: Queue, order: schema.Bulk) -> dict[str, Any]:
         ids = list(dict.fromkeys(order.ids))
     else:
         assert order.filter is not None
-        given = order.filter.status
-        statuses = [given] if isinstance(given, str) else given or []
-        ids = list(islice(matching(queue, statuses, order.filter.type), MOST_IN_BULK + 1))
+        ids = list(islice(matching(queue, **order.filter.model_dump()), MOST_IN_BULK + 1))
     if len(ids) > MOST_IN_BULK:
-        raise ConfigError(f"a filter may find at most {MOST_IN_BULK} jobs here; narrow it by type or status")
+        raise ConfigError(f"a filter may find at most {MOST_IN_BULK} jobs here; narrow it")
     count = len(ids)
     if order.expectedCount not in (None, count):
         raise Refused(
@@ -212,11 +252,12 @@ async def delete_task(request: Request, id: JobId) -> Response:
 async def retry_task(request: Request, id: JobId, body: schema.Retry | None = None) -> Response:
     """Run a failed, cancelled or waiting-for-retry job again from its first attempt."""
     desk = desk_of(request)
-    retried = await desk.call(_retry, desk, id, None if body is None else body.payload)
+    retried = await desk.call(retry_with, desk, id, None if body is None else body.payload)
     return json_response(shapes.retried(retried))
 
 
-def _retry(desk: Desk, id: str, payload: dict[str, Any] | None) -> Job:
+def retry_with(desk: Desk, id: str, payload: dict[str, Any] | None) -> Job:
+    """Run a job again, with another payload if there is one; its [redacted] fields keep what is stored."""
     if payload is not None:
         stored = desk.queue.get(id)
         if stored is None:

@@ -1,22 +1,15 @@
-"""The pages for people: the API's documentation, and the login. Made here, with nothing from elsewhere."""
+"""The page that documents the HTTP API, made from its OpenAPI document."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from functools import cache
 from shlex import quote
-from typing import Annotated, Any
-from urllib.parse import parse_qs
+from typing import Any
 
-from fastapi import APIRouter, Query, Request, Response
-from jinja2 import Environment, PackageLoader
-from markupsafe import Markup, escape
-from starlette.responses import HTMLResponse, RedirectResponse
+from fastapi import APIRouter, Request, Response
 
-from holdfast.web.auth import COOKIE, SESSION_SECONDS, Access, Right
-from holdfast.web.desk import root_of
-from holdfast.web.errors import Refused
+from holdfast.web.dashboard.page import page, scheme
 from holdfast.web.openapi import example_of
 
 router = APIRouter(include_in_schema=False)
@@ -24,43 +17,10 @@ _DEEPEST = 4
 """How deep the fields of a body are listed."""
 
 
-@cache
-def _templates() -> Environment:
-    # Imported by name from this package alone; everything that is put into a page is escaped.
-    environment = Environment(loader=PackageLoader("holdfast.web"), autoescape=True)
-    environment.filters["pretty"] = lambda value: json.dumps(value, indent=2, ensure_ascii=False)
-    environment.filters["marked"] = _marked
-    return environment
-
-
-def _scheme(request: Request) -> str:
-    """The one that the browser uses; a proxy that ends TLS says so."""
-    return "https" if request.headers.get("x-forwarded-proto") == "https" else request.url.scheme
-
-
-def _marked(text: str) -> Markup:
-    """Plain text with what stands between backticks as code."""
-    parts = [escape(part) for part in text.split("`")]
-    return Markup("").join(
-        Markup("<code>%s</code>") % part if place % 2 else part for place, part in enumerate(parts)
-    )
-
-
-def page(request: Request, name: str, status: int = 200, **values: Any) -> HTMLResponse:
-    root = root_of(request)
-    text = _templates().get_template(name).render(root=root, **values)
-    return HTMLResponse(text, status)
-
-
-@router.get("/")
-async def home(request: Request) -> Response:
-    return RedirectResponse(f"{root_of(request)}/docs", 303)
-
-
 @router.get("/docs")
 async def docs(request: Request) -> Response:
     document = await request.app.state.document(request)
-    base = str(request.base_url.replace(scheme=_scheme(request))).rstrip("/")
+    base = str(request.base_url.replace(scheme=scheme(request))).rstrip("/")
     return page(request, "docs.html", document=document, sections=_sections(document, base))
 
 
@@ -208,60 +168,3 @@ def _whole_example(schema: dict[str, Any], schemas: dict[str, Any]) -> Any:
             return example_of(named, schemas)
         return {name: _whole_example(part, schemas) for name, part in named["properties"].items()}
     return example_of(schema, schemas)
-
-
-# The login.
-
-
-@router.get("/login")
-async def show_login(request: Request, next: Annotated[str, Query()] = "/") -> Response:
-    access: Access = request.app.state.access
-    if not access.needs_token:
-        return RedirectResponse(f"{root_of(request)}{_local(next)}", 303)
-    return page(request, "login.html", next=_local(next), problem=None)
-
-
-@router.post("/login")
-async def log_in(request: Request) -> Response:
-    access: Access = request.app.state.access
-    form = _form(await request.body())
-    target = _local(form.get("next", "/"))
-    if not access.needs_token:
-        return RedirectResponse(f"{root_of(request)}{target}", 303)
-    right = access.right_of_token(form.get("token", "").strip().encode("utf-8", "surrogateescape"))
-    if right is Right.NOTHING:
-        return page(request, "login.html", 401, next=target, problem="That is not the token.")
-    root = root_of(request)
-    response = RedirectResponse(f"{root}{target}", 303)
-    response.set_cookie(
-        COOKIE,
-        access.make_session(right),
-        max_age=SESSION_SECONDS,
-        path=root or "/",
-        secure=_scheme(request) == "https",
-        httponly=True,
-        samesite="strict",
-    )
-    return response
-
-
-@router.post("/logout")
-async def log_out(request: Request) -> Response:
-    root = root_of(request)
-    response = RedirectResponse(f"{root}/login", 303)
-    response.delete_cookie(COOKIE, path=root or "/", httponly=True, samesite="strict")
-    return response
-
-
-def _form(body: bytes) -> dict[str, str]:
-    try:
-        text = body.decode("ascii")
-        return {name: values[0] for name, values in parse_qs(text, max_num_fields=10).items()}
-    except ValueError:
-        raise Refused(400, "invalid_request", "the form can't be read") from None
-
-
-def _local(path: str) -> str:
-    """A path on this server, never another site: no //host, no scheme, nothing but plain characters."""
-    is_plain = path.isascii() and path.isprintable() and "\\" not in path
-    return path if is_plain and path.startswith("/") and not path.startswith("//") else "/"

@@ -1,0 +1,99 @@
+"""What is typed into a search box: words, phrases and fields of the payload; and what it finds. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from msgspec import Struct
+
+from holdfast.core.redact import is_secret, redact
+from holdfast.errors import ConfigError, shown
+
+LONGEST = 500
+MOST_WORDS = 20
+
+_MISSING = object()
+
+# A field of the payload and its value, a phrase in quotes (the last one may be left open), or a word.
+_PART = re.compile(
+    r"""
+    payload(?P<path>(?:\.[^\s.:"]+)+):(?:"(?P<quoted>[^"]*)(?:"|$)|(?P<value>[^\s"]\S*))
+    | "(?P<phrase>[^"]*)(?:"|$)
+    | (?P<word>[^\s"]+)
+    """,
+    re.VERBOSE,
+)
+
+
+class Field(Struct, frozen=True):
+    """A field of the payload, by the steps that lead to it, and the text of the value it has to have."""
+
+    path: tuple[str, ...]
+    value: str
+
+    def found_in(self, payload: Any) -> bool:
+        value = payload
+        for step in self.path:
+            value = _step(value, step)
+        if value is _MISSING:
+            return False
+        if isinstance(value, str):
+            return value.casefold() == self.value
+        # What is secret further down stays so: not even a right guess is confirmed.
+        return _json(redact(value)).casefold() == self.value
+
+
+class Search(Struct, frozen=True):
+    """Words and phrases that all must be found in a job's id, key or error, and fields of its payload."""
+
+    words: tuple[str, ...] = ()
+    fields: tuple[Field, ...] = ()
+
+    def finds(self, *texts: str | None) -> bool:
+        """Whether each word stands in one of the texts."""
+        folded = [text.casefold() for text in texts if text]
+        return all(any(word in text for text in folded) for word in self.words)
+
+    def finds_in(self, payload: Any) -> bool:
+        """Whether the payload has all the fields."""
+        return all(field.found_in(payload) for field in self.fields)
+
+
+def parse_search(text: object) -> Search:
+    """A search from its text. Raises ConfigError for one that is too long, or asks for a secret."""
+    if not isinstance(text, str):
+        raise ConfigError(f"search must be text, not {shown(text)}")
+    if len(text) > LONGEST:
+        raise ConfigError(f"a search may have at most {LONGEST} characters, not {len(text)}")
+    words: dict[str, None] = {}
+    fields: dict[Field, None] = {}
+    for part in _PART.finditer(text):
+        if part["path"] is not None:
+            value = part["value"] if part["quoted"] is None else part["quoted"]
+            fields[_field(part["path"][1:].split("."), value)] = None
+        elif word := (part["word"] or part["phrase"] or "").strip():
+            words[word.casefold()] = None
+    if len(words) + len(fields) > MOST_WORDS:
+        raise ConfigError(f"a search may have at most {MOST_WORDS} words, not {len(words) + len(fields)}")
+    return Search(tuple(words), tuple(fields))
+
+
+def _field(path: list[str], value: str) -> Field:
+    for step in path:
+        if is_secret(step):
+            raise ConfigError(f"payload.{'.'.join(path)} can't be searched: {step} is the name of a secret")
+    return Field(tuple(path), value.casefold())
+
+
+def _step(value: Any, step: str) -> Any:
+    if isinstance(value, dict):
+        return value.get(step, _MISSING)
+    if isinstance(value, list) and step.isascii() and step.isdigit() and int(step) < len(value):
+        return value[int(step)]
+    return _MISSING
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

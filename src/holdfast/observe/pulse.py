@@ -1,0 +1,95 @@
+"""How the queue has run in the last hour, and when it will be empty at that pace. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct
+
+from holdfast.observe.overview import percentile
+from holdfast.store.protocol import BUCKETS, HOUR, Minute
+
+PACE_MINUTES = 5
+"""The minutes before this one that the pace is taken from."""
+
+
+class Tally(Struct):
+    """What ended in one minute. An attempt that is tried again counts as neither."""
+
+    minute: int
+    completed: int = 0
+    failed: int = 0
+
+
+class Percentiles(Struct, frozen=True):
+    """Upper bounds in seconds, from a histogram; None beyond its last bound, or if nothing ran."""
+
+    p50: float | None = None
+    p95: float | None = None
+    count: int = 0
+
+
+class Pulse(Struct, frozen=True, kw_only=True):
+    """The last hour."""
+
+    minutes: list[Tally]
+    """Every minute of it, the present one last."""
+    waits: Percentiles
+    runs: Percentiles
+    pace: float
+    """Jobs that ended a second, lately."""
+
+    @property
+    def completed(self) -> int:
+        return sum(tally.completed for tally in self.minutes)
+
+    @property
+    def failed(self) -> int:
+        return sum(tally.failed for tally in self.minutes)
+
+    def seconds_until_empty(self, waiting: int) -> float | None:
+        """How long so many jobs take at this pace; None if nothing ends."""
+        if not waiting:
+            return 0.0
+        return waiting / self.pace if self.pace else None
+
+
+def first_minute(now_minute: int) -> int:
+    """Where the last hour begins."""
+    return now_minute - HOUR + 1
+
+
+def pulse(statistics: Iterable[Minute], now_minute: int, second: float) -> Pulse:
+    """From the statistics since `first_minute`; `second` is how far the present minute has gone."""
+    begin = first_minute(now_minute)
+    tallies = [Tally(minute) for minute in range(begin, now_minute + 1)]
+    size = len(BUCKETS) + 1
+    waits, runs = [0] * size, [0] * size
+    for row in statistics:
+        if not begin <= row.minute <= now_minute:
+            continue
+        tally = tallies[row.minute - begin]
+        tally.completed += row.completed
+        tally.failed += row.failed
+        _add(waits, row.waits)
+        _add(runs, row.runs)
+    lately = tallies[-PACE_MINUTES - 1 :]
+    ended = sum(tally.completed + tally.failed for tally in lately)
+    return Pulse(
+        minutes=tallies,
+        waits=_percentiles(waits),
+        runs=_percentiles(runs),
+        pace=ended / (PACE_MINUTES * 60 + second),
+    )
+
+
+def _add(total: list[int], part: Sequence[int]) -> None:
+    for place, count in enumerate(part):
+        total[place] += count
+
+
+def _percentiles(buckets: Sequence[int]) -> Percentiles:
+    count = sum(buckets)
+    if not count:
+        return Percentiles()
+    return Percentiles(percentile(buckets, 0.5), percentile(buckets, 0.95), count)

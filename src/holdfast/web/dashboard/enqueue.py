@@ -1,0 +1,142 @@
+"""Enqueueing a job through a form that is made from the schema of its payload."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from holdfast.core.clock import parse_instant
+from holdfast.core.ids import new_id
+from holdfast.core.job import base_type, check_id
+from holdfast.core.payload import decode_strictly
+from holdfast.errors import ConfigError, DuplicateJob, InvalidPayload, KeyTaken, UnknownType
+from holdfast.web.api.control import known_types
+from holdfast.web.dashboard.form import fields_of, problem_at, read_form
+from holdfast.web.dashboard.page import done, page, query_of, require_change, submitted
+from holdfast.web.desk import Desk, desk_of
+
+router = APIRouter(include_in_schema=False)
+
+_OPTIONS = ("id", "priority", "max_attempts", "timeout", "delay", "run_at", "key", "key_for")
+_WHOLE = ("priority", "max_attempts")
+
+
+@router.get("/enqueue")
+async def enqueue(request: Request) -> Response:
+    require_change(request)
+    given = query_of(request)
+    return await _show(request, given.get("type"), as_text=bool(given.get("text")))
+
+
+async def _show(
+    request: Request,
+    type: str,
+    status: int = 200,
+    *,
+    as_text: bool = False,
+    values: dict[str, str] | None = None,
+    wrong: dict[str, str] | None = None,
+) -> Response:
+    desk = desk_of(request)
+    types = await desk.call(_types, desk)
+    schema = _schema_of(type, types)
+    fields = [] if schema is None or as_text else fields_of(schema)
+    values = values or {field.name: field.initial for field in fields} | {"new_id": new_id()}
+    return page(
+        request,
+        "enqueue.html",
+        status,
+        type=type,
+        types=list(types),
+        is_known=schema is not None,
+        fields=fields,
+        as_text=as_text or schema is None,
+        values=values,
+        wrong=wrong or {},
+    )
+
+
+def _types(desk: Desk) -> dict[str, dict[str, Any]]:
+    """The schemas of the payloads of the types that may be enqueued here."""
+    return {known["type"]: known["payloadSchema"] for known in known_types(desk) if known["enqueueable"]}
+
+
+def _schema_of(type: str, types: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
+    """A lane's is that of the type that runs it."""
+    return types.get(type, types.get(base_type(type)))
+
+
+@router.post("/enqueue")
+async def create(request: Request) -> Response:
+    form = await submitted(request)
+    desk = desk_of(request)
+    type = form.get("type").strip()
+    as_text = bool(form.get("text"))
+    values = {name: value.replace("\r\n", "\n") for name, value in form.first_values().items()}
+    desk.require_enqueueable(type)
+    schema = _schema_of(type, await desk.call(_types, desk)) or {}
+    payload, wrong = _read_text(values) if as_text else read_form(schema, values)
+    options, wrong_options = _read_options(values)
+    wrong |= wrong_options
+    if not wrong:
+        desk.count_enqueues(request)
+        try:
+            job = await desk.call(desk.queue.enqueue, type, payload, **options)
+            return done(request, f"/jobs/{job.id}", f"Job {job.id} is enqueued.")
+        except KeyTaken as error:
+            wrong = {"key": str(error)}
+        except DuplicateJob as error:
+            if options["id"] == values.get("new_id"):  # the form was sent twice
+                return done(request, f"/jobs/{error.job_id}", f"Job {error.job_id} is enqueued.")
+            wrong = {"id": str(error)}
+        except InvalidPayload as error:
+            wrong = {"payload" if as_text else problem_at(schema, error.where): str(error)}
+        except (ConfigError, UnknownType) as error:
+            wrong = {_option_named(str(error)): str(error)}
+    return await _show(request, type, 400, as_text=as_text, values=values, wrong=wrong)
+
+
+def _read_text(values: dict[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    text = values.get("payload", "").strip() or "{}"
+    try:
+        payload = decode_strictly(text)
+    except (ValueError, RecursionError) as error:
+        return {}, {"payload": f"is not valid JSON: {error}"}
+    if not isinstance(payload, dict):
+        return {}, {"payload": "must be a JSON object"}
+    return payload, {}
+
+
+def _read_options(values: dict[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """What was said about the job beside its payload; what was left empty was not said."""
+    options: dict[str, Any] = {}
+    wrong: dict[str, str] = {}
+    for name in _OPTIONS:
+        text = values.get(name, "").strip()
+        if not text:
+            continue
+        try:
+            options[name] = _option(name, text)
+        except ConfigError as error:
+            wrong[name] = str(error)
+    options.setdefault("id", values.get("new_id") or new_id())
+    return options, wrong
+
+
+def _option(name: str, text: str) -> Any:
+    if name == "id":
+        return check_id(text)
+    if name in _WHOLE:
+        try:
+            return int(text)
+        except ValueError:
+            raise ConfigError("must be a whole number") from None
+    if name == "run_at":
+        return parse_instant("run at", text if len(text) != len("2026-01-15T10:00") else text + "Z")
+    return text
+
+
+def _option_named(message: str) -> str:
+    """The option that an error is about."""
+    return next((name for name in _OPTIONS if message.startswith(name)), "")

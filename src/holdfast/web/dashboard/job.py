@@ -1,0 +1,203 @@
+"""One job: what it is, what became of it, why it does not run, and what can be done about it."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from msgspec import Struct
+
+from holdfast.core.clock import to_datetime
+from holdfast.core.job import Job, Status
+from holdfast.core.payload import decode_strictly
+from holdfast.core.redact import redact
+from holdfast.errors import InvalidPayload, JobNotFound, NoOutput
+from holdfast.jobs.output_log import from_whole_character, output_of
+from holdfast.web.api.tasks import retry_with
+from holdfast.web.dashboard.jobs import actions_for, duration
+from holdfast.web.dashboard.page import done, page, require_change, submitted
+from holdfast.web.desk import Desk, desk_of
+
+router = APIRouter(include_in_schema=False)
+
+MOST_CHILDREN = 50
+LARGEST_OUTPUT = 64 * 1024
+_LONGEST_EDITED = 200_000
+"""Characters of a payload that are put into a form."""
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    """One entry of a job's timeline. `look` is a state's name, for its colour."""
+
+    look: str
+    title: str
+    at: datetime | None = None
+    until: datetime | None = None
+    worker: str | None = None
+    error: str | None = None
+    traceback: str | None = None
+    detail: dict[str, Any] | None = None
+
+    @property
+    def seconds(self) -> float | None:
+        return None if self.at is None or self.until is None else (self.until - self.at).total_seconds()
+
+
+def timeline(job: Job) -> list[Step]:
+    """What has happened to a job, as far as it is kept: every failed attempt, and the present one."""
+    steps = [Step(look="created", title="Created", at=job.created_at)]
+    for failure in job.errors:
+        steps.append(
+            Step(
+                look="failed",
+                title=f"Attempt {failure.attempt} failed",
+                at=failure.started_at,
+                until=failure.finished_at,
+                worker=failure.worker_id,
+                error=failure.error,
+                traceback=failure.traceback,
+                detail=failure.detail,
+            )
+        )
+    match job.status:
+        case Status.PROCESSING:
+            title = f"Attempt {job.attempts} runs" + (
+                ", and was asked to stop" if job.cancel_requested else ""
+            )
+            steps.append(Step(look="processing", title=title, at=job.started_at, worker=job.worker_id))
+        case Status.COMPLETED:
+            title = f"Attempt {job.attempts} completed"
+            steps.append(Step(look="completed", title=title, at=job.started_at, until=job.finished_at))
+        case Status.SCHEDULED:
+            steps.append(Step(look="scheduled", title="Runs", at=job.next_retry_at or job.run_at))
+        case Status.PENDING:
+            steps.append(Step(look="pending", title="Waits for a worker"))
+        case Status.CANCELLED:
+            steps.append(Step(look="cancelled", title="Cancelled", at=job.finished_at))
+        case Status.FAILED:
+            steps.append(Step(look="failed", title="Failed for good", at=job.finished_at))
+    return steps
+
+
+@router.get("/jobs/{id}")
+async def job(request: Request, id: str) -> Response:
+    return await _show(request, id)
+
+
+async def _show(
+    request: Request, id: str, status: int = 200, *, edited: str | None = None, problem: str | None = None
+) -> Response:
+    desk = desk_of(request)
+    view = await desk.call(_look, desk, id)
+    if edited is not None:
+        view["editable"] = edited
+    return page(request, "job.html", status, events=f"id={id}", problem=problem, **view)
+
+
+def _look(desk: Desk, id: str) -> dict[str, Any]:
+    queue = desk.queue
+    found = queue.get(id)
+    if found is None:
+        raise JobNotFound(id)
+    children = queue.children(id)
+    now = to_datetime(queue.store.now())
+    return {
+        "now": now,
+        "job": found,
+        "actions": actions_for(found),
+        "reasons": queue.why(id),
+        "steps": timeline(found),
+        "payload": redact(found.payload),
+        "result": redact(found.result),
+        "is_too_large": len(_text(found.payload)) > _LONGEST_EDITED,
+        "editable": _editable(desk, found),
+        "children": queue.get_many(children[:MOST_CHILDREN]),
+        "child_count": len(children),
+        "parent": queue.get(found.parent_id) if found.parent_id else None,
+        "output": _output(found),
+        "seconds": duration(found, now),
+    }
+
+
+def _editable(desk: Desk, job: Job) -> str | None:
+    """The payload as it may be changed for a retry; None if it may not."""
+    if "retry" not in actions_for(job) or not desk.may_enqueue(job.type):
+        return None
+    text = _text(job.payload)
+    return text if len(text) <= _LONGEST_EDITED else None
+
+
+def _text(payload: dict[str, Any]) -> str:
+    return json.dumps(redact(payload), indent=2, ensure_ascii=False)
+
+
+def _output(job: Job) -> dict[str, Any] | None:
+    """The end of what a command has printed; None if the job has no output."""
+    try:
+        with output_of(job) as file:
+            size = file.seek(0, 2)
+            begin = max(0, size - LARGEST_OUTPUT)
+            file.seek(begin)
+            data = file.read(LARGEST_OUTPUT)
+    except (NoOutput, OSError):
+        return None
+    text = (from_whole_character(data) if begin else data).decode("utf-8", "replace")
+    return {"text": text, "size": size, "is_cut": begin > 0}
+
+
+# Changes.
+
+
+@router.post("/jobs/{id}/retry")
+async def retry(request: Request, id: str) -> Response:
+    form = await submitted(request)
+    desk = desk_of(request)
+    text = form.get("payload").replace("\r\n", "\n") if form.list("payload") else None
+    try:
+        payload = None if text is None else _parse(text)
+        await desk.call(retry_with, desk, id, payload)
+    except InvalidPayload as error:
+        return await _show(request, id, 400, edited=text, problem=str(error))
+    return done(request, form.get("back") or f"/jobs/{id}", f"Job {id} runs again.")
+
+
+def _parse(text: str) -> dict[str, Any]:
+    try:
+        payload = decode_strictly(text)
+    except RecursionError:
+        raise InvalidPayload("payload", "is nested too deeply") from None
+    except ValueError as error:
+        raise InvalidPayload("payload", f"is not valid JSON: {error}") from None
+    if not isinstance(payload, dict):
+        raise InvalidPayload("payload", "must be a JSON object")
+    return payload
+
+
+@router.post("/jobs/{id}/cancel")
+async def cancel(request: Request, id: str) -> Response:
+    form = await submitted(request)
+    desk = desk_of(request)
+    cancelled = await desk.call(desk.queue.cancel, id)
+    text = f"Job {id} is cancelled." if cancelled.is_finished else f"Job {id} was asked to stop."
+    return done(request, form.get("back") or f"/jobs/{id}", text)
+
+
+@router.get("/jobs/{id}/delete")
+async def confirm_delete(request: Request, id: str) -> Response:
+    """Asks first: nothing is changed yet."""
+    require_change(request)
+    desk = desk_of(request)
+    found = await desk.call(desk.queue.get, id)
+    if found is None:
+        raise JobNotFound(id)
+    return page(request, "delete.html", job=found, back=f"/jobs/{id}")
+
+
+@router.post("/jobs/{id}/delete")
+async def delete(request: Request, id: str) -> Response:
+    await submitted(request)
+    desk = desk_of(request)
+    await desk.call(desk.queue.delete, id)
+    return done(request, "/jobs", f"Job {id} is deleted.")

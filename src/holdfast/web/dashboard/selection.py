@@ -1,0 +1,165 @@
+"""Which jobs a list shows, and how that stands in its address: every filter is in the URL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from urllib.parse import urlencode
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from holdfast.config import parse_duration
+from holdfast.core.job import RETRYING, Status, check_type, parse_status
+from holdfast.errors import ConfigError, shown
+from holdfast.web.dashboard.page import Form
+
+STATES = (*(status.value for status in Status), RETRYING)
+SORTS = ("created", "finished", "priority")
+SIZES = (25, 50, 100)
+_LONGEST_AGO = 10 * 365 * 86_400.0
+
+
+class Selection(Struct, frozen=True, kw_only=True):
+    """The filters of a list and its order, as they were given."""
+
+    statuses: tuple[str, ...] = ()
+    type: str = ""
+    q: str = ""
+    since: str = ""
+    until: str = ""
+    error: str = ""
+    sort: str = "created"
+    ascending: bool = False
+
+    @property
+    def is_narrowed(self) -> bool:
+        return bool(self.statuses or self.type or self.q or self.since or self.until or self.error)
+
+    def filters(self, now: datetime) -> dict[str, Any]:
+        """As `Queue.page` takes them. Raises ConfigError for what can't be."""
+        return {
+            "status": list(self.statuses) or None,
+            "type": check_type(self.type) if self.type else None,
+            "search": self.q or None,
+            "since": _instant("from", self.since, now),
+            "until": _instant("to", self.until, now),
+            "error": self.error or None,
+            "sort": self.sort,
+        }
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """What differs from the plain list, as fields of a form or an address."""
+        pairs = [("status", status) for status in self.statuses]
+        pairs += [
+            (name, value)
+            for name, value in (
+                ("type", self.type),
+                ("q", self.q),
+                ("from", self.since),
+                ("to", self.until),
+                ("error", self.error),
+            )
+            if value
+        ]
+        if self.sort != "created":
+            pairs.append(("sort", self.sort))
+        if self.ascending:
+            pairs.append(("order", "asc"))
+        return pairs
+
+    def query(self, **more: str | int | None) -> str:
+        """An address's query, with what it says beside the selection."""
+        pairs = [*self.pairs(), *((name, str(value)) for name, value in more.items() if value is not None)]
+        return "?" + urlencode(pairs) if pairs else ""
+
+    def without(self, name: str) -> Selection:
+        """The same with one filter less."""
+        return replace(self, **{name: () if name == "statuses" else ""})
+
+    def sorted_by(self, sort: str) -> Selection:
+        """The same in another order; asked for once more, turned round."""
+        return replace(self, sort=sort, ascending=sort == self.sort and not self.ascending)
+
+    def chips(self) -> list[tuple[str, Selection]]:
+        """The filters in words, each with the selection that is left without it."""
+        found = []
+        if self.statuses:
+            found.append(("status: " + " or ".join(self.statuses), self.without("statuses")))
+        words = {
+            "type": f"type: {self.type}",
+            "q": f"search: {self.q}",
+            "since": f"{self.event} {_since_words(self.since)}",
+            "until": f"{self.event} {_until_words(self.until)}",
+            "error": f"error: {self.error}",
+        }
+        found += [(text, self.without(name)) for name, text in words.items() if getattr(self, name)]
+        return found
+
+    @property
+    def event(self) -> str:
+        """What a time range is about."""
+        return "finished" if self.sort == "finished" else "created"
+
+
+def selection_from(given: Form) -> Selection:
+    """From an address or a form. Raises ConfigError for a status or an order that there is not."""
+    statuses = tuple(dict.fromkeys(str(parse_status(word)) for word in given.list("status") if word))
+    sort = given.get("sort") or "created"
+    if sort not in SORTS:
+        raise ConfigError(f"{shown(sort)} is not an order; allowed: {', '.join(SORTS)}")
+    order = given.get("order") or "desc"
+    if order not in ("asc", "desc"):
+        raise ConfigError(f"order must be asc or desc, not {shown(order)}")
+    return Selection(
+        statuses=statuses,
+        type=given.get("type").strip(),
+        q=given.get("q").strip(),
+        since=given.get("from").strip(),
+        until=given.get("to").strip(),
+        error=given.get("error"),
+        sort=sort,
+        ascending=order == "asc",
+    )
+
+
+def page_size(given: str) -> int:
+    if given not in {str(size) for size in SIZES}:
+        return SIZES[1]
+    return int(given)
+
+
+def ids_from(values: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(value for value in values if value))
+
+
+def _since_words(since: str) -> str:
+    return f"in the last {since}" if _is_duration(since) else f"since {since}"
+
+
+def _until_words(until: str) -> str:
+    return f"more than {until} ago" if _is_duration(until) else f"before {until}"
+
+
+def _is_duration(text: str) -> bool:
+    try:
+        return 0 <= parse_duration(text) <= _LONGEST_AGO
+    except ValueError:
+        return False
+
+
+def _instant(name: str, text: str, now: datetime) -> datetime | None:
+    """An instant, in UTC where it does not say otherwise, as a browser's date field; or so long ago."""
+    if not text:
+        return None
+    if _is_duration(text):
+        return now - timedelta(seconds=parse_duration(text))
+    try:
+        moment = datetime.fromisoformat(text)
+        moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+        return moment.astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise ConfigError(
+            f"{name} must be an instant such as 2026-01-15T10:00 or a duration such as 1h, not {shown(text)}"
+        ) from None

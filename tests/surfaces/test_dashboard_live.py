@@ -1,0 +1,1155 @@
+"""The dashboard at work: a real browser, a real server, real workers, and everything without a reload."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from fastapi import FastAPI
+from playwright.sync_api import Locator, Page
+
+from holdfast import Context, Job, Queue
+from holdfast.errors import StoreUnavailable
+from holdfast.jobs import install
+from holdfast.web import create_app
+from tests.support import wait_until
+from tests.surfaces.browser import Guard, NewPage, Serve, expect
+from tests.surfaces.live import Served, live, write_lock
+
+TOKEN = "a token for the tests"
+BIG = 12345678901234567890
+SOON = 10.0
+
+StartWorker = Callable[..., Any]
+
+
+class Gate:
+    """Holds jobs where the test wants them: they report what they are told to, and end when it is opened."""
+
+    def __init__(self) -> None:
+        self._opened = threading.Event()
+        self._report: tuple[float, str] | None = None
+
+    def report(self, fraction: float, message: str) -> None:
+        self._report = (fraction, message)
+
+    def open(self) -> None:
+        self._opened.set()
+
+    def run(self, payload: Any, ctx: Context) -> dict[str, str]:
+        told = None
+        while not self._opened.wait(0.01):
+            ctx.check()
+            if self._report is not None and self._report != told:
+                told = self._report
+                ctx.progress(*told)
+        return {"said": "it is done"}
+
+
+@pytest.fixture
+def gate(jobs: Queue) -> Iterator[Gate]:
+    """Of the type `gated`, beside ok, bad and echo."""
+    gate = Gate()
+    jobs.register("gated", gate.run)
+    yield gate
+    gate.open()
+
+
+def send(to: str, body: str = "", copies: int = 1) -> None: ...
+
+
+@pytest.fixture
+def failed(jobs: Queue) -> list[Job]:
+    """Three jobs that have failed for good, the newest first."""
+    made = [
+        jobs.enqueue("bad", {"number": number}, id=f"bad-{number}", max_attempts=1) for number in range(3)
+    ]
+    jobs.drain()
+    return made[::-1]
+
+
+def mark(page: Page) -> None:
+    """Leave something that a reload would take away."""
+    page.evaluate("() => { window.mark = 'here'; }")
+
+
+def is_same_document(page: Page) -> bool:
+    return bool(page.evaluate("window.mark === 'here'"))
+
+
+def row(page: Page, id: str) -> Locator:
+    return page.locator(f'tr[data-key="{id}"]')
+
+
+def shown(page: Page) -> list[str]:
+    """The ids in the list, from the top."""
+    found: list[str] = page.locator("table.jobs tbody tr").evaluate_all(
+        "(rows) => rows.map((row) => row.dataset.key)"
+    )
+    return found
+
+
+def query(page: Page) -> dict[str, list[str]]:
+    return parse_qs(urlsplit(page.url).query)
+
+
+def refresh(page: Page) -> None:
+    """Have the page fetched again and put in place: the live view is stopped and goes on."""
+    button = page.locator("#live")
+    expect(button).to_have_attribute("data-state", "live")
+    button.click()
+    expect(button).to_have_attribute("data-state", "paused")
+    page.evaluate("""() => {
+        window.updated = new Promise((done) => document.addEventListener("holdfast:updated", done, {once: true}));
+    }""")
+    button.click()
+    page.evaluate("() => window.updated.then(() => 0)")
+
+
+def get(queue: Queue, id: str) -> Job:
+    job = queue.get(id)
+    assert job is not None
+    return job
+
+
+def press(page: Page, name: str) -> None:
+    page.get_by_role("button", name=name, exact=True).click()
+
+
+# A job's way through the queue.
+
+
+def test_a_job_is_seen_to_wait_run_move_on_and_complete_without_a_reload(
+    page: Page, serve: Serve, jobs: Queue, gate: Gate, start_worker: StartWorker
+) -> None:
+    address = serve()
+    jobs.enqueue("gated", id="slow")
+    own = page.context.new_page()
+    overview = page.context.new_page()
+    page.goto(f"{address}/jobs")
+    own.goto(f"{address}/jobs/slow")
+    overview.goto(address)
+    for tab in (page, own, overview):
+        mark(tab)
+    in_list, on_page = row(page, "slow"), own.locator("#status")
+    expect(in_list.locator(".badge")).to_have_text("pending")
+    expect(on_page.locator(".badge")).to_have_text("pending")
+    expect(own.locator("#why")).to_contain_text("Why is it not running?")
+    expect(overview.locator("#headline")).to_have_text("No workers")
+    start_worker()
+    expect(in_list.locator(".badge")).to_have_text("processing")
+    expect(on_page.locator(".badge")).to_have_text("processing")
+    expect(overview.locator("#card-processing strong")).to_have_text("1")
+    gate.report(0.25, "reading")
+    expect(in_list).to_contain_text("25 % · reading")
+    expect(on_page).to_contain_text("25 % · reading")
+    expect(on_page.locator("progress")).to_have_attribute("value", "0.25")
+    gate.report(0.75, "writing")
+    expect(in_list).to_contain_text("75 % · writing")
+    expect(on_page.locator("progress")).to_have_attribute("value", "0.75")
+    gate.open()
+    expect(in_list.locator(".badge")).to_have_text("completed")
+    expect(on_page.locator(".badge")).to_have_text("completed")
+    expect(own.locator("#result")).to_contain_text("it is done")
+    expect(own).to_have_title(re.compile("^slow · completed"))
+    expect(overview.locator("#card-completed strong")).to_have_text("1")
+    expect(overview.locator("#headline")).to_have_text("Idle")
+    assert all(is_same_document(tab) for tab in (page, own, overview))
+
+
+def test_a_new_job_appears_on_top_of_the_list(page: Page, serve: Serve, jobs: Queue) -> None:
+    jobs.enqueue("ok", id="first")
+    page.goto(f"{serve()}/jobs")
+    expect(page.locator("#summary")).to_have_text("1 job.")
+    mark(page)
+    jobs.enqueue("ok", id="second")
+    expect(row(page, "second")).to_be_visible()
+    assert shown(page) == ["second", "first"]
+    expect(page.locator("#summary")).to_have_text("2 jobs.")
+    assert is_same_document(page)
+
+
+def test_the_first_job_appears_in_an_empty_list(page: Page, serve: Serve, jobs: Queue) -> None:
+    page.goto(f"{serve()}/jobs")
+    expect(page.locator("main")).to_contain_text("There are no jobs yet.")
+    mark(page)
+    jobs.enqueue("ok", id="first")
+    expect(row(page, "first")).to_be_visible()
+    press_all = page.get_by_label("Select all on this page")
+    press_all.check()
+    expect(page.locator("#selected")).to_have_text("1 selected:")
+    assert is_same_document(page)
+
+
+def test_a_job_that_leaves_the_filter_leaves_the_list(
+    page: Page, serve: Serve, jobs: Queue, start_worker: StartWorker
+) -> None:
+    jobs.enqueue("ok", id="waits")
+    page.goto(f"{serve()}/jobs?status=pending")
+    expect(row(page, "waits")).to_be_visible()
+    start_worker()
+    expect(row(page, "waits")).to_have_count(0)
+    expect(page.locator("main")).to_contain_text("No job matches.")
+
+
+# Finding jobs.
+
+
+@pytest.fixture
+def found(jobs: Queue) -> Queue:
+    """Jobs of two types in four states; the first two are a day old."""
+    jobs.register("mail", lambda payload: _refuse(payload["user"]["id"]))
+    jobs.enqueue("mail", {"user": {"id": 42}}, id="old-failed", max_attempts=1)
+    jobs.enqueue("ok", {"user": {"id": 7}}, id="old-done", key="order:17")
+    jobs.drain()
+    jobs.enqueue("mail", {"user": {"id": 42}}, id="cancelled")
+    jobs.cancel("cancelled")
+    jobs.enqueue("ok", {"user": {"id": 42}}, id="waits")
+    day = int(timedelta(days=1).total_seconds() * 1e6)
+    with sqlite3.connect(Path(jobs.url.removeprefix("sqlite:///"))) as connection:
+        connection.execute(
+            "UPDATE holdfast_jobs SET created_at = created_at - ? WHERE id LIKE 'old-%'", (day,)
+        )
+    connection.close()
+    return jobs
+
+
+def _refuse(number: int) -> None:
+    raise RuntimeError(f"no such mailbox {number}")
+
+
+def test_every_filter_is_in_the_address_and_a_fresh_tab_shows_the_same(
+    page: Page, serve: Serve, found: Queue
+) -> None:
+    address = serve()
+    today = datetime.now(UTC) - timedelta(hours=12)
+    moment = today.strftime("%Y-%m-%dT%H:%M")
+    tries: list[tuple[Callable[[], object], dict[str, list[str]], list[str]]] = [
+        (
+            lambda: page.get_by_label("Type").select_option("mail"),
+            {"type": ["mail"]},
+            ["cancelled", "old-failed"],
+        ),
+        (
+            lambda: [page.get_by_label(state, exact=True).check() for state in ("completed", "cancelled")],
+            {"status": ["completed", "cancelled"]},
+            ["cancelled", "old-done"],
+        ),
+        (lambda: search(page, "MAILBOX"), {"q": ["MAILBOX"]}, ["old-failed"]),
+        (lambda: search(page, "order:17"), {"q": ["order:17"]}, ["old-done"]),
+        (lambda: search(page, "old"), {"q": ["old"]}, ["old-done", "old-failed"]),
+        (
+            lambda: search(page, "payload.user.id:42"),
+            {"q": ["payload.user.id:42"]},
+            ["waits", "cancelled", "old-failed"],
+        ),
+        (lambda: from_to(page, moment, ""), {"from": [moment]}, ["waits", "cancelled"]),
+        (lambda: from_to(page, "", moment), {"to": [moment]}, ["old-done", "old-failed"]),
+    ]
+    tab = page.context.new_page()
+    for fill, wanted, ids in tries:
+        page.goto(f"{address}/jobs")
+        fill()
+        press(page, "Apply")
+        expect(page.locator("#chips .chip")).to_have_count(1)
+        given = {name: values for name, values in query(page).items() if any(values)}
+        assert given == wanted
+        assert shown(page) == ids
+        tab.goto(page.url)
+        assert shown(tab) == ids
+        assert (
+            tab.locator("#chips .chip").all_text_contents()
+            == page.locator("#chips .chip").all_text_contents()
+        )
+
+
+def search(page: Page, text: str) -> None:
+    page.get_by_role("searchbox").fill(text)
+
+
+def from_to(page: Page, begin: str, end: str) -> None:
+    page.get_by_text("Time range").click()
+    page.get_by_label("Created from").fill(begin)
+    page.get_by_label("Created before").fill(end)
+
+
+def test_filters_add_up_stay_in_the_form_and_are_taken_off_one_by_one(
+    page: Page, serve: Serve, found: Queue
+) -> None:
+    page.goto(f"{serve()}/jobs")
+    page.get_by_label("Type").select_option("mail")
+    page.get_by_label("failed", exact=True).check()
+    search(page, "mailbox")
+    press(page, "Apply")
+    expect(page.locator("#chips .chip")).to_have_count(3)
+    assert shown(page) == ["old-failed"]
+    expect(page.get_by_label("Type")).to_have_value("mail")
+    expect(page.get_by_label("failed", exact=True)).to_be_checked()
+    expect(page.get_by_role("searchbox")).to_have_value("mailbox")
+    page.get_by_role("link", name="search: mailbox").click()
+    expect(page.locator("#chips .chip")).to_have_count(2)
+    assert "q" not in query(page)
+    page.get_by_role("link", name="Clear").click()
+    expect(page.locator("#chips .chip")).to_have_count(0)
+    assert len(shown(page)) == 4
+    page.get_by_role("link", name="1 h", exact=True).click()
+    expect(page.locator("#chips .chip")).to_have_text(re.compile("created in the last 1h"))
+    assert shown(page) == ["waits", "cancelled"]
+
+
+def test_the_list_is_sorted_both_ways_by_created_finished_and_priority(
+    page: Page, serve: Serve, jobs: Queue
+) -> None:
+    for id, priority in (("low", -1), ("high", 5), ("middle", 2)):
+        jobs.enqueue("ok", id=id, priority=priority)
+    jobs.drain()  # finishes high, middle, low
+    jobs.enqueue("ok", id="waits")
+    page.goto(f"{serve()}/jobs")
+    assert shown(page) == ["waits", "middle", "high", "low"]
+    orders = {
+        "Created": [
+            "low",
+            "high",
+            "middle",
+            "waits",
+        ],  # turned round by the first click: it is the usual order
+        "Finished": ["low", "middle", "high"],
+        "Priority": ["high", "middle", "waits", "low"],
+    }
+    for name, ids in orders.items():
+        head = page.get_by_role("columnheader", name=name)
+        for direction in ("ascending", "descending") if name == "Created" else ("descending", "ascending"):
+            head.get_by_role("link").click()
+            expect(head).to_have_attribute("aria-sort", direction)
+            assert shown(page) == ids, (name, direction)
+            ids = ids[::-1]
+    assert query(page) == {"sort": ["priority"], "order": ["asc"]}
+
+
+def test_paging_forwards_and_backwards_misses_and_repeats_none_of_130_jobs(
+    page: Page, serve: Serve, jobs: Queue
+) -> None:
+    made = jobs.enqueue_many("ok", [{} for _ in range(130)])
+    newest_first = [job.id for job in made][::-1]
+    page.goto(f"{serve()}/jobs")
+    expect(page.locator("#summary")).to_have_text("130 jobs.")
+    forwards = [shown(page)]
+    for _ in range(2):
+        with page.expect_navigation():
+            page.get_by_role("link", name="Next").click()
+        forwards.append(shown(page))
+    assert [len(ids) for ids in forwards] == [50, 50, 30]
+    assert sum(forwards, []) == newest_first
+    expect(page.get_by_role("link", name="Next")).to_have_count(0)
+    backwards = [shown(page)]
+    for _ in range(2):
+        with page.expect_navigation():
+            page.get_by_role("link", name="Previous").click()
+        backwards.append(shown(page))
+    assert backwards == forwards[::-1]
+    expect(page.get_by_role("link", name="Previous")).to_have_count(0)
+    page.get_by_role("link", name="Show 100 on a page").click()
+    expect(page.locator("table.jobs tbody tr")).to_have_count(100)
+
+
+# Many at once.
+
+
+def test_the_selected_jobs_are_retried_after_a_question_that_counts_them(
+    page: Page, serve: Serve, jobs: Queue, failed: list[Job], start_worker: StartWorker
+) -> None:
+    page.goto(f"{serve()}/jobs?status=failed")
+    expect(page.get_by_role("button", name="Retry…")).to_be_disabled()
+    page.get_by_label("Select bad-0").check()
+    page.get_by_label("Select bad-2").check()
+    expect(page.locator("#selected")).to_have_text("2 selected:")
+    expect(page.get_by_label("Select all on this page")).to_have_js_property("indeterminate", True)
+    press(page, "Retry…")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Retry 2 jobs?")
+    expect(page.locator(".ids li")).to_have_text(["bad-2", "bad-0"])
+    assert jobs.stats()["failed"] == 3
+    press(page, "Retry 2 jobs")
+    expect(page.locator("#notice")).to_have_text("2 jobs retried.")
+    assert query(page) == {"status": ["failed"]}
+    assert [get(jobs, f"bad-{number}").status for number in range(3)] == ["pending", "failed", "pending"]
+    assert shown(page) == ["bad-1"]
+
+
+def test_shift_selects_a_range_and_the_box_above_selects_all(
+    page: Page, serve: Serve, jobs: Queue, failed: list[Job]
+) -> None:
+    page.goto(f"{serve()}/jobs")
+    page.get_by_label("Select bad-2").click()
+    page.get_by_label("Select bad-0").click(modifiers=["Shift"])
+    expect(page.get_by_label("Select bad-1")).to_be_checked()
+    expect(page.get_by_label("Select all on this page")).to_be_checked()
+    page.get_by_label("Select all on this page").uncheck()
+    expect(page.locator("#selected")).to_have_text("0 selected:")
+    expect(page.get_by_label("Select bad-1")).not_to_be_checked()
+
+
+def test_all_that_match_are_retried_only_as_many_as_were_agreed_to(
+    page: Page, serve: Serve, jobs: Queue, failed: list[Job], guard: Guard
+) -> None:
+    guard.expected.append("status of 409")
+    jobs.enqueue("ok", id="other")
+    page.goto(f"{serve()}/jobs?status=failed&type=bad")
+    page.get_by_role("link", name="Retry all…").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Retry 3 jobs?")
+    expect(page.locator("main")).to_contain_text("status: failed")
+    jobs.enqueue("bad", id="late", max_attempts=1)
+    jobs.drain()
+    press(page, "Retry 3 jobs")
+    expect(page.get_by_role("alert")).to_have_text("There are 4 such jobs now; nothing was done yet.")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Retry 4 jobs?")
+    assert jobs.count(status="failed") == 4
+    press(page, "Retry 4 jobs")
+    expect(page.locator("#notice")).to_have_text("4 jobs retried.")
+    assert jobs.count(status="pending", type="bad") == 4
+    assert query(page) == {"status": ["failed"], "type": ["bad"]}
+
+
+def test_bulk_cancel_and_delete_leave_what_they_may_not_touch_and_say_so(
+    page: Page, serve: Serve, jobs: Queue, failed: list[Job]
+) -> None:
+    jobs.enqueue("ok", id="waits")
+    address = serve()
+    page.goto(f"{address}/jobs")
+    page.get_by_label("Select all on this page").check()
+    press(page, "Delete…")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Delete 4 jobs?")
+    press(page, "Delete 4 jobs")
+    expect(page.locator("#notice")).to_contain_text("3 jobs deleted. 1 job left as it is")
+    assert shown(page) == ["waits"]
+    page.get_by_role("link", name="Cancel all…").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Cancel 1 job?")
+    press(page, "Cancel 1 job")
+    expect(page.locator("#notice")).to_have_text("1 job cancelled.")
+    assert get(jobs, "waits").status == "cancelled"
+
+
+def test_failures_are_grouped_by_error_and_all_of_a_group_are_retried(
+    page: Page, serve: Serve, jobs: Queue
+) -> None:
+    jobs.register("mail", lambda payload: _refuse(payload["number"]))
+    for number in range(4):
+        jobs.enqueue("mail", {"number": number}, max_attempts=1)
+    jobs.enqueue("bad", max_attempts=1)
+    jobs.drain()
+    page.goto(serve())
+    group = page.locator("#groups li").filter(has_text="no such mailbox #")
+    expect(group.locator("strong")).to_have_text("4")
+    expect(page.locator("#groups li")).to_have_count(2)
+    group.get_by_role("link", name="Retry all of these").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Retry 4 jobs?")
+    press(page, "Retry 4 jobs")
+    expect(page.locator("#notice")).to_have_text("4 jobs retried.")
+    assert (jobs.count(type="mail", status="pending"), jobs.count(type="bad", status="failed")) == (4, 1)
+
+
+def test_clean_up_counts_asks_and_deletes_only_what_is_old_enough(
+    page: Page, serve: Serve, jobs: Queue, failed: list[Job]
+) -> None:
+    jobs.enqueue("ok", id="done")
+    jobs.drain()
+    address = serve()
+    page.goto(address)
+    press(page, "Clean up…")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Nothing to clean up")
+    page.get_by_role("link", name="Back").click()
+    page.get_by_label("Delete completed and cancelled").fill("0s")
+    press(page, "Clean up…")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Delete 1 job?")
+    assert jobs.get("done") is not None
+    press(page, "Delete 1 job")
+    expect(page.locator("#notice")).to_have_text("1 job deleted.")
+    assert jobs.get("done") is None
+    page.get_by_label("Delete completed and cancelled").fill("0s")
+    page.get_by_label("failed ones instead").check()
+    press(page, "Clean up…")
+    press(page, "Delete 3 jobs")
+    expect(page.locator("#notice")).to_have_text("3 jobs deleted.")
+    assert jobs.stats()["total"] == 0
+
+
+# One job.
+
+
+def test_a_retry_with_an_edited_payload_keeps_big_integers_and_secrets(
+    page: Page, serve: Serve, jobs: Queue
+) -> None:
+    jobs.enqueue("bad", {"to": "ada", "number": BIG, "password": "hunter2"}, id="job", max_attempts=1)
+    jobs.drain()
+    page.goto(f"{serve()}/jobs/job")
+    field = page.get_by_label("Payload, as JSON")
+    text = field.input_value()
+    assert str(BIG) in text
+    assert "hunter2" not in page.content()
+    expect(page.locator("#payload")).to_contain_text(str(BIG))
+    field.fill(text.replace("ada", "grace"))
+    press(page, "Retry with this payload")
+    expect(page.locator("#notice")).to_have_text("Job job runs again.")
+    expect(page.locator("#status .badge")).to_have_text("pending")
+    assert get(jobs, "job").payload == {"to": "grace", "number": BIG, "password": "hunter2"}
+
+
+@pytest.mark.parametrize(
+    ("typed", "problem"),
+    [
+        ('{"to": "ada",', "is not valid JSON"),
+        ('["ada"]', "must be a JSON object"),
+        ('{"to": 5}', "to"),
+    ],
+)
+def test_a_wrong_edited_payload_is_refused_beside_what_was_typed(
+    page: Page, serve: Serve, jobs: Queue, guard: Guard, typed: str, problem: str
+) -> None:
+    guard.expected.append("status of 400")
+    jobs.job(send)
+    jobs.enqueue("send", {"to": "ada"}, id="job")
+    jobs.cancel("job")
+    page.goto(f"{serve()}/jobs/job")
+    page.get_by_label("Payload, as JSON").fill(typed)
+    press(page, "Retry with this payload")
+    field = page.get_by_label("Payload, as JSON")
+    expect(field).to_have_attribute("aria-invalid", "true")
+    expect(field).to_have_value(typed)
+    expect(field).to_be_focused()
+    assert "edit-problem" in (field.get_attribute("aria-describedby") or "").split()
+    expect(page.locator("#edit-problem")).to_contain_text(problem)
+    assert (get(jobs, "job").status, get(jobs, "job").payload) == ("cancelled", {"to": "ada"})
+
+
+def test_a_page_that_tells_what_was_wrong_stays_live(
+    page: Page, serve: Serve, jobs: Queue, guard: Guard, failed: list[Job]
+) -> None:
+    guard.expected.append("status of 400")
+    address = serve()
+    page.goto(f"{address}/jobs/bad-1")
+    page.get_by_label("Payload, as JSON").fill("{")
+    press(page, "Retry with this payload")
+    expect(page.locator("#edit-problem")).to_be_visible()
+    jobs.retry("bad-1")
+    expect(page.locator("#status .badge")).to_have_text("pending")
+    expect(page.locator("#live-word")).to_have_text("Live")
+    page.goto(f"{address}/controls")
+    page.get_by_label("max_attempts").fill("many")
+    press(page, "Set max_attempts")
+    expect(page.locator("#setting-max_attempts-problem")).to_be_visible()
+    jobs.pause()
+    expect(page.locator("#all-state")).to_contain_text("paused")
+    expect(page.locator("#live-word")).to_have_text("Live")
+    expect(page.get_by_label("max_attempts")).to_have_value("many")
+
+
+def test_a_running_job_is_cancelled_from_its_page(
+    page: Page, serve: Serve, jobs: Queue, gate: Gate, start_worker: StartWorker
+) -> None:
+    jobs.enqueue("gated", id="slow")
+    start_worker()
+    page.goto(f"{serve()}/jobs/slow")
+    expect(page.locator("#status .badge")).to_have_text("processing")
+    mark(page)
+    press(page, "Cancel")
+    expect(page.locator("#notice")).to_have_text("Job slow was asked to stop.")
+    expect(page.locator("#status .badge")).to_have_text("cancelled")
+    expect(page.get_by_role("button", name="Cancel")).to_have_count(0)
+    assert is_same_document(page)
+
+
+def test_the_buttons_of_a_row_act_without_leaving_the_list(
+    page: Page, serve: Serve, jobs: Queue, failed: list[Job]
+) -> None:
+    jobs.enqueue("ok", id="waits")
+    page.goto(f"{serve()}/jobs")
+    mark(page)
+    page.get_by_label("Select bad-0").check()
+    press(page, "Retry bad-1")
+    expect(page.locator("#notice")).to_have_text("Job bad-1 runs again.")
+    expect(row(page, "bad-1").locator(".badge")).to_have_text("pending")
+    press(page, "Cancel waits")
+    expect(row(page, "waits").locator(".badge")).to_have_text("cancelled")
+    expect(page.get_by_label("Select bad-0")).to_be_checked()
+    assert is_same_document(page)
+
+
+def test_a_change_that_came_too_late_is_told_and_the_page_stays(
+    page: Page, serve: Serve, jobs: Queue, guard: Guard, failed: list[Job]
+) -> None:
+    guard.expected.append("status of 409")
+    page.goto(f"{serve()}/jobs/bad-0")
+    page.locator("#live").click()
+    mark(page)
+    jobs.retry("bad-0")
+    press(page, "Retry")
+    expect(page.locator("#notice .problem")).to_contain_text("bad-0")
+    assert is_same_document(page)
+
+
+def test_deleting_asks_first_and_an_open_page_of_the_job_says_that_it_is_gone(
+    page: Page, serve: Serve, jobs: Queue, guard: Guard, failed: list[Job]
+) -> None:
+    guard.expected.append("status of 404")
+    address = serve()
+    asked: list[str] = []
+    watching = page.context.new_page()
+    watching.on("request", lambda request: asked.append(urlsplit(request.url).path))
+    watching.goto(f"{address}/jobs/bad-0")
+    expect(watching.locator("#status .badge")).to_have_text("failed")
+    mark(watching)
+    page.goto(f"{address}/jobs/bad-0")
+    page.get_by_role("link", name="Delete…").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Delete 1 job?")
+    page.get_by_role("link", name="Back").click()
+    expect(page).to_have_url(f"{address}/jobs/bad-0")
+    assert jobs.get("bad-0") is not None
+    page.get_by_role("link", name="Delete…").click()
+    press(page, "Delete 1 job")
+    expect(page.locator("#notice")).to_have_text("Job bad-0 is deleted.")
+    assert shown(page) == ["bad-2", "bad-1"]
+    expect(watching.get_by_role("heading", level=1)).to_have_text("Not Found")
+    assert is_same_document(watching)
+    watching.wait_for_timeout(100)
+    assert {path for path in asked if not path.startswith("/static/")} == {"/jobs/bad-0", "/api/events"}
+
+
+def test_the_output_of_a_command_is_followed_and_scrolling_up_stops_that(
+    page: Page, serve: Serve, queue: Queue, home: Path, start_worker: StartWorker
+) -> None:
+    install(queue)
+    steps = [f"seq -f '{word} %g' 80; until [ -e {home}/{word} ]; do sleep 0.02; done" for word in "abc"]
+    queue.enqueue("shell", {"command": "; ".join(steps)}, id="talks")
+    start_worker()
+    page.goto(f"{serve()}/jobs/talks")
+    log = page.locator("#log")
+    expect(log).to_contain_text("a 80")
+    mark(page)
+    log.evaluate("(log) => { log.scrollTop = log.scrollHeight; }")
+    (home / "a").touch()
+    expect(log).to_contain_text("b 80")
+    assert log.evaluate("(log) => log.scrollHeight - log.scrollTop - log.clientHeight") < 2
+    log.evaluate("(log) => { log.scrollTop = 100; }")
+    (home / "b").touch()
+    expect(log).to_contain_text("c 80")
+    assert log.evaluate("(log) => log.scrollTop") == 100
+    (home / "c").touch()
+    expect(page.locator("#status .badge")).to_have_text("completed")
+    assert is_same_document(page)
+
+
+# Controls.
+
+
+def test_nothing_runs_while_the_queue_is_paused_and_all_runs_when_it_is_resumed(
+    page: Page, serve: Serve, jobs: Queue, start_worker: StartWorker
+) -> None:
+    start_worker()
+    address = serve()
+    page.goto(address)
+    mark(page)
+    press(page, "Pause all")
+    expect(page.locator("#headline")).to_have_text("Paused")
+    expect(page.locator("#notice")).to_have_text("The whole queue is paused; running jobs finish.")
+    jobs.enqueue_many("ok", [{}, {}])
+    expect(page.locator("#card-pending strong")).to_have_text("2")
+    refresh(page)
+    refresh(page)
+    assert jobs.stats()["pending"] == 2
+    press(page, "Resume")
+    expect(page.locator("#card-completed strong")).to_have_text("2")
+    expect(page.locator("#headline")).to_have_text("Idle")
+    assert is_same_document(page)
+
+
+def test_one_type_is_paused_and_resumed_while_another_runs(
+    page: Page, serve: Serve, jobs: Queue, start_worker: StartWorker
+) -> None:
+    start_worker()
+    page.goto(f"{serve()}/controls")
+    mark(page)
+    press(page, "Pause ok")
+    expect(row(page, "ok").locator(".badge")).to_have_text("paused")
+    jobs.enqueue("ok", id="held")
+    jobs.enqueue("echo", id="free")
+    assert jobs.wait("free", timeout=SOON).status == "completed"
+    expect(row(page, "ok").locator("td.right")).to_have_text("1")
+    assert get(jobs, "held").status == "pending"
+    press(page, "Resume ok")
+    assert jobs.wait("held", timeout=SOON).status == "completed"
+    expect(row(page, "ok").locator(".badge")).to_have_text("running")
+    assert is_same_document(page)
+
+
+def test_a_rate_limit_set_by_form_is_obeyed_and_its_end_too(
+    page: Page, serve: Serve, jobs: Queue, start_worker: StartWorker
+) -> None:
+    page.goto(f"{serve()}/controls")
+    row(page, "ok").get_by_role("textbox").fill("0.001")
+    row(page, "ok").get_by_role("button", name="Set").click()
+    expect(page.locator("#notice")).to_have_text("rate_limit of ok is 0.001 now.")
+    made = jobs.enqueue_many("ok", [{}, {}, {}])
+    start_worker()
+    jobs.wait(made[0].id, timeout=SOON)
+    wait_until(lambda: "rate limit" in str(jobs.why(made[1].id)), SOON)
+    assert jobs.count(status="pending") == 2
+    expect(row(page, "ok").locator("td.right")).to_have_text("2")
+    row(page, "ok").get_by_role("textbox").fill("0")
+    row(page, "ok").get_by_role("button", name="Set").click()
+    expect(row(page, "ok").locator("td.right")).to_have_text("0")
+    assert jobs.wait(made[2].id, timeout=SOON).status == "completed"
+
+
+def test_a_setting_changed_by_form_is_obeyed_and_reset(
+    page: Page, serve: Serve, jobs: Queue, start_worker: StartWorker
+) -> None:
+    address = serve()
+    page.goto(f"{address}/controls?type=bad")
+    expect(page.locator("#settings-title")).to_have_text("Settings of bad")
+    page.get_by_label("max_attempts").fill("1")
+    press(page, "Set max_attempts")
+    expect(page.locator("#notice")).to_have_text("max_attempts of bad is 1 now.")
+    assert query(page) == {"type": ["bad"]}
+    jobs.enqueue("bad", id="once")
+    start_worker()
+    assert jobs.wait("once", timeout=SOON).attempts == 1
+    press(page, "Reset max_attempts")
+    expect(page.get_by_label("max_attempts")).to_have_value("3")
+    jobs.enqueue("bad", id="thrice")
+    assert jobs.wait("thrice", timeout=SOON).attempts == 3
+
+
+def test_a_wrong_setting_is_refused_beside_its_field(
+    page: Page, serve: Serve, jobs: Queue, guard: Guard
+) -> None:
+    guard.expected.append("status of 400")
+    page.goto(f"{serve()}/controls")
+    for field, name, button, wrong in (
+        (page.get_by_label("lease_seconds"), "setting-lease_seconds", "Set lease_seconds", "1"),
+        (page.get_by_label("Starts a second of ok"), "rate-ok", None, "fast"),
+    ):
+        field.fill(wrong)
+        if button is None:
+            row(page, "ok").get_by_role("button", name="Set").click()
+        else:
+            press(page, button)
+        problem = page.locator(f"#{name}-problem")
+        expect(problem).to_be_visible()
+        expect(field).to_have_value(wrong)
+        expect(field).to_have_attribute("aria-invalid", "true")
+        expect(field).to_be_focused()
+        assert f"{name}-problem" in (field.get_attribute("aria-describedby") or "").split()
+        expect(page.locator("[aria-invalid=true]")).to_have_count(1)
+    assert jobs.settings().stored == {}
+
+
+# Enqueueing by form.
+
+
+def everything(
+    to: str,
+    message: str,
+    count: int,
+    share: float = 0.5,
+    urgent: bool = False,
+    colour: Literal["red", "green"] = "red",
+    tags: list[str] | None = None,
+    limits: dict[str, int] | None = None,
+) -> None: ...
+
+
+def test_a_job_is_enqueued_by_a_form_with_every_kind_of_field(page: Page, serve: Serve, jobs: Queue) -> None:
+    jobs.job(everything)
+    page.goto(f"{serve()}/enqueue")
+    page.get_by_role("link", name="everything").click()
+    form = page.locator("#new-job")
+    fill = {"to": "ada", "count": str(BIG % 10**17), "share": "0.25", "message": "two\nlines <b>"}
+    for name, text in fill.items():
+        form.get_by_label(re.compile(f"^{name}\\b")).fill(text)
+    form.get_by_label(re.compile("^urgent")).select_option("true")
+    form.get_by_label(re.compile("^colour")).select_option("green")
+    form.get_by_label(re.compile("^tags")).fill('["a", "b"]')
+    form.get_by_label(re.compile("^limits")).fill('{"x": 1}')
+    page.get_by_text("Options").click()
+    form.get_by_label("Priority").fill("7")
+    form.get_by_label("Id", exact=True).fill("by-form")
+    form.get_by_label("Key", exact=True).fill("k")
+    form.get_by_label("Attempts").fill("9")
+    press(page, "Enqueue")
+    expect(page.locator("#notice")).to_have_text("Job by-form is enqueued.")
+    job = get(jobs, "by-form")
+    assert job.payload == {
+        "to": "ada",
+        "message": "two\nlines <b>",
+        "count": BIG % 10**17,
+        "share": 0.25,
+        "urgent": True,
+        "colour": "green",
+        "tags": ["a", "b"],
+        "limits": {"x": 1},
+    }
+    assert (job.priority, job.key, job.max_attempts, job.status) == (7, "k", 9, "pending")
+
+
+def test_a_wrong_payload_is_refused_next_to_its_field(
+    page: Page, serve: Serve, jobs: Queue, guard: Guard
+) -> None:
+    guard.expected.append("status of 400")
+    jobs.job(send)
+    page.goto(f"{serve()}/enqueue?type=send")
+    form = page.locator("#new-job")
+    form.get_by_label(re.compile("^to")).fill("ada")
+    form.get_by_label(re.compile("^copies")).fill("many")
+    page.get_by_text("Options").click()
+    form.get_by_label("Priority").fill("high")
+    press(page, "Enqueue")
+    expect(page.get_by_role("alert")).to_have_text("Nothing was enqueued: 2 fields are wrong.")
+    for label, typed in (("copies", "many"), ("Priority", "high")):
+        field = form.get_by_label(re.compile(f"^{label}"))
+        expect(field).to_be_visible()
+        expect(field).to_have_value(typed)
+        expect(field).to_have_attribute("aria-invalid", "true")
+        described = field.get_attribute("aria-describedby")
+        expect(page.locator(f"#{described} .problem")).not_to_be_empty()
+    expect(form.get_by_label(re.compile("^to"))).to_have_value("ada")
+    expect(page.locator("[aria-invalid=true]")).to_have_count(2)
+    assert jobs.stats()["total"] == 0
+    form.get_by_label(re.compile("^copies")).fill("2")
+    form.get_by_label("Priority").fill("")
+    press(page, "Enqueue")
+    expect(page.locator("#notice")).to_contain_text("is enqueued.")
+    assert [job.payload for job in jobs.jobs()] == [{"to": "ada", "body": "", "copies": 2}]
+
+
+def test_a_form_that_is_sent_twice_enqueues_once(page: Page, serve: Serve, jobs: Queue) -> None:
+    page.goto(f"{serve()}/enqueue?type=ok")
+    press(page, "Enqueue")
+    expect(page.locator("#notice")).to_contain_text("is enqueued.")
+    page.go_back()
+    press(page, "Enqueue")
+    expect(page.locator("#notice")).to_contain_text("is enqueued.")
+    assert jobs.stats()["total"] == 1
+
+
+# Live, and in nobody's way.
+
+OBSERVE = """() => {
+    window.changes = [];
+    new MutationObserver((records) => window.changes.push(...records.map((record) => {
+        const element = record.target.nodeType === 1 ? record.target : record.target.parentElement;
+        const what = record.type === "attributes" ? `@${record.attributeName}` : record.type;
+        return `${element.localName}${element.id ? "#" + element.id : ""} ${what}`;
+    }))).observe(document.querySelector("main"),
+        {subtree: true, childList: true, attributes: true, characterData: true});
+}"""
+
+
+def test_where_nothing_has_changed_only_ages_are_touched(
+    page: Page, serve: Serve, jobs: Queue, failed: list[Job]
+) -> None:
+    """Anything else would flicker, or be read aloud again and again."""
+    jobs.enqueue("ok", id="done")
+    jobs.drain()
+    address = serve()
+    found: dict[str, set[str]] = {}
+    for path in ("/", "/jobs", "/jobs?status=failed", "/jobs/bad-0", "/jobs/done", "/controls"):
+        for _ in range(3):
+            page.goto(f"{address}{path}")
+            expect(page.locator("#live")).to_be_visible()
+            minute = page.locator("main").get_attribute("data-now")
+            page.evaluate(OBSERVE)
+            refresh(page)
+            assert page.locator("main").get_attribute("data-now") != minute
+            if (page.locator("main").get_attribute("data-now") or "")[:16] == (minute or "")[:16]:
+                break  # else the chart has moved on
+        changes = set(page.evaluate("window.changes"))
+        found[path] = changes - {"main#content @data-now", "time childList", "time characterData"}
+    assert {path: changes for path, changes in found.items() if changes} == {}
+
+
+def test_the_list_keeps_what_somebody_is_at_while_jobs_come_and_change(
+    page: Page, serve: Serve, jobs: Queue
+) -> None:
+    jobs.enqueue_many("ok", [{} for _ in range(40)])
+    jobs.enqueue("ok", id="mine")
+    jobs.enqueue("ok", id="other")
+    page.goto(f"{serve()}/jobs")
+    mark(page)
+    page.get_by_role("searchbox").fill("half a wo")
+    page.get_by_text("Time range").click()
+    page.get_by_label("Select mine").check()
+    page.evaluate("""() => {
+        getSelection().selectAllChildren(document.querySelector('tr[data-key="mine"] th a'));
+        scrollTo(0, 300);
+    }""")
+    page.evaluate("""() => document.querySelector('input[value="mine"]').focus({preventScroll: true})""")
+    assert page.evaluate("scrollY") == 300
+    jobs.enqueue("ok", id="new")
+    jobs.cancel("other")
+    jobs.cancel("mine")
+    expect(row(page, "mine").locator(".badge")).to_have_text("cancelled")
+    expect(row(page, "new")).to_be_visible()
+    assert shown(page)[:3] == ["new", "other", "mine"]
+    expect(page.get_by_label("Select mine")).to_be_checked()
+    expect(page.get_by_label("Select mine")).to_be_focused()
+    expect(page.get_by_label("Select new")).not_to_be_checked()
+    assert page.evaluate("getSelection().toString()") == "mine"
+    expect(page.get_by_role("searchbox")).to_have_value("half a wo")
+    expect(page.locator("#filters details")).to_have_attribute("open", "")
+    expect(page.locator("#selected")).to_have_text("1 selected:")
+    # The new row is above the window, and the browser keeps what is seen in its place.
+    assert page.evaluate("scrollY") >= 300
+    assert is_same_document(page)
+
+
+def test_a_job_s_page_keeps_what_is_open_and_what_is_typed(
+    page: Page, serve: Serve, jobs: Queue, failed: list[Job]
+) -> None:
+    jobs.enqueue("bad", {"list": [1, 2], "deep": {"a": {"b": 1}}}, id="job", max_attempts=2)
+    jobs.set_config("backoff_factor", 3600)
+    jobs.drain()
+    page.goto(f"{serve()}/jobs/job")
+    expect(page.locator("#status .badge")).to_have_text("retrying")
+    traceback = page.locator("#timeline details").first
+    traceback.locator("summary").click()
+    page.locator("#payload details details").first.locator("summary").first.click()
+    page.get_by_label("Payload, as JSON").fill("{half")
+    page.get_by_label("Payload, as JSON").evaluate("(field) => field.setSelectionRange(2, 4)")
+    page.evaluate("scrollTo(0, 120)")
+    refresh(page)
+    expect(traceback).to_have_attribute("open", "")
+    assert page.locator("#payload details details").first.get_attribute("open") is None
+    field = page.get_by_label("Payload, as JSON")
+    expect(field).to_have_value("{half")
+    expect(field).to_be_focused()
+    assert field.evaluate("(field) => [field.selectionStart, field.selectionEnd]") == [2, 4]
+    assert page.evaluate("scrollY") == 120
+
+
+def test_what_is_typed_into_controls_stays_while_the_rest_goes_on(
+    page: Page, serve: Serve, jobs: Queue
+) -> None:
+    page.goto(f"{serve()}/controls")
+    page.get_by_label("lease_seconds").fill("12")
+    page.get_by_label("Starts a second of ok").fill("3")
+    page.get_by_label("backoff_max").focus()
+    jobs.enqueue("ok")
+    jobs.pause("echo")
+    expect(row(page, "echo").locator(".badge")).to_have_text("paused")
+    expect(row(page, "ok").locator("td.right")).to_have_text("1")
+    expect(page.get_by_label("lease_seconds")).to_have_value("12")
+    expect(page.get_by_label("Starts a second of ok")).to_have_value("3")
+    expect(page.get_by_label("backoff_max")).to_be_focused()
+    jobs.set_config("max_running", 4)
+    refresh(page)
+    expect(page.get_by_label("max_running")).to_have_value("4")
+    expect(page.get_by_label("lease_seconds")).to_have_value("12")
+
+
+@pytest.fixture
+def app(queue: Queue) -> FastAPI:
+    return create_app(queue)
+
+
+@pytest.fixture
+def address(app: FastAPI) -> Iterator[str]:
+    """The address of a server of `app`; asked for before `page`, it stops after it."""
+    with live(app) as address:
+        yield address
+
+
+def listeners(app: FastAPI) -> int:
+    return len(app.state.desk.broadcast._listeners)
+
+
+def test_the_pause_button_stops_updates_and_fetches_the_present_when_it_goes_on(
+    app: FastAPI, address: str, page: Page, jobs: Queue
+) -> None:
+    page.goto(f"{address}/jobs")
+    button = page.get_by_role("button", name="Live")
+    expect(button).to_have_attribute("aria-pressed", "true")
+    wait_until(lambda: listeners(app) == 1, SOON)
+    button.click()
+    paused = page.get_by_role("button", name="Paused")
+    expect(paused).to_have_attribute("aria-pressed", "false")
+    wait_until(lambda: listeners(app) == 0, SOON)
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    jobs.enqueue("ok", id="unseen")
+    page.reload()
+    expect(row(page, "unseen")).to_be_visible()
+    expect(paused).to_be_visible()
+    asked.clear()
+    jobs.enqueue("ok", id="later")
+    page.wait_for_timeout(700)
+    assert asked == []
+    assert shown(page) == ["unseen"]
+    paused.click()
+    expect(row(page, "later")).to_be_visible()
+    wait_until(lambda: listeners(app) == 1, SOON)
+
+
+def set_hidden(page: Page, hidden: bool) -> None:
+    """Put a tab behind another, or in front: a browser without a window shows all of them."""
+    page.evaluate(
+        """(hidden) => {
+            Object.defineProperty(document, "hidden", {configurable: true, get: () => hidden});
+            document.dispatchEvent(new Event("visibilitychange"));
+        }""",
+        hidden,
+    )
+
+
+def test_a_hidden_tab_holds_no_connection_and_is_up_to_date_when_it_is_seen_again(
+    app: FastAPI, address: str, page: Page, jobs: Queue
+) -> None:
+    page.goto(f"{address}/jobs")
+    wait_until(lambda: listeners(app) == 1, SOON)
+    set_hidden(page, True)
+    wait_until(lambda: listeners(app) == 0, SOON)
+    jobs.enqueue("ok", id="meanwhile")
+    set_hidden(page, False)
+    expect(row(page, "meanwhile")).to_be_visible()
+    wait_until(lambda: listeners(app) == 1, SOON)
+    page.goto("about:blank")
+    wait_until(lambda: listeners(app) == 0, SOON)
+
+
+def test_more_tabs_than_a_browser_has_connections_still_work(
+    app: FastAPI, address: str, page: Page, jobs: Queue, failed: list[Job]
+) -> None:
+    tabs = [page, *(page.context.new_page() for _ in range(7))]
+    for tab in tabs:
+        tab.goto(f"{address}/jobs")
+        expect(tab.locator("#live-word")).to_have_text("Live")
+        set_hidden(tab, True)
+    wait_until(lambda: listeners(app) == 0, SOON)
+    for number, tab in enumerate((tabs[0], tabs[-1])):
+        set_hidden(tab, False)
+        jobs.enqueue("ok", id=f"new-{number}")
+        expect(row(tab, f"new-{number}")).to_be_visible()
+        press(tab, f"Retry bad-{number}")
+        expect(tab.locator("#notice")).to_have_text(f"Job bad-{number} runs again.")
+        set_hidden(tab, True)
+
+
+# Trouble.
+
+
+def test_the_page_reconnects_when_its_server_is_started_again(
+    home: Path, queue: Queue, new_page: NewPage, guard: Guard
+) -> None:
+    guard.expected += [
+        "ERR_CONNECTION_REFUSED",
+        "ERR_INCOMPLETE_CHUNKED",
+        "ERR_CONNECTION_RESET",
+        "ERR_EMPTY",
+    ]
+    guard.expected += ["status of 503"]
+    page = new_page()
+    with Served(home, "--workers", "0") as first:
+        address = first.address
+        page.goto(f"{address}/jobs")
+        expect(page.locator("#live-word")).to_have_text("Live")
+        mark(page)
+        first.stop()
+    expect(page.locator("#live-word")).to_have_text("Reconnecting…")
+    queue.enqueue("ok", id="meanwhile")
+    with Served(home, "--workers", "1", "--port", str(urlsplit(address).port)) as second:
+        assert second.address == address
+        expect(page.locator("#live-word")).to_have_text("Live")
+        expect(row(page, "meanwhile")).to_be_visible()
+        queue.enqueue("shell", {"command": "true"}, id="command")
+        expect(row(page, "command").locator(".badge")).to_have_text("completed")
+        assert is_same_document(page)
+        page.close()
+
+
+def test_trouble_with_the_database_leaves_the_page_as_it_was_and_says_so(
+    page: Page, serve: Serve, jobs: Queue, guard: Guard, failed: list[Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guard.expected.append("status of 503")
+    page.goto(f"{serve()}/jobs")
+    expect(page.locator("#live")).to_have_attribute("data-state", "live")
+    mark(page)
+    page.get_by_label("Select bad-1").check()
+
+    def trouble(*_: object) -> Any:
+        raise StoreUnavailable("the disk is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(jobs.store), "now", trouble)
+        page.locator("#live").click()
+        page.locator("#live").click()
+        expect(page.locator("#live-word")).to_have_text("Reconnecting…")
+        assert shown(page) == ["bad-2", "bad-1", "bad-0"]
+        expect(page.get_by_label("Select bad-1")).to_be_checked()
+    jobs.enqueue("ok", id="after")
+    expect(row(page, "after")).to_be_visible()
+    expect(page.locator("#live-word")).to_have_text("Live")
+    expect(page.get_by_label("Select bad-1")).to_be_checked()
+    assert is_same_document(page)
+
+
+def test_a_change_that_the_database_does_not_take_is_told_and_the_page_stays(
+    page: Page, serve: Serve, home: Path, jobs: Queue, guard: Guard, failed: list[Job]
+) -> None:
+    guard.expected.append("status of 503")
+    page.goto(f"{serve()}/jobs")
+    mark(page)
+    with write_lock(home / "queue.db"):
+        press(page, "Retry bad-1")
+        expect(page.locator("#notice .problem")).to_contain_text("busy")
+    expect(page.get_by_role("button", name="Retry bad-1")).to_be_enabled()
+    press(page, "Retry bad-1")
+    expect(page.locator("#notice")).to_have_text("Job bad-1 runs again.")
+    assert is_same_document(page)
+
+
+def test_a_change_that_reaches_no_server_is_told(
+    page: Page, serve: Serve, jobs: Queue, guard: Guard, failed: list[Job]
+) -> None:
+    guard.expected += ["ERR_CONNECTION_REFUSED"]
+    page.goto(f"{serve()}/jobs")
+    page.route("**/retry", lambda route: route.abort("connectionrefused"))
+    press(page, "Retry bad-1")
+    expect(page.locator("#notice .problem")).to_be_visible()
+    expect(page.get_by_role("button", name="Retry bad-1")).to_be_enabled()
+
+
+def test_a_session_that_ends_leads_to_the_login_and_back(
+    page: Page, serve: Serve, jobs: Queue, guard: Guard
+) -> None:
+    guard.expected.append("status of 401")
+    address = serve(token=TOKEN)
+    page.goto(f"{address}/jobs?status=pending")
+    page.get_by_label("Token").fill(TOKEN)
+    press(page, "Log in")
+    expect(page.locator("#live-word")).to_have_text("Live")
+    page.context.clear_cookies(name="holdfast_session")
+    jobs.enqueue("ok", id="unseen")
+    expect(page.get_by_label("Token")).to_be_visible()
+    page.get_by_label("Token").fill(TOKEN)
+    press(page, "Log in")
+    expect(row(page, "unseen")).to_be_visible()
+    assert query(page) == {"status": ["pending"]}
+
+
+def test_a_change_after_the_session_has_ended_is_not_made_and_told(
+    page: Page, serve: Serve, jobs: Queue, guard: Guard, failed: list[Job]
+) -> None:
+    guard.expected.append("status of 401")
+    page.goto(f"{serve(token=TOKEN)}/jobs/bad-0")
+    page.get_by_label("Token").fill(TOKEN)
+    press(page, "Log in")
+    page.locator("#live").click()
+    page.context.clear_cookies(name="holdfast_session")
+    press(page, "Retry")
+    expect(page.locator("#notice .problem")).to_contain_text("login")
+    assert get(jobs, "bad-0").status == "failed"
