@@ -12,14 +12,14 @@ BASE_PYTHON = $(shell for p in $(CANDIDATES); do "$$p" -c '$(IS_RECENT)' 2>/dev/
 TOO_OLD = holdfast needs Python 3.11 or newer, tried: $(CANDIDATES). Say PYTHON=/path/to/python3
 
 .DEFAULT_GOAL := help
-.PHONY: help run test browser check bench clean
+.PHONY: help run test browser check bench screenshots clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
 
 # A queue of its own, in .holdfast: QUEUECTL_HOME=.holdfast .venv/bin/queuectl status looks at it.
 run: export QUEUECTL_HOME = $(CURDIR)/.holdfast
-run: $(RUNS) ## serve the API, the docs and a worker with example jobs; ARGS="--port 9000"
+run: $(RUNS) ## serve the dashboard, the API and a worker with example jobs; ARGS="--port 9000"
 	@$(BIN)/python -m examples.demo
 	@$(BIN)/queuectl serve --app examples.demo:queue $(ARGS)
 
@@ -46,6 +46,9 @@ check: $(READY) ## lint, formatting, types, import rules
 # Without bytecode files every start of a process compiles anew, and that would be measured.
 bench: $(READY) ## run the benchmarks
 	unset PYTHONDONTWRITEBYTECODE; $(BIN)/python -m benchmarks $(ARGS)
+
+screenshots: $(READY) browser ## take the pictures of the README anew, in docs/images
+	$(BIN)/python -m tests.surfaces.screenshots
 
 clean: ## remove the virtual environment, caches and build output
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -47,13 +47,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Self
 
-from benchmarks import drain, enqueue, floor, growth, http, idle, pickup, start_up
+from benchmarks import dashboard, drain, enqueue, floor, growth, http, idle, pickup, start_up
 from benchmarks.bench import QUICK, Bench, Sizes
 from benchmarks.figures import Figure, expectations, table
 
 BENCHMARKS: dict[str, Callable[[Bench], list[Figure]]] = {
     module.__name__.rpartition(".")[2]: module.measure
-    for module in (floor, enqueue, drain, pickup, idle, growth, start_up, http)
+    for module in (floor, enqueue, drain, pickup, idle, growth, start_up, http, dashboard)
 }
 
 

@@ -89,6 +89,7 @@ def main() -> None:
     queue.enqueue("translate", {"text": "nobody handles this type yet"})
     counts = queue.stats()
     print(f"{counts['pending']} jobs are pending and {counts['scheduled']} scheduled in {queue.url}")
+    print("to watch them, open the address that `serving` names in a browser")
 
 
 if __name__ == "__main__":

@@ -71,6 +71,7 @@ def matching(
     until: datetime | str | None = None,
     search: str | None = None,
     sort: str = "created",
+    ascending: bool = False,
 ) -> Iterator[str]:
     """The ids of the jobs that a filter finds, in its order: those there now, not those that come.
 
@@ -78,7 +79,7 @@ def matching(
     """
     return walk(
         queue.store, status=status, type=type, error=error, since=since, until=until, search=search,
-        sort=sort, at_once=_BATCH,
+        sort=sort, ascending=ascending, at_once=_BATCH,
     )  # fmt: skip
 
 

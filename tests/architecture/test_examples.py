@@ -32,7 +32,10 @@ PROMISES: dict[str, list[str]] = {
         r"why greet\? it is to run at ",
         "worker .* stopped, 0 jobs given back",
     ],
-    "demo.py": [r"19 jobs are pending and 1 scheduled in sqlite:///"],
+    "demo.py": [
+        r"123 jobs are pending and 1 scheduled in sqlite:///",
+        "open the address that `serving` names",
+    ],
     "fluent.py": [
         "refused: payload: object missing required field url",
         "https://example.com/1 completed: 21 characters",

@@ -16,15 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.core.job import Job
 from holdfast.core.lifecycle import Errored
 from holdfast.store.open import open_store
-from holdfast.store.protocol import Minute, StopRequest, Store, empty_minute
+from holdfast.store.protocol import JobFilter, Minute, StopRequest, Store, empty_minute
 from holdfast.store.sqlite import finish as finishing
 from holdfast.store.sqlite import open as opening
 from holdfast.store.sqlite import operate as operating
-from holdfast.store.sqlite.schema import MIGRATIONS, VERSION_TABLE
+from holdfast.store.sqlite.schema import ERROR_GROUP, MIGRATIONS, VERSION_TABLE
 from holdfast.testing import MovableClock
 from tests.conformance.steps import claim_one, everything, finish, finished, insert, run, status
 
@@ -236,6 +237,102 @@ def test_release_of_version_2_that_still_has_it_open_goes_on(path: Path, clock: 
             assert new.count_enqueued() == {"email": 2}
             assert new.list_statistics(0) == [written]
             assert [worker.id for worker in new.list_workers()] == ["w1"]
+
+
+def fail(store: Store, id: str, error: str, **options: Any) -> None:
+    finish(store, run(store, id, **options), Errored(error, permanent=True))
+
+
+def groups(store: Store) -> dict[tuple[str, str], int]:
+    return {(group.type, group.error): group.jobs for group in store.list_error_groups(100)}
+
+
+@pytest.mark.parametrize("number", OLD)
+def test_jobs_that_had_failed_are_grouped_by_their_errors(
+    path: Path, clock: MovableClock, number: int
+) -> None:
+    with opened_as_version(number, path, clock) as old:
+        for n in range(3):
+            clock.advance(1)
+            fail(old, f"late-{n}", f"Timeout: after {n} s\nwith more")
+        last = clock.now
+        clock.advance(1)
+        fail(old, "other", "Timeout: after 7 s", type="crawl")
+        fail(old, "silent", "")
+        finished(old, "done")
+        fail(old, "retried", "Timeout: after 9 s")
+        old.retry_job("retried", None)
+    with opened(path, clock) as store:
+        assert groups(store) == {
+            ("email", "Timeout: after # s"): 3,
+            ("crawl", "Timeout: after # s"): 1,
+            ("email", "(no message)"): 1,
+        }
+        assert store.list_error_groups(1)[0].last_at == last
+        alike = JobFilter(error="Timeout: after # s")
+        assert [job.id for job in store.list_jobs(alike)] == ["other", "late-2", "late-1", "late-0"]
+        store.retry_job("late-1", None)
+        store.delete_job("silent")
+        assert groups(store) == {("email", "Timeout: after # s"): 2, ("crawl", "Timeout: after # s"): 1}
+    assert (
+        query(path, "SELECT id FROM holdfast_jobs WHERE error_group IS NOT NULL AND status <> 'failed'") == []
+    )
+
+
+def test_error_that_is_no_text_does_not_keep_a_queue_from_being_opened(
+    path: Path, clock: MovableClock
+) -> None:
+    with opened_as_version(3, path, clock) as old:
+        fail(old, "a", "boom")
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("UPDATE holdfast_jobs SET error = CAST(x'626164ff' AS TEXT)")
+    with opened(path, clock) as store:
+        assert groups(store) == {("email", "bad\N{REPLACEMENT CHARACTER}"): 1}
+
+
+@pytest.mark.parametrize("number", OLD)
+def test_lists_in_every_order_work_on_what_is_old(path: Path, clock: MovableClock, number: int) -> None:
+    with opened_as_version(number, path, clock) as old:
+        for n, priority in enumerate((0, 5, -1)):
+            clock.advance(1)
+            fail(old, f"job-{n}", "boom", priority=priority)
+    with opened(path, clock) as store:
+        for sort, ids in (
+            ("created", ["job-2", "job-1", "job-0"]),
+            ("finished", ["job-2", "job-1", "job-0"]),
+            ("priority", ["job-1", "job-0", "job-2"]),
+        ):
+            filter = JobFilter(statuses=("failed",), sort=sort)
+            assert [job.id for job in store.list_jobs(filter)] == ids
+            assert [job.id for job in store.list_jobs(replace(filter, ascending=True))] == ids[::-1]
+
+
+def test_release_of_version_3_that_still_has_it_open_goes_on(path: Path, clock: MovableClock) -> None:
+    """What it fails meanwhile has no group; what has one is counted right, whoever retries or deletes it."""
+    with opened_as_version(3, path, clock) as old:
+        fail(old, "a", "boom")
+        fail(old, "b", "boom")
+        claimed = run(old, "c")
+        with opened(path, clock) as new:
+            assert groups(new) == {("email", "boom"): 2}
+            assert finish(old, claimed, Errored("boom", permanent=True)) == "failed"
+            old.retry_job("a", None)
+            assert groups(new) == {("email", "boom"): 1}
+            old.delete_job("b")
+            assert groups(new) == {}
+            old.retry_job("c", None)
+            assert [claim_one(old).id, claim_one(old).id] == ["a", "c"]
+            for index in ("ended", "later", "retrying", "finished"):  # it asks for them by name
+                assert query(path, f"SELECT 1 FROM sqlite_master WHERE name = 'holdfast_jobs_{index}'")
+
+
+def test_function_of_the_migration_is_gone_afterwards(path: Path, clock: MovableClock) -> None:
+    with (
+        opened(path, clock) as store,
+        store.transaction() as connection,
+        pytest.raises(sqlite3.OperationalError, match="no such function"),
+    ):
+        connection.execute(f"SELECT {ERROR_GROUP}('x')")
 
 
 def test_second_opening_migrates_nothing(path: Path, clock: MovableClock) -> None:

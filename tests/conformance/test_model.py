@@ -454,11 +454,11 @@ class StoreMachine(RuleBasedStateMachine):
     def error_groups_agree(self) -> None:
         ends: dict[tuple[str, str], list[int]] = {}
         for job in self.model.jobs.values():
-            if (group := self.model.group_of(job)) is not None:
-                ends.setdefault((job.new.type, group), []).append(job.finished_at or 0)
+            if (error := self.model.group_of(job)) is not None:
+                ends.setdefault((job.new.type, error), []).append(job.finished_at or 0)
         found = self.store.list_error_groups(1000)
         assert {(group.type, group.error): group.jobs for group in found} == {
-            group: len(instants) for group, instants in ends.items()
+            key: len(instants) for key, instants in ends.items()
         }
         assert [group.jobs for group in found] == sorted((group.jobs for group in found), reverse=True)
         for group in found:

@@ -120,3 +120,28 @@ def test_pruned_job_takes_its_history_along(store: Store, clock: MovableClock) -
     prune(store, statuses=(Status.FAILED,))
     insert(store, "a")
     assert everything(store)[0].errors == ()
+
+
+def test_no_type_is_always_the_last(store: Store, clock: MovableClock) -> None:
+    """One is refilled faster than it is pruned; the other has its turn all the same."""
+    finished(store, "first", type="ant")
+    clock.advance(1)
+    finished(store, "z", type="zebra")
+    rounds = 0
+    while "z" in ids(store):
+        rounds += 1
+        assert rounds < 10, "its turn does not come"
+        finished(store, f"a{rounds}", type="ant")
+        finished(store, f"b{rounds}", type="ant")
+        clock.advance(1)
+        prune(store, limit=1)
+
+
+def test_what_holds_its_key_does_not_keep_the_others(store: Store, clock: MovableClock) -> None:
+    finished(store, "held", key="k", key_for=3600)
+    finished(store, "old")
+    clock.advance(1)
+    finished(store, "other", type="crawl")
+    clock.advance(1)
+    assert prune(store, limit=2) == 2
+    assert ids(store) == ["held"]

@@ -73,7 +73,7 @@ STRINGS: dict[str, str] = {
     "noscript": '<noscript><p title="</noscript><img src=x onerror=canary()>">',
     "template": "<template><script>canary()</script></template><template shadowrootmode=open>x</template>",
     "malformed nesting": "<table><tr><td><form><table><img src=x onerror=canary()></form></table>",
-    "math and style": "<math><mtext><table><mglyph><style><!--</style><img title='--><img src=x onerror=canary()>",
+    "math and style": "<math><mtext><mglyph><style><!--</style><img title='--><img src=x onerror=canary()",
     "svg and style": "<svg></p><style><a id='</style><img src=x onerror=canary()>'>",
     "select": "<select><template><img src=x onerror=canary()></template></select>",
     # Entities.
@@ -137,6 +137,6 @@ NAMES = ("constructor", "javascript:canary", "data:text", "a..", "a--", "forms",
 """What a job's id may be at worst."""
 
 
-def harmless(text: str) -> str:
+def harmless(text: str, sign: str = "x") -> str:
     """The same length, letters and spaces, without any sign that means something to HTML."""
-    return re.sub(r"[!-/:-@\[-_{-~]", "x", text)
+    return re.sub(r"[!-/:-@\[-_{-~]", sign, text)

@@ -12,6 +12,9 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 import httpx
 
 VOID = frozenset({"br", "hr", "img", "input", "link", "meta"})
+_INLINE = frozenset({"a", "bdi", "code", "small", "span", "strong", "summary", "time"})
+"""What does not stand apart from the text around it."""
+
 _FIELDS = frozenset({"input", "select", "textarea"})
 _REFERENCES = (
     "for",
@@ -55,7 +58,11 @@ class Element:
     @property
     def text(self) -> str:
         """All its text, with single spaces."""
-        return " ".join(self.raw.split())
+        return " ".join(self._spaced().split())
+
+    def _spaced(self) -> str:
+        inner = "".join(child if isinstance(child, str) else child._spaced() for child in self.children)
+        return inner if self.tag in _INLINE else f" {inner} "
 
     def descendants(self) -> Iterator[Element]:
         for child in self.children:
@@ -166,7 +173,7 @@ class Page:
 
     @property
     def title(self) -> str:
-        return self.root.one("title").text
+        return self.root.one("head").one("title").text
 
     @property
     def heading(self) -> str:

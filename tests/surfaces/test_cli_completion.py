@@ -73,14 +73,20 @@ def test_options_are_offered(cli: Cli) -> None:
     assert offered(cli, "list", "--") == [
         "--cursor",
         "--database",
+        "--error",
         "--full",
         "--help",
         "--json",
         "--limit",
         "--offset",
+        "--reverse",
+        "--search",
+        "--since",
+        "--sort",
         "--state",
         "--status",
         "--type",
+        "--until",
     ]
     assert offered(cli, "enqueue", "--command", "x", "--pr") == ["--priority"]
 
@@ -88,6 +94,18 @@ def test_options_are_offered(cli: Cli) -> None:
 def test_states_are_offered(cli: Cli) -> None:
     assert set(offered(cli, "list", "--status", "")) >= {"pending", "failed", "retrying"}
     assert offered(cli, "list", "--state", "comp") == ["completed"]
+
+
+def test_orders_are_offered(cli: Cli) -> None:
+    assert offered(cli, "list", "--sort", "") == ["created", "finished", "priority"]
+    assert offered(cli, "dlq", "list", "--sort=f") == ["--sort=finished"]
+    assert offered(cli, "list", "--sort", "priority", "--rev") == ["--reverse"]
+
+
+@pytest.mark.parametrize("option", ["--error", "--search", "--since", "--until"])
+def test_nothing_is_offered_where_any_text_may_stand(cli: Cli, queue: Queue, option: str) -> None:
+    queue.enqueue("ok", {}, id="job1")
+    assert offered(cli, "list", option, "") == []
 
 
 def test_settings_are_offered(cli: Cli) -> None:

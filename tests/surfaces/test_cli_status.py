@@ -21,6 +21,7 @@ STATES = ["scheduled", "pending", "processing", "completed", "failed", "cancelle
 QUESTIONS = [
     "What work is outstanding right now?",
     "What failed and why?",
+    "Which errors come most often?",
     "Is anything stuck?",
     "How long do jobs take?",
     "Are there duplicate jobs?",
@@ -206,10 +207,35 @@ def test_report_answers_what_failed_and_why(cli: Cli, jobs: Queue) -> None:
     assert all("it broke" in task["error"] for task in answer["newest"])
 
 
+def test_report_answers_which_errors_come_most_often(cli: Cli, jobs: Queue) -> None:
+    jobs.register("slow", lambda payload: raise_it(f"no answer after {payload['seconds']} s"))
+    assert sections(cli("report"))[QUESTIONS[2]] == [["none"]]
+    jobs.enqueue("bad", {}, max_attempts=1)
+    for seconds in (30, 45.5):
+        jobs.enqueue("slow", {"seconds": seconds}, max_attempts=1)
+    assert jobs.drain() == 3
+    rows = sections(cli("report"))[QUESTIONS[2]]
+    assert [(row[0], row[1], row[3]) for row in rows] == [
+        ("2", "slow", "RuntimeError: no answer after # s"),
+        ("1", "bad", "RuntimeError: it broke"),
+    ]
+    groups = cli("report", "--json").json["failed"]["groups"]
+    assert [(group["jobs"], group["type"], group["error"]) for group in groups] == [
+        (int(row[0]), row[1], row[3]) for row in rows
+    ]
+    assert groups[0].keys() == {"type", "error", "jobs", "lastAt"}
+    moment = datetime.fromisoformat(groups[0]["lastAt"])
+    assert f"{moment:%Y-%m-%d %H:%M:%S}" == rows[0][2]
+
+
+def raise_it(message: str) -> None:
+    raise RuntimeError(message)
+
+
 def test_report_answers_whether_anything_is_stuck(cli: Cli, busy: Queue) -> None:
-    assert sections(cli("report"))[QUESTIONS[2]] == [["nothing"]]
+    assert sections(cli("report"))[QUESTIONS[3]] == [["nothing"]]
     busy.set_config("stuck_seconds", "1ms", type="slow")
-    (row,) = sections(cli("report"))[QUESTIONS[2]]
+    (row,) = sections(cli("report"))[QUESTIONS[3]]
     (worker,) = busy.workers()
     assert (row[0], row[1], row[3]) == ("running", "slow", worker.id)
     assert [job["id"] for job in cli("report", "--json").json["stuck"]] == ["running"]
@@ -220,7 +246,7 @@ def test_report_answers_how_long_jobs_take(cli: Cli, jobs: Queue) -> None:
         jobs.enqueue("ok", {})
     jobs.enqueue("bad", {}, max_attempts=1)
     assert jobs.drain() == 4
-    rows = {row[0]: row for row in sections(cli("report"))[QUESTIONS[3]]}
+    rows = {row[0]: row for row in sections(cli("report"))[QUESTIONS[4]]}
     assert rows["ok"][1] == "3"
     answer = cli("report", "--json").json["durations"]
     assert answer["ok"].keys() == {"count", "mean", "p50", "p95", "meanWait"}
@@ -234,7 +260,7 @@ def test_report_answers_whether_there_are_duplicates(cli: Cli, jobs: Queue) -> N
     jobs.enqueue("ok", {}, key="twice")
     assert jobs.drain() == 2
     jobs.enqueue("ok", {}, key="twice")
-    assert sections(cli("report"))[QUESTIONS[4]] == [["ok", "twice", "2"]]
+    assert sections(cli("report"))[QUESTIONS[5]] == [["ok", "twice", "2"]]
     assert cli("report", "--json").json["duplicates"] == [{"type": "ok", "key": "twice", "jobs": 2}]
 
 
@@ -247,7 +273,7 @@ def test_report_answers_what_ran_in_the_last_hour(cli: Cli, jobs: Queue, home: P
     with sqlite3.connect(home / "queue.db") as connection:
         connection.execute("UPDATE holdfast_jobs SET finished_at = finished_at - 3601000000 WHERE id = 'old'")
     connection.close()
-    rows = sections(cli("report"))[QUESTIONS[5]]
+    rows = sections(cli("report"))[QUESTIONS[6]]
     assert sorted(rows) == [["bad", "0", "1", "0"], ["ok", "1", "0", "1"]]
     answer = cli("report", "--json").json["lastHour"]
     assert answer["ok"]["completed"] == 1

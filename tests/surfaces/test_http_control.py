@@ -341,7 +341,7 @@ def test_types_are_shown_with_the_schema_of_their_payload(queue: Queue, api: htt
 def test_report_of_an_empty_queue(api: httpx.Client) -> None:
     assert got(api.get("/api/report")) == {
         "outstanding": {},
-        "failed": {"total": 0, "newest": []},
+        "failed": {"total": 0, "newest": [], "groups": []},
         "stuck": [],
         "durations": {},
         "duplicates": [],
@@ -374,6 +374,7 @@ def test_report_answers_the_standing_questions(busy: Queue, api: httpx.Client, c
                 )
                 for id, more in (("first", {"idempotencyKey": "k"}), ("failed", {}))
             ],
+            "groups": [{"type": "echo", "error": "OSError: no such user", "jobs": 2, "lastAt": at()}],
         },
         "stuck": [PROCESSING],
         "durations": {},

@@ -35,6 +35,7 @@ HIDDEN = {
     ("GET", "/jobs/bulk"),
     ("POST", "/jobs/bulk"),
     ("GET", "/jobs/{id}"),
+    ("GET", "/jobs/{id}/output"),
     ("POST", "/jobs/{id}/retry"),
     ("POST", "/jobs/{id}/cancel"),
     ("GET", "/jobs/{id}/delete"),

@@ -83,9 +83,28 @@ BODIES: dict[str, list[Any]] = {
         {"action": "retry", "ids": ["dead1", "done1", "nobody"]},
         {"action": "cancel", "filter": {"status": ["pending", "retrying"]}, "expectedCount": 2},
         {"action": "delete", "filter": {"status": "completed", "type": "echo"}, "expectedCount": 1},
+        {
+            "action": "retry",
+            "filter": {"error": "RuntimeError: it broke", "search": "dead"},
+            "expectedCount": 1,
+        },
+        {"action": "retry", "filter": {"since": "2026-01-15T10:00:00Z", "until": "soon"}, "expectedCount": 1},
     ],
 }
 """Bodies that say something, for the same reason."""
+
+QUERIES: dict[str, list[dict[str, Any]]] = {
+    "GET /api/tasks": [
+        {"search": "dead payload.a:1"},
+        {"search": "1", "limit": 1, "full": "true"},
+        {"search": "1", "sort": "finished", "order": "asc", "limit": 1},
+        {"error": "RuntimeError: it broke", "sort": "priority"},
+        {"since": "2026-01-15T10:00:00Z", "until": "9999-12-31T23:59:59Z", "status": ["failed", "done"]},
+        {"sort": "priority", "cursor": "-3.9"},
+        {"sort": "finished", "cursor": "1"},
+    ],
+}
+"""And queries."""
 
 CHECKS = [
     not_a_server_error,
@@ -203,6 +222,10 @@ def requests_of(schema: BaseSchema, label: str) -> st.SearchStrategy[Case[Any]]:
         strategy = st.builds(_name, strategy, st.sampled_from([*known, *(None for _ in known)]))
     if label in BODIES:
         strategy = st.builds(_fill, strategy, st.sampled_from([*BODIES[label], *(None for _ in range(6))]))
+    if label in QUERIES:
+        strategy = st.builds(
+            _ask_for, strategy, st.sampled_from([*QUERIES[label], *(None for _ in range(7))])
+        )
     return strategy.map(_end_at_once) if label == "GET /api/events" else strategy
 
 
@@ -215,6 +238,12 @@ def _name(case: Case[Any], known: str | None) -> Case[Any]:
 def _fill(case: Case[Any], body: Any) -> Case[Any]:
     if body is not None:
         case.body, case.query, case.media_type = body, {}, "application/json"
+    return case
+
+
+def _ask_for(case: Case[Any], query: dict[str, Any] | None) -> Case[Any]:
+    if query is not None:
+        case.query = dict(query)
     return case
 
 

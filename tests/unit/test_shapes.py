@@ -12,7 +12,7 @@ import pytest
 from holdfast.core.explain import Reason
 from holdfast.core.job import Failure, Job, Progress, Status
 from holdfast.observe import shapes
-from holdfast.store.protocol import Running, WorkerRecord
+from holdfast.store.protocol import ErrorGroup, Running, WorkerRecord
 
 NOW = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
 LATER = datetime(2030, 1, 2, 3, 4, 6, 500, tzinfo=UTC)
@@ -173,6 +173,36 @@ def test_total_that_reached_the_cap_says_so() -> None:
     assert (page["total"], page["totalIsCapped"]) == (10_000, True)
     page = shapes.task_list([], total=shapes.COUNTED, limit=2, offset=0, following=None)
     assert (page["total"], page["totalIsCapped"]) == (10_000, False)
+
+
+def test_search_counts_its_page_and_says_whether_there_may_be_more() -> None:
+    shown = [shapes.task_item(FULL)]
+    page = shapes.task_list(shown, total=None, limit=1, offset=0, following="17", examined=400)
+    assert page == {
+        "tasks": shown,
+        "total": 1,
+        "totalIsCapped": True,
+        "limit": 1,
+        "offset": 0,
+        "nextCursor": "17",
+        "examined": 400,
+    }
+    last = shapes.task_list([], total=None, limit=1, offset=0, following=None, examined=0)
+    assert (last["total"], last["totalIsCapped"], last["examined"]) == (0, False, 0)
+
+
+def test_list_without_a_search_does_not_speak_of_one() -> None:
+    assert "examined" not in shapes.task_list([], total=0, limit=1, offset=0, following="17")
+
+
+def test_group_of_errors_has_its_type_its_number_and_its_last() -> None:
+    group = ErrorGroup(type="send_email", error="TimeoutError: no answer after # s", jobs=3, last_at=LATER)
+    assert shapes.error_group(group) == {
+        "type": "send_email",
+        "error": "TimeoutError: no answer after # s",
+        "jobs": 3,
+        "lastAt": "2030-01-02T03:04:06.000500Z",
+    }
 
 
 def test_stats_are_named_as_over_http_and_types_keep_their_names() -> None:

@@ -404,3 +404,47 @@ def test_payloads_are_not_read_to_find_what_matches(queue: Queue) -> None:
     with queue.store.transaction() as connection:
         connection.execute("UPDATE holdfast_jobs SET payload = 'no JSON'")
     assert list(matching(queue, status="pending", type="email")) == ["b", "a"]
+
+
+def test_jobs_of_one_error_are_retried_together(queue: Queue, small_batches: int) -> None:
+    for number in range(9):
+        finished(queue.store, f"late-{number}", Errored(f"Timeout: after {number} s", permanent=True))
+    finished(queue.store, "other", Errored("KeyError", permanent=True))
+    [largest, _] = queue.error_groups()
+    assert (largest.type, largest.error, largest.jobs) == ("email", "Timeout: after # s", 9)
+    result = operate(queue, "retry", matching(queue, type=largest.type, error=largest.error))
+    assert (result.done, result.refused) == (9, 0)
+    assert queue.count(status="pending") == 9
+    assert [group.error for group in queue.error_groups()] == ["KeyError"]
+
+
+def test_every_filter_of_a_page_chooses_what_is_done(queue: Queue, small_batches: int) -> None:
+    for number in range(9):
+        finished(queue.store, f"job-{number}", priority=number % 3)
+    moment = queue.page(sort="finished", limit=1).jobs[0].finished_at
+    for selection, expected in (
+        ({"sort": "priority"}, [f"job-{n}" for n in (8, 5, 2, 7, 4, 1, 6, 3, 0)]),
+        ({"search": "job-4"}, ["job-4"]),
+        ({"search": '"job-4 "'}, ["job-4"]),
+        ({"sort": "finished", "until": "2000-01-01T00:00:00Z"}, []),
+        (
+            {"since": moment, "sort": "finished"},
+            [job.id for job in queue.page(since=moment, sort="finished").jobs],
+        ),
+    ):
+        assert list(matching(queue, **selection)) == expected
+
+
+def test_count_and_page_of_the_queue_agree(queue: Queue) -> None:
+    for number in range(5):
+        finished(queue.store, f"job-{number}", Errored(f"boom {number}", permanent=True), parent_id="p")
+    lists: list[dict[str, Any]] = [
+        {"error": "boom #"},
+        {"parent_id": "p"},
+        {"status": "dead", "since": "2000-01-01T00:00:00Z"},
+    ]
+    for filters in lists:
+        assert queue.count(**filters) == len(queue.page(**filters).jobs) == 5
+        assert queue.count(**filters, cap=3) == 3
+    job = queue.page(sort="priority").jobs[0]
+    assert job.max_attempts == queue.jobs()[0].max_attempts

@@ -46,7 +46,7 @@ def page_arguments(parser: Parser) -> None:
         "--sort",
         choices=SORTS,
         default=CREATED,
-        help="by what (created); --since and --until follow finished",
+        help="by what (created); with finished, --since and --until bound the end",
     )
     parser.add_argument("--reverse", action="store_true", help="the oldest or lowest first")
     parser.add_argument("--limit", metavar="N", type=int, default=50, help="how many (50)")
@@ -151,7 +151,8 @@ def print_jobs(call: Call, status: list[str] | None) -> int:
         if on_terminal() and page.next is not None and page.examined is None:
             _print_total(len(jobs), queue.count(**filters, cap=shapes.COUNTED + 1))
     if page.next is not None and page.examined is not None:
-        say(f"{page.examined} jobs were searched; --cursor {page.next} searches on")
+        searched = "1 job was" if page.examined == 1 else f"{page.examined} jobs were"
+        say(f"{searched} searched; --cursor {page.next} searches on")
     return DONE
 
 

@@ -10,15 +10,19 @@ from holdfast.observe.overview import percentile
 from holdfast.store.protocol import BUCKETS, HOUR, Minute
 
 PACE_MINUTES = 5
-"""The minutes before this one that the pace is taken from."""
+"""The minutes before this one that the pace is taken from, at most."""
+
+_SHORTEST = 10.0
+"""Seconds that a pace is taken over, at least."""
 
 
 class Tally(Struct):
-    """What ended in one minute. An attempt that is tried again counts as neither."""
+    """What ended in one minute; `retried` are attempts that failed and are tried again."""
 
     minute: int
     completed: int = 0
     failed: int = 0
+    retried: int = 0
 
 
 class Percentiles(Struct, frozen=True):
@@ -47,6 +51,10 @@ class Pulse(Struct, frozen=True, kw_only=True):
     def failed(self) -> int:
         return sum(tally.failed for tally in self.minutes)
 
+    @property
+    def retried(self) -> int:
+        return sum(tally.retried for tally in self.minutes)
+
     def seconds_until_empty(self, waiting: int) -> float | None:
         """How long so many jobs take at this pace; None if nothing ends."""
         if not waiting:
@@ -71,16 +79,25 @@ def pulse(statistics: Iterable[Minute], now_minute: int, second: float) -> Pulse
         tally = tallies[row.minute - begin]
         tally.completed += row.completed
         tally.failed += row.failed
+        tally.retried += row.retried
         _add(waits, row.waits)
         _add(runs, row.runs)
-    lately = tallies[-PACE_MINUTES - 1 :]
-    ended = sum(tally.completed + tally.failed for tally in lately)
     return Pulse(
         minutes=tallies,
         waits=_percentiles(waits),
         runs=_percentiles(runs),
-        pace=ended / (PACE_MINUTES * 60 + second),
+        pace=_pace(tallies[-PACE_MINUTES - 1 :], second),
     )
+
+
+def _pace(lately: Sequence[Tally], second: float) -> float:
+    """Jobs that ended a second, since the first of these minutes in which one did."""
+    ended = [tally.completed + tally.failed for tally in lately]
+    while ended and not ended[0]:
+        ended = ended[1:]
+    if not ended:
+        return 0.0
+    return sum(ended) / max(_SHORTEST, 60 * (len(ended) - 1) + second)
 
 
 def _add(total: list[int], part: Sequence[int]) -> None:

@@ -21,7 +21,7 @@ from holdfast.queue import Queue
 from holdfast.web.answer import json_response
 from holdfast.web.api import control, enqueue, health, tasks
 from holdfast.web.auth import make_access
-from holdfast.web.dashboard import controls, job, jobs, login, overview, problem, reference
+from holdfast.web.dashboard import bulk, controls, job, jobs, login, overview, problem, reference
 from holdfast.web.dashboard import enqueue as enqueue_form
 from holdfast.web.desk import Desk, root_of
 from holdfast.web.guard import Guard
@@ -99,7 +99,7 @@ def create_app(
     app.state.access = access
     app.state.document = document
     api = (control.flow, enqueue.router, tasks.router, control.router, health.router)
-    pages = (overview, jobs, job, enqueue_form, controls, reference, login)
+    pages = (overview, bulk, jobs, job, enqueue_form, controls, reference, login)
     routers = (*api, *(module.router for module in pages))
     app.state.routes = [route for router in routers for route in router.routes]
     for router in routers:

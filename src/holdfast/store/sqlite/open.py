@@ -159,13 +159,11 @@ def _migrate(database: Database) -> None:
     """Apply what is missing, in one transaction; whoever comes second finds nothing left to do."""
     with database.transaction() as connection:
         connection.create_function(ERROR_GROUP, 1, _error_group, deterministic=True)
-        try:
-            for step in migrate.pending(MIGRATIONS, _version(database)):
-                for statement in step.statements:
-                    connection.execute(statement)
-                connection.execute(f"UPDATE {VERSION_TABLE} SET version = ?", (step.number,))
-        finally:
-            connection.create_function(ERROR_GROUP, 1, None)
+        for step in migrate.pending(MIGRATIONS, _version(database)):
+            for statement in step.statements:
+                connection.execute(statement)
+            connection.execute(f"UPDATE {VERSION_TABLE} SET version = ?", (step.number,))
+    database.close_thread()  # and with it the function
 
 
 def _error_group(error: bytes | None) -> str:

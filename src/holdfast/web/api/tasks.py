@@ -301,13 +301,13 @@ async def logs(
     """What a shell job has printed, every attempt under its own heading; as text for Accept: text/plain."""
     desk = desk_of(request)
     job = await _known(desk, id)
-    text = await desk.call(_output, job, tail)
+    text = await desk.call(whole_output, job, tail)
     if request.headers.get("accept", "").startswith("text/plain"):
         return Response(text, media_type="text/plain; charset=utf-8")
     return Response(await desk.call(json_bytes, {"id": job.id, "log": text}), media_type="application/json")
 
 
-def _output(job: Job, tail: int | None) -> str:
+def whole_output(job: Job, tail: int | None) -> str:
     with output_of(job) as file:
         begin = 0
         if tail is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Request, Response
 
@@ -53,7 +54,10 @@ async def _show(
 ) -> Response:
     desk = desk_of(request)
     view = await desk.call(_look, desk.queue, type)
-    return page(request, "controls.html", status, events="limit=1", wrong=wrong or {}, **view)
+    address = f"/controls?{urlencode({'type': type})}" if type else "/controls"
+    return page(
+        request, "controls.html", status, address=address, events="limit=1", wrong=wrong or {}, **view
+    )
 
 
 def _look(queue: Queue, type: str) -> dict[str, Any]:
@@ -66,6 +70,7 @@ def _look(queue: Queue, type: str) -> dict[str, Any]:
     return {
         "chosen": chosen,
         "is_paused": "" in paused,
+        "has_workers": bool(handled),
         "overall_rate": settings.get("rate_limit", ""),
         "types": [
             {
@@ -129,10 +134,13 @@ async def change_setting(request: Request) -> Response:
             await desk.call(desk.queue.set_config, name, form.get("value").strip(), type)
     except ConfigError as error:
         place = form.get("place") or f"setting-{key}"
+        shown = form.get("shown")
         wrong = {"place": place, "text": str(error), "value": form.get("value")}
-        return await _show(request, form.get("shown") if form.list("shown") else type or "", 400, wrong=wrong)
+        if key not in SETTINGS or (shown and shown != type and not place.startswith("rate-")):
+            raise  # there is no field on the page to tell it beside
+        return await _show(request, shown, 400, wrong=wrong)
     value = words.setting((await desk.call(desk.queue.config, type))[name])
     of = f" of {type}" if type else ""
     shown = form.get("shown")
-    back = f"/controls?type={shown}" if shown else "/controls"
+    back = f"/controls?{urlencode({'type': shown})}" if shown else "/controls"
     return done(request, back, f"{name}{of} is {value} now.")

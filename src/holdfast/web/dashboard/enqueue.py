@@ -54,6 +54,7 @@ async def _show(
         as_text=as_text or schema is None,
         values=values,
         wrong=wrong or {},
+        is_refused=bool(type) and not desk.may_enqueue(type),
     )
 
 
@@ -74,6 +75,8 @@ async def create(request: Request) -> Response:
     type = form.get("type").strip()
     as_text = bool(form.get("text"))
     values = {name: value.replace("\r\n", "\n") for name, value in form.first_values().items()}
+    if not type:
+        return await _show(request, "", 400, wrong={"type": "Say which type of job it is."})
     desk.require_enqueueable(type)
     schema = _schema_of(type, await desk.call(_types, desk)) or {}
     payload, wrong = _read_text(values) if as_text else read_form(schema, values)

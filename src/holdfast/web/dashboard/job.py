@@ -15,7 +15,7 @@ from holdfast.core.payload import decode_strictly
 from holdfast.core.redact import redact
 from holdfast.errors import InvalidPayload, JobNotFound, NoOutput
 from holdfast.jobs.output_log import from_whole_character, output_of
-from holdfast.web.api.tasks import retry_with
+from holdfast.web.api.tasks import retry_with, whole_output
 from holdfast.web.dashboard.jobs import actions_for, duration
 from holdfast.web.dashboard.page import done, page, require_change, submitted
 from holdfast.web.desk import Desk, desk_of
@@ -93,7 +93,9 @@ async def _show(
     view = await desk.call(_look, desk, id)
     if edited is not None:
         view["editable"] = edited
-    return page(request, "job.html", status, events=f"id={id}", problem=problem, **view)
+    return page(
+        request, "job.html", status, address=f"/jobs/{id}", events=f"id={id}", problem=problem, **view
+    )
 
 
 def _look(desk: Desk, id: str) -> dict[str, Any]:
@@ -117,6 +119,7 @@ def _look(desk: Desk, id: str) -> dict[str, Any]:
         "child_count": len(children),
         "parent": queue.get(found.parent_id) if found.parent_id else None,
         "output": _output(found),
+        "workers": {worker.id: f"{worker.host} {worker.pid}" for worker in queue.store.list_workers()},
         "seconds": duration(found, now),
     }
 
@@ -145,6 +148,17 @@ def _output(job: Job) -> dict[str, Any] | None:
         return None
     text = (from_whole_character(data) if begin else data).decode("utf-8", "replace")
     return {"text": text, "size": size, "is_cut": begin > 0}
+
+
+@router.get("/jobs/{id}/output")
+async def output(request: Request, id: str) -> Response:
+    """All that a command has printed, as text."""
+    desk = desk_of(request)
+    found = await desk.call(desk.queue.get, id)
+    if found is None:
+        raise JobNotFound(id)
+    text = await desk.call(whole_output, found, None)
+    return Response(text, media_type="text/plain; charset=utf-8")
 
 
 # Changes.

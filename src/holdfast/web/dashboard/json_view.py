@@ -44,7 +44,7 @@ def _as_text(value: Any) -> Markup:
     text = json.dumps(value, indent=2, ensure_ascii=False)
     shown, is_cut = text[:LONGEST_TEXT], len(text) > LONGEST_TEXT
     note = Markup('<p class="quiet">Cut: the first %d of %d characters.</p>') % (LONGEST_TEXT, len(text))
-    return Markup('<pre tabindex="0">%s</pre>%s') % (shown, note if is_cut else "")
+    return Markup('<pre tabindex="0">\n%s</pre>%s') % (shown, note if is_cut else "")
 
 
 def _write(value: Any, pieces: list[str], *, is_outermost: bool = False) -> None:

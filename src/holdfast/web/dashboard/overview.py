@@ -51,6 +51,7 @@ def _look(queue: Queue) -> dict[str, Any]:
     )
     unserved = without_worker(counts, workers)
     oldest = store.oldest_waiting()
+    groups = queue.error_groups(MOST_GROUPS + 1)
     return {
         "now": moment,
         "counts": counts,
@@ -67,7 +68,9 @@ def _look(queue: Queue) -> dict[str, Any]:
         "types": type_bars(counts["by_type"]),
         "type_count": len(counts["by_type"]),
         "failures": queue.page(status="failed", sort="finished", limit=RECENT_FAILURES, brief=True).jobs,
-        "groups": queue.error_groups(MOST_GROUPS),
+        "groups": groups[:MOST_GROUPS],
+        "has_more_groups": len(groups) > MOST_GROUPS,
+        "retrying": queue.count(status="retrying", cap=words.CAP + 1),
         "oldest": oldest,
         "outlook": outlook(counts, workers, paused, unserved, last_hour),
     }

@@ -27,8 +27,12 @@ from holdfast.web.errors import Refused
 FORM_COOKIE = "holdfast_form"
 NOTICE_COOKIE = "holdfast_notice"
 FORM_FIELD = "form_token"
+REFRESH = "holdfast-refresh"
+"""A header of pages that are fetched again while they are open."""
+
 _MOST_FIELDS = 2_000
 _NOTICE_SECONDS = 30
+_LONGEST_NOTICE = 300  # characters of up to 12 bytes in a cookie, which may have 4,096
 _TOKEN = re.compile(r"[0-9a-f]{32}")
 
 
@@ -39,6 +43,7 @@ def _templates() -> Environment:
         loader=PackageLoader("holdfast.web.dashboard"),
         autoescape=True,
         undefined=StrictUndefined,
+        auto_reload=False,  # a release that is being installed must not mix with the one that runs
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -54,6 +59,7 @@ def _templates() -> Environment:
         capped=words.capped,
         first_line=words.first_line,
         plural=words.plural,
+        sentence=words.sentence,
         iso=words.iso,
         moment=words.moment,
         number_text=words.setting,
@@ -77,21 +83,28 @@ class Html(HTMLResponse):
         return str(content).encode("utf-8", "replace")
 
 
-def page(request: Request, name: str, status: int = 200, **values: Any) -> HTMLResponse:
-    """A template as an answer. `now` is the instant that ages are told from, the database's if given."""
+def page(
+    request: Request, name: str, status: int = 200, *, address: str | None = None, **values: Any
+) -> HTMLResponse:
+    """A template as an answer.
+
+    `address` is where the page can be had again, if not where it was asked for. `now` is the instant that
+    ages are told from, the database's if given.
+    """
     access: Access = request.app.state.access
     form_token = request.cookies.get(FORM_COOKIE, "")
     is_new = not _TOKEN.fullmatch(form_token)
     if is_new:
         form_token = os.urandom(16).hex()
-    notice = request.cookies.get(NOTICE_COOKIE)
+    # A page that is open and fetched again leaves a notice to the one that it is meant for.
+    notice = None if REFRESH in request.headers else request.cookies.get(NOTICE_COOKIE)
     right = request.scope.get("holdfast.right", Right.NOTHING)
     path = request.scope["path"].removeprefix(root_of(request)) or "/"
     query = request.scope["query_string"].decode("latin-1")
     common: dict[str, Any] = {
         "root": root_of(request),
         "path": path,
-        "here": f"{path}?{query}" if query else path,
+        "here": address or (f"{path}?{query}" if query else path),
         "form_token": form_token,
         "notice": None if notice is None else _notice(notice),
         "may_look": right >= Right.LOOK,
@@ -111,7 +124,7 @@ def page(request: Request, name: str, status: int = 200, **values: Any) -> HTMLR
 def done(request: Request, path: str, notice: str, *, is_problem: bool = False) -> Response:
     """The answer to a change: to a page, on which a notice is shown once."""
     response = RedirectResponse(f"{root_of(request)}{local_path(path)}", 303)
-    value = quote(("!" if is_problem else ".") + notice[:500], safe="")
+    value = quote(("!" if is_problem else ".") + words.first_line(notice, _LONGEST_NOTICE), safe="")
     _set_cookie(request, response, NOTICE_COOKIE, value, _NOTICE_SECONDS)
     return response
 
@@ -136,7 +149,8 @@ def _set_cookie(request: Request, response: Response, name: str, value: str, sec
 def scheme(request: Request) -> str:
     """The one that the browser uses; a proxy that ends TLS says so."""
     own: str = request.scope["scheme"]
-    return "https" if request.headers.get("x-forwarded-proto") == "https" else own
+    outermost = request.headers.get("x-forwarded-proto", "").partition(",")[0].strip()
+    return "https" if outermost == "https" else own
 
 
 def local_path(path: str) -> str:
@@ -183,6 +197,9 @@ async def submitted(request: Request) -> Form:
     Another site's page can neither read the cookie nor have it sent along. The guard has looked at Origin and
     Sec-Fetch-Site already; this holds for browsers that send neither.
     """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/x-www-form-urlencoded":
+        raise Refused(400, "invalid_request", "a form must be sent as application/x-www-form-urlencoded")
     form = Form.read(await request.body())
     expected = request.cookies.get(FORM_COOKIE, "")
     if not _TOKEN.fullmatch(expected) or not hmac.compare_digest(

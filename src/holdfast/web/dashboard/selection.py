@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import urlencode
@@ -17,12 +17,13 @@ from holdfast.web.dashboard.page import Form
 
 STATES = (*(status.value for status in Status), RETRYING)
 SORTS = ("created", "finished", "priority")
-SIZES = (25, 50, 100)
+_ORDERS = ("desc", "asc")
 _LONGEST_AGO = 10 * 365 * 86_400.0
+_LOCAL_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d(:\d\d(\.\d{1,3})?)?")
 
 
 class Selection(Struct, frozen=True, kw_only=True):
-    """The filters of a list and its order, as they were given."""
+    """The filters of a list and its order, as they were given; `filters` says whether they can be."""
 
     statuses: tuple[str, ...] = ()
     type: str = ""
@@ -31,14 +32,27 @@ class Selection(Struct, frozen=True, kw_only=True):
     until: str = ""
     error: str = ""
     sort: str = "created"
-    ascending: bool = False
+    order: str = "desc"
+
+    @property
+    def ascending(self) -> bool:
+        return self.order == "asc"
 
     @property
     def is_narrowed(self) -> bool:
         return bool(self.statuses or self.type or self.q or self.since or self.until or self.error)
 
+    @property
+    def event(self) -> str:
+        """What a time range is about."""
+        return "finished" if self.sort == "finished" else "created"
+
     def filters(self, now: datetime) -> dict[str, Any]:
         """As `Queue.page` takes them. Raises ConfigError for what can't be."""
+        if self.sort not in SORTS:
+            raise ConfigError(f"{shown(self.sort)} is not an order; allowed: {', '.join(SORTS)}")
+        if self.order not in _ORDERS:
+            raise ConfigError(f"order must be asc or desc, not {shown(self.order)}")
         return {
             "status": list(self.statuses) or None,
             "type": check_type(self.type) if self.type else None,
@@ -47,27 +61,31 @@ class Selection(Struct, frozen=True, kw_only=True):
             "until": _instant("to", self.until, now),
             "error": self.error or None,
             "sort": self.sort,
+            "ascending": self.ascending,
         }
+
+    def pinned(self, now: datetime) -> Selection:
+        """The same, but for what comes later: its time range stands still and ends now."""
+        since, until = _instant("from", self.since, now), _instant("to", self.until, now)
+        end = now + timedelta(microseconds=1)
+        return replace(
+            self,
+            since="" if since is None else since.isoformat(),
+            until=(end if until is None else min(until, end)).isoformat(),
+        )
 
     def pairs(self) -> list[tuple[str, str]]:
         """What differs from the plain list, as fields of a form or an address."""
-        pairs = [("status", status) for status in self.statuses]
-        pairs += [
-            (name, value)
-            for name, value in (
-                ("type", self.type),
-                ("q", self.q),
-                ("from", self.since),
-                ("to", self.until),
-                ("error", self.error),
-            )
-            if value
-        ]
-        if self.sort != "created":
-            pairs.append(("sort", self.sort))
-        if self.ascending:
-            pairs.append(("order", "asc"))
-        return pairs
+        named = (
+            ("type", self.type),
+            ("q", self.q),
+            ("from", self.since),
+            ("to", self.until),
+            ("error", self.error),
+            ("sort", "" if self.sort == "created" else self.sort),
+            ("order", "" if self.order == "desc" else self.order),
+        )
+        return [*(("status", word) for word in self.statuses), *(pair for pair in named if pair[1])]
 
     def query(self, **more: str | int | None) -> str:
         """An address's query, with what it says beside the selection."""
@@ -80,58 +98,46 @@ class Selection(Struct, frozen=True, kw_only=True):
 
     def sorted_by(self, sort: str) -> Selection:
         """The same in another order; asked for once more, turned round."""
-        return replace(self, sort=sort, ascending=sort == self.sort and not self.ascending)
+        return replace(self, sort=sort, order="asc" if sort == self.sort and not self.ascending else "desc")
 
     def chips(self) -> list[tuple[str, Selection]]:
         """The filters in words, each with the selection that is left without it."""
-        found = []
-        if self.statuses:
-            found.append(("status: " + " or ".join(self.statuses), self.without("statuses")))
-        words = {
+        texts = {
+            "statuses": "status: " + " or ".join(self.statuses),
             "type": f"type: {self.type}",
             "q": f"search: {self.q}",
             "since": f"{self.event} {_since_words(self.since)}",
             "until": f"{self.event} {_until_words(self.until)}",
             "error": f"error: {self.error}",
         }
-        found += [(text, self.without(name)) for name, text in words.items() if getattr(self, name)]
-        return found
-
-    @property
-    def event(self) -> str:
-        """What a time range is about."""
-        return "finished" if self.sort == "finished" else "created"
+        return [(text, self.without(name)) for name, text in texts.items() if getattr(self, name)]
 
 
 def selection_from(given: Form) -> Selection:
-    """From an address or a form. Raises ConfigError for a status or an order that there is not."""
-    statuses = tuple(dict.fromkeys(str(parse_status(word)) for word in given.list("status") if word))
-    sort = given.get("sort") or "created"
-    if sort not in SORTS:
-        raise ConfigError(f"{shown(sort)} is not an order; allowed: {', '.join(SORTS)}")
-    order = given.get("order") or "desc"
-    if order not in ("asc", "desc"):
-        raise ConfigError(f"order must be asc or desc, not {shown(order)}")
+    """From an address or a form."""
     return Selection(
-        statuses=statuses,
+        statuses=tuple(dict.fromkeys(_status(word) for word in given.list("status") if word)),
         type=given.get("type").strip(),
         q=given.get("q").strip(),
         since=given.get("from").strip(),
         until=given.get("to").strip(),
         error=given.get("error"),
-        sort=sort,
-        ascending=order == "asc",
+        sort=given.get("sort") or "created",
+        order=given.get("order") or "desc",
     )
 
 
-def page_size(given: str) -> int:
-    if given not in {str(size) for size in SIZES}:
-        return SIZES[1]
-    return int(given)
+def _status(word: str) -> str:
+    """In our own words, where it is one of them or another specification's."""
+    try:
+        return str(parse_status(word))
+    except ConfigError:
+        return word
 
 
-def ids_from(values: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(value for value in values if value))
+def is_local_time(text: str) -> bool:
+    """Whether a browser's field for date and time can show it."""
+    return not text or bool(_LOCAL_TIME.fullmatch(text))
 
 
 def _since_words(since: str) -> str:

@@ -102,6 +102,12 @@ def plural(count: int, word: str = "job") -> str:
     return f"1 {word}" if count == 1 else f"{count:,} {word}s"
 
 
+def sentence(text: str, length: int = 400) -> str:
+    """A reason or an error as a sentence begins."""
+    line = first_line(text, length)
+    return line[:1].upper() + line[1:]
+
+
 def first_line(text: str | None, length: int = 200) -> str:
     """The first line that says something, cut."""
     line = next((line.strip() for line in (text or "").splitlines() if line.strip()), "")

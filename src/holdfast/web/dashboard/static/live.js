@@ -1,6 +1,7 @@
 // Keeps the page up to date. The server tells when something has changed; then the page is fetched again and
 // what differs is put in place. So there is one description of every page: the server's.
 import { morph } from "./morph.js";
+import { holdSelection } from "./selection.js";
 import { tellTimes } from "./times.js";
 
 const SHORTEST_MS = 500;
@@ -14,10 +15,12 @@ let last = 0;
 
 const main = () => document.querySelector("main");
 const button = () => document.getElementById("live");
+const address = () => new URL(main().dataset.address, location.href);
+const isLive = () => Boolean(main()?.dataset.events);
 const isOn = () => sessionStorage.getItem(STORED) !== "off";
 
 export function startLive() {
-  if (!main()?.dataset.events) return;
+  if (!isLive()) return;
   button().hidden = false;
   button().addEventListener("click", () => {
     sessionStorage.setItem(STORED, isOn() ? "off" : "on");
@@ -32,7 +35,7 @@ export function startLive() {
 }
 
 function adjust({ isFirst } = {}) {
-  const runs = isOn() && !document.hidden;
+  const runs = isOn() && isLive() && !document.hidden;
   show(isOn() ? "live" : "paused");
   if (!runs) {
     close();
@@ -82,6 +85,7 @@ function close() {
 // Some things grow old without any change in the queue: ages, heartbeats, the output of a command.
 function plan() {
   clearTimeout(timer);
+  if (!isLive()) return;
   timer = setTimeout(refresh, 1000 * Number(main().dataset.refresh || 5));
 }
 
@@ -95,9 +99,11 @@ async function refresh() {
       const wait = last + SHORTEST_MS - performance.now();
       if (wait > 0) await new Promise((resolve) => setTimeout(resolve, wait));
       isAsked = false;
+      if (!isOn() || document.hidden) break;
       last = performance.now();
-      const response = await fetch(location.href, { headers: { Accept: "text/html" }, cache: "no-store" });
-      if (new URL(response.url).pathname !== location.pathname) location.reload(); // such as the login
+      const headers = { Accept: "text/html", "Holdfast-Refresh": "1" };
+      const response = await fetch(address(), { headers, cache: "no-store" });
+      if (new URL(response.url).pathname !== address().pathname) location.assign(address()); // to the login
       else if (!response.ok && response.status !== 404) show("lost");
       else if (isOn()) await refreshWith(response);
     }
@@ -116,14 +122,18 @@ export async function refreshWith(response) {
   const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
   const next = fresh.querySelector("main");
   if (!next) return;
-  // A notice is told once: a page fetched again has none, and does not take it away.
+  // A page fetched again has no notice, and does not take away the one that is shown.
   const notice = next.querySelector("#notice");
   if (notice && !notice.childElementCount) notice.replaceWith(document.importNode(document.getElementById("notice"), true));
   document.title = fresh.title;
+  holdSelection(next);
   morph(main(), next);
   document.dispatchEvent(new Event("holdfast:updated"));
   tellTimes();
-  if (source && main().dataset.events !== events) {
+  if (!isLive()) {
+    button().hidden = true; // such as a job that is gone
+    close();
+  } else if (source && main().dataset.events !== events) {
     close();
     listen();
   }

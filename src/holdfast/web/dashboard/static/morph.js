@@ -5,18 +5,29 @@
 const keyOf = (node) =>
   node.nodeType === Node.ELEMENT_NODE ? node.getAttribute("id") || node.getAttribute("data-key") || "" : "";
 
-// An element with data-keep belongs to whoever works with it: it is replaced only when the value changes.
-const isKept = (from, to) =>
-  from.dataset?.keep !== undefined && from.dataset.keep === to.dataset?.keep;
+// An element with data-keep belongs to whoever works with it: it is replaced, as a whole, only when the value
+// of that attribute changes and nobody is in it.
+const isKept = (element) => element.hasAttribute("data-keep");
+
+function replaceKept(from, to) {
+  const isSame = from.getAttribute("data-keep") === to.getAttribute("data-keep");
+  if (!isSame && !from.contains(document.activeElement)) from.replaceWith(document.importNode(to, true));
+}
 
 // What a person changes, and a new version of the page must not undo.
 const isTheirs = (element, name) =>
   (name === "open" && element.localName === "details") ||
+  (name === "title" && element.localName === "time") ||
+  (name === "disabled" && element.closest("#bulk")) ||
+  (name === "class" && element.localName === "tr" && element.closest("#selection")) ||
   (name === "hidden" && (element.id === "live" || element.id === "select-all" || element.matches(".copy"))) ||
   ((name === "checked" || name === "value") && element.localName === "input" && element.type !== "hidden");
 
 export function morph(from, to) {
-  if (isKept(from, to)) return;
+  if (isKept(from)) {
+    replaceKept(from, to);
+    return;
+  }
   const follows = from.dataset?.follow !== undefined;
   const wasAtEnd = follows && from.scrollHeight - from.scrollTop - from.clientHeight < 8;
   morphAttributes(from, to);

@@ -1,6 +1,8 @@
 // Forms whose answer is this same page with something changed: sent beside it, so that scrolling, selection
 // and what is being typed elsewhere stay.
 
+const pathOfPage = () => new URL(document.querySelector("main").dataset.address, location.href).pathname;
+
 export function startQuietForms(refreshWith) {
   document.addEventListener("submit", async (event) => {
     const form = event.target;
@@ -15,7 +17,7 @@ export function startQuietForms(refreshWith) {
         headers: { Accept: "text/html" },
       });
       if (!response.ok) await tell(response);
-      else if (new URL(response.url).pathname === location.pathname) await refreshWith(response);
+      else if (new URL(response.url).pathname === pathOfPage()) await refreshWith(response);
       else location.assign(response.url);
     } finally {
       if (button) button.disabled = false;

@@ -23,6 +23,20 @@ export function startSelection() {
   });
 }
 
+/** While jobs are selected, no row of the list comes or goes: only what the rows say is brought up to date. */
+export function holdSelection(next) {
+  const shown = document.getElementById("selection");
+  if (!shown || !boxes().some((box) => box.checked)) return;
+  const fresh = next.querySelector("#selection");
+  if (!fresh) {
+    next.querySelector("#summary")?.after(shown.cloneNode(true));
+    return;
+  }
+  const rows = new Map([...fresh.querySelectorAll("tbody tr")].map((row) => [row.dataset.key, row]));
+  const held = [...shown.querySelectorAll("tbody tr")].map((row) => rows.get(row.dataset.key) ?? row.cloneNode(true));
+  fresh.querySelector("tbody").replaceChildren(...held);
+}
+
 function update() {
   const all = boxes();
   const whole = document.getElementById("select-all");
@@ -33,7 +47,7 @@ function update() {
   whole.indeterminate = ticked > 0 && ticked < all.length;
   for (const box of all) box.closest("tr").classList.toggle("ticked", box.checked);
   const label = document.getElementById("selected");
-  const text = `${ticked} selected:`;
+  const text = ticked ? `${ticked} selected, the list holds still:` : "0 selected:";
   if (label.textContent !== text) label.textContent = text;
   for (const button of document.querySelectorAll("#bulk button[name=action]")) button.disabled = ticked === 0;
 }
