@@ -23,11 +23,16 @@ each share the median of the rounds' shares.
               in turns. Expected: 0.5 of it. And how long 99 of 100 take while a worker process drains 100,000
               no-op jobs, against that with the jobs there and no worker. Expected: at most 5 times as long.
               Server, load and worker are processes of their own: with two cores they compete for them
+    dashboard every page of the dashboard with 1,000,000 jobs and with 1,000, in two queues of the same shape,
+              each with a server of its own; medians of 33 views of each, in turns, with a commit before each.
+              A line says what it took with 1,000,000, and how many times that with 1,000. Expected: at most 3
+              times as long, for the worst. Searches stand there too, without an expectation: they read 10,000
+              jobs, and no more
 
 After each benchmark stands how much of the machine others used meanwhile. Where that is more than a few
 hundredths of a core, the figures say less, and those of pickup and idle next to nothing. The files lie in
 a temporary folder below the current one, so that this disk is measured (--folder chooses another); all of
-it takes about four minutes and 2 GB. With --quick the sizes are small and there is one round: enough to
+it takes about six minutes and 2 GB. With --quick the sizes are small and there is one round: enough to
 see that the benchmarks work, not to judge by. Exit status 1 if an expectation was not met.
 """
 

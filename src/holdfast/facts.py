@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from holdfast.core.explain import Facts
 from holdfast.core.job import Job, Status, base_type
 from holdfast.core.settings import Settings
-from holdfast.store.protocol import Store, WorkerRecord
+from holdfast.store.protocol import Line, Store, WorkerRecord
 
 _LINE_CAP = 10_000
 
@@ -19,7 +19,7 @@ def facts_about(job: Job, store: Store, settings: Settings, workers: Sequence[Wo
     rate = settings.resolve("rate_limit", job.type)
     cap = settings.resolve("max_running", job.type)
     running = {type: counts[Status.PROCESSING] for type, counts in store.count_jobs().items()}
-    line = store.line_before(job.id, _LINE_CAP)
+    line = store.line_before(job.id, _LINE_CAP) if job.status is Status.PENDING else Line(0, False)
     return Facts(
         now=store.now(),
         paused_all="" in paused,

@@ -612,6 +612,51 @@ def test_pages_are_the_same_however_they_are_found(
                 assert [job.id for job in store.list_jobs(filter)] == [id for (id,) in expected], filter
 
 
+@pytest.mark.parametrize("ascending", [False, True])
+def test_page_whose_first_priorities_are_of_another_time_is_complete(
+    tmp_path: Path, clock: MovableClock, monkeypatch: pytest.MonkeyPatch, ascending: bool
+) -> None:
+    """Of many priorities only the first are looked up; if those hold nothing, nothing is passed over."""
+    monkeypatch.setattr(ranges, "MOST_RANGES", 8)
+    with closing(open_store(f"sqlite:///{tmp_path / 'queue.db'}?synchronous=off", clock)) as store:
+        for number in range(40):
+            # The highest and the lowest are the oldest.
+            insert(store, f"job-{number}", priority=(20 - number // 2) * (1 if number % 2 else -1))
+        since = store.now() + 1
+        clock.advance(1)
+        insert(store, "other", type="crawl", priority=-30 if ascending else 30, delay=60)
+        insert(store, "middle", priority=0)
+        insert(store, "last", type="crawl", priority=40 if ascending else -40, delay=60)
+        filter = JobFilter(since=since, sort="priority", ascending=ascending, limit=1)
+        found = []
+        for _ in range(3):
+            placed, following = store.list_placed(filter)
+            found += [one.job.id for one in placed]
+            filter = replace(filter, after=following)
+        assert found == ["other", "middle", "last"]
+
+
+def test_job_that_starts_while_a_page_is_read_is_not_missed(
+    tmp_path: Path, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another handle takes it after those that run were read, and before those that wait."""
+    url = f"sqlite:///{tmp_path / 'queue.db'}?synchronous=off"
+    with closing(open_store(url, clock)) as store, closing(open_store(url, clock)) as other:
+        insert(store, "job")
+        running = pages._running
+
+        def raced(*given: Any) -> Any:
+            found = running(*given)
+            claim(other)
+            return found
+
+        monkeypatch.setattr(pages, "_running", raced)
+        for sort in ("created", "priority"):
+            filter = JobFilter(statuses=("pending", "processing"), sort=sort)
+            assert [job.id for job in store.list_jobs(filter)] == ["job"]
+        assert other.count_jobs()["email"][Status.PROCESSING] == 1
+
+
 def test_jobs_by_id_are_looked_up_one_by_one(store: SqliteStore) -> None:
     lines = traced_plans(store, lambda: store.get_jobs(["a", "b"]))
     assert [line for line in lines if line.startswith("SEARCH holdfast_jobs USING INDEX")], lines

@@ -150,7 +150,7 @@ def _sent(field: Element) -> list[tuple[str, str]]:
         chosen = [option for option in options if "selected" in option.attributes] or options[:1]
         return [(name, option.attributes.get("value", option.text)) for option in chosen]
     if field.tag == "textarea":
-        return [(name, field.raw.removeprefix("\n"))]
+        return [(name, field.raw)]
     if field.get("type") in ("checkbox", "radio"):
         return [(name, field.attributes.get("value", "on"))] if "checked" in field.attributes else []
     return [(name, field.attributes.get("value", ""))]
@@ -289,6 +289,8 @@ class _Reader(HTMLParser):
         self._open = self._open.parent
 
     def handle_data(self, data: str) -> None:
+        if self._open.tag in ("pre", "textarea") and not self._open.children:
+            data = data.removeprefix("\n")  # as browsers do
         self._open.children.append(data)
 
     def close(self) -> None:

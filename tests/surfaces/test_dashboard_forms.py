@@ -17,12 +17,13 @@ from holdfast.core.lifecycle import Errored
 from holdfast.jobs import install
 from holdfast.testing import MovableClock
 from holdfast.web import create_app
-from tests.conformance.steps import everything, finished, insert, run
+from tests.conformance.steps import OUTCOMES, everything, finished, insert, run
 from tests.surfaces.answers import NOW
 from tests.surfaces.html_page import Form, Page, Reader, below, query
 from tests.surfaces.live import client, live
 
 TOKEN, READ_TOKEN = "change-me", "look-at-me"
+KIND = "application/x-www-form-urlencoded"
 
 
 @pytest.fixture
@@ -96,7 +97,7 @@ def whole(queue: Queue) -> object:
 
 
 def post(made: httpx.Client, path: str, fields: dict[str, str]) -> httpx.Response:
-    headers = {"content-type": "application/x-www-form-urlencoded", "accept": "text/html"}
+    headers = {"content-type": KIND, "accept": "text/html"}
     return made.post(path, content=urlencode(fields), headers=headers)
 
 
@@ -154,9 +155,8 @@ def test_change_is_refused_to_who_may_only_look(queue: Queue, clock: MovableCloc
     changeable(queue, clock)
     before = whole(queue)
     with live(create_app(queue, TOKEN, READ_TOKEN)) as address, client(address) as made:
-        given = {"form_token": form_token(made, "/login")} if False else {}
         made.cookies.set("holdfast_form", "a" * 32)
-        given["form_token"] = "a" * 32
+        given = {"form_token": "a" * 32}
         made.headers["authorization"] = f"Bearer {READ_TOKEN}"
         answer = post(made, path, {**CHANGES[path], **given})
         assert (answer.status_code, Page(answer.text).alerts) == (403, ["This token may only look."])
@@ -236,9 +236,10 @@ def test_buttons_of_the_list_go_back_to_the_same_list(web: Reader, queue: Queue)
 
 
 def test_notice_fits_into_a_cookie_whatever_it_says(web: Reader, queue: Queue) -> None:
-    for n in range(5):
-        key = "\N{CJK UNIFIED IDEOGRAPH-4E00}" * 190 + str(n)
+    keys = ["\N{CJK UNIFIED IDEOGRAPH-4E00}" * 190 + str(n) for n in range(5)]
+    for n, key in enumerate(keys):
         failing(queue, f"j{n}", key=key)
+    for n, key in enumerate(keys):
         insert(queue.store, f"holder{n}", key=key)
     asked = web.open("/jobs/bulk?" + urlencode([("action", "retry"), *(("id", f"j{n}") for n in range(5))]))
     answer = web.send(asked.form("/jobs/bulk"))
@@ -384,38 +385,47 @@ SENTENCES = {
     "cancel": "Those that wait are cancelled now; those that run are asked to stop.",
     "delete": "They are gone for good, with their history.",
 }
+PAST = {"retry": "retried", "cancel": "cancelled", "delete": "deleted"}
 
 
 @pytest.mark.parametrize("action", SENTENCES)
 def test_selected_jobs_are_confirmed_by_count_before_anything_happens(
     web: Reader, queue: Queue, action: str
 ) -> None:
-    failing(queue, "f1", "f2")
-    insert(queue.store, "p1", "p2")
+    failing(queue, "f1", "f2", "f3")
+    insert(queue.store, "p1", "p2", "p3")
     before = whole(queue)
-    listed = web.open("/jobs?type=email")
-    form = listed.form("/jobs/bulk")
+    form = web.open("/jobs?type=email").form("/jobs/bulk")
     button = form.button(f"{action.capitalize()}…")
-    answer = web.client.get(
-        "/jobs/bulk?"
-        + urlencode([*form.fields, ("id", "f1"), ("id", "p1"), (button["name"], button["value"])])
-    )
-    asked = web.read(answer)
+    ticked = [("id", id) for id in ("f1", "f2", "p1", "p2", "nobody")]
+    fields = [*form.fields, *ticked, (button["name"], button["value"])]
+    asked = web.open(f"/jobs/bulk?{urlencode(fields)}")
     assert asked.heading == f"{action.capitalize()} 2 jobs?"
+    able = ["p1", "p2"] if action == "cancel" else ["f1", "f2"]
+    assert f"Of 5 that you selected, 2 can be {PAST[action]}." in asked.main.text
     assert SENTENCES[action] in asked.main.text
-    assert [item.text for item in asked.root.one("ul", "ids").all("li")] == ["f1", "p1"]
+    assert [item.text for item in asked.root.one("ul", "ids").all("li")] == able
     assert asked.form("/jobs/bulk").buttons[0].text == f"{action.capitalize()} 2 jobs"
     assert asked.link("Back") == "/jobs?type=email"
     assert whole(queue) == before
     after = web.submit(asked.form("/jobs/bulk"))
-    assert after.address == "/jobs?type=email"
-    done, left = ("p1", "f1") if action == "cancel" else ("f1", "p1")
-    past = {"retry": "retried", "cancel": "cancelled", "delete": "deleted"}[action]
-    assert after.notice.startswith(f"1 job {past}. 1 job left as it is: job '{left}' is")
-    assert "problem" in after.section("notice").one("p").classes
+    assert (after.address, after.notice) == ("/jobs?type=email", f"2 jobs {PAST[action]}.")
     result = {"retry": "pending", "cancel": "cancelled", "delete": None}[action]
-    assert states(queue).get(done) == result
-    assert {id: states(queue)[id] for id in ("f2", "p2")} == {"f2": "failed", "p2": "pending"}
+    others = {id: state for id, state in states(queue).items() if id not in able}
+    assert [states(queue).get(id) for id in able] == [result, result]
+    assert others == {id: "failed" if id[0] == "f" else "pending" for id in others}
+    assert len(others) == 4
+
+
+def test_job_that_has_changed_since_is_left_as_it_is_and_named(web: Reader, queue: Queue) -> None:
+    failing(queue, "f1", "f2")
+    asked = ask(web, "retry", id=["f1", "f2"])
+    queue.retry("f1")
+    after = web.submit(asked.form("/jobs/bulk"))
+    assert after.notice.startswith(
+        "1 job retried. 1 job left as it is: job 'f1' is pending and can't be retried"
+    )
+    assert "problem" in after.section("notice").one("p").classes
 
 
 def test_more_selected_jobs_than_are_named_are_counted(web: Reader, queue: Queue) -> None:
@@ -456,11 +466,12 @@ def test_all_that_match_are_changed_and_no_others(web: Reader, queue: Queue, act
         filters |= {"status": "failed", "error": "KeyError: #", "from": "1h"}
     page = web.open(f"/jobs?{urlencode(filters)}")
     asked = web.open(page.link(f"{action.capitalize()} all…"))
-    count = 4 if action == "cancel" else 2
-    assert asked.heading == f"{action.capitalize()} {count} jobs?"
+    assert asked.heading == f"{action.capitalize()} {'1 job' if action == 'cancel' else '2 jobs'}?"
     assert [chip.text for chip in asked.root.all("span", "chip")] == [
         chip.text.removesuffix(" ✕, remove this filter") for chip in page.root.all("a", "chip")
     ]
+    if action == "cancel":
+        assert "Of 4 that match, 1 can be cancelled." in asked.main.text
     after = web.submit(asked.form("/jobs/bulk"))
     assert sorted(query(after.address)) == sorted(query(page.address))
     expected = {"f1": "failed", "f2": "failed", "f3": "failed", "f4": "failed", "p1": "pending"}
@@ -468,10 +479,42 @@ def test_all_that_match_are_changed_and_no_others(web: Reader, queue: Queue, act
         expected |= {"f1": "pending", "f2": "pending"}
     elif action == "cancel":
         expected |= {"p1": "cancelled"}
-        assert "3 jobs left as they are" in after.notice
     else:
         del expected["f1"], expected["f2"]
     assert states(queue) == expected
+
+
+ABLE = {
+    "retry": {"failed", "cancelled", "retrying"},
+    "cancel": {"scheduled", "pending", "processing", "retrying"},
+    "delete": {"completed", "failed", "cancelled"},
+}
+
+
+@pytest.mark.parametrize("action", ABLE)
+def test_all_of_a_state_are_as_many_as_the_action_can_be_done_to(
+    web: Reader, queue: Queue, action: str
+) -> None:
+    finished(queue.store, "completed")
+    failing(queue, "failed")
+    insert(queue.store, "cancelled")
+    queue.cancel("cancelled")
+    finished(queue.store, "retrying", OUTCOMES["failed"])
+    run(queue.store, "processing")
+    queue.enqueue("email", {}, id="scheduled", delay=3600)
+    insert(queue.store, "pending")
+    for state in sorted({*states(queue)} - {"scheduled"}):
+        asked = ask(web, action, all=1, status=state)
+        count = 1 if state in ABLE[action] else 0
+        assert asked.heading == (f"{action.capitalize()} 1 job?" if count else f"Nothing to {action}"), state
+    asked = ask(web, action, all=1)
+    assert asked.heading == f"{action.capitalize()} {len(ABLE[action])} jobs?"
+    before = states(queue)
+    web.submit(asked.form("/jobs/bulk"))
+    after = states(queue)
+    untouched = {id for id in before if before[id] == after.get(id)} - {"processing"}
+    assert untouched == {*before} - ABLE[action] - {"processing"}
+    assert stored(queue, "processing").cancel_requested == (action == "cancel")
 
 
 def test_every_job_there_is_is_said_plainly(web: Reader, queue: Queue) -> None:
@@ -483,20 +526,40 @@ def test_every_job_there_is_is_said_plainly(web: Reader, queue: Queue) -> None:
 
 def test_nothing_that_matches_has_no_button(web: Reader) -> None:
     asked = ask(web, "delete", all=1)
-    assert asked.heading == "Delete 0 jobs?"
+    assert asked.heading == "Nothing to delete"
     assert "/jobs/bulk" not in {form.action for form in asked.forms}
 
 
-def test_count_that_has_changed_since_is_asked_again(web: Reader, queue: Queue) -> None:
+def test_jobs_that_come_after_the_question_are_not_touched(
+    web: Reader, queue: Queue, clock: MovableClock
+) -> None:
     failing(queue, "j1", "j2")
-    asked = ask(web, "delete", all=1, status="failed")
+    clock.advance(minutes=1)
+    asked = ask(web, "delete", all=1, status="failed", **{"from": "5m"})
+    assert "Jobs that come after this moment are not touched." in asked.main.text
+    clock.advance(minutes=3)
     failing(queue, "j3")
-    again = web.read(web.send(asked.form("/jobs/bulk")), 409)
-    assert again.alerts == ["There are 3 such jobs now; nothing was done yet."]
-    assert again.heading == "Delete 3 jobs?"
-    assert len(states(queue)) == 3
-    assert web.submit(again.form("/jobs/bulk")).notice == "3 jobs deleted."
-    assert states(queue) == {}
+    clock.advance(minutes=3)  # what was created within five minutes then is not any more
+    assert web.submit(asked.form("/jobs/bulk")).notice == "2 jobs deleted."
+    assert states(queue) == {"j3": "failed"}
+
+
+def test_no_more_jobs_are_changed_than_were_stated(web: Reader, queue: Queue) -> None:
+    failing(queue, "j1", "j2")
+    insert(queue.store, "j3")
+    asked = ask(web, "delete", all=1)
+    assert asked.heading == "Delete 2 jobs?"
+    queue.cancel("j3")  # now there are three
+    assert web.submit(asked.form("/jobs/bulk")).notice == "2 jobs deleted."
+    assert len(states(queue)) == 1
+
+
+@pytest.mark.parametrize("count", ["", "-1", "x", "9" * 30, "\N{SUPERSCRIPT TWO}"])
+def test_count_that_is_none_is_refused(web: Reader, queue: Queue, count: str) -> None:
+    failing(queue, "j1")
+    fields = {"form_token": form_token(web.client), "action": "delete", "all": "1", "count": count}
+    assert web.read(post(web.client, "/jobs/bulk", fields), 400).alerts[0].startswith("Count must be")
+    assert states(queue) == {"j1": "failed"}
 
 
 def test_all_that_a_search_finds_are_those_that_the_list_shows(
@@ -608,7 +671,7 @@ def _is_pause(form: Form, type: str) -> bool:
 
 def test_all_is_paused_and_resumed(web: Reader, queue: Queue) -> None:
     page = web.open("/controls")
-    assert page.section("all-state").text == "running"
+    assert page.section("all-state").text.startswith("no worker")
     page = web.submit(pause_form(page))
     assert (page.address, page.notice) == ("/controls", "The whole queue is paused; running jobs finish.")
     assert page.section("all-state").text.startswith("paused")
@@ -656,7 +719,7 @@ def setting_form(page: Page, key: str, place: str | None = None) -> Form:
 def test_rate_limits_are_set_for_all_and_for_a_type_and_reset(web: Reader, queue: Queue) -> None:
     insert(queue.store, "a", type="crawl")
     page = web.submit(
-        setting_form(web.open("/controls"), "rate_limit", "rate-all"), changes={"value": " 10 "}
+        setting_form(web.open("/controls"), "rate_limit", "whole-rate"), changes={"value": " 10 "}
     )
     assert (page.address, page.notice) == ("/controls", "rate_limit is 10 now.")
     form = next(form for form in page.forms if {("key", "rate_limit"), ("type", "crawl")} <= set(form.fields))
@@ -864,7 +927,7 @@ def test_options_are_those_of_the_queue(typed: Queue, web: Reader, clock: Movabl
         ({"payload.name": "Ada", "timeout": "soon"}, "timeout", ""),
         ({"payload.name": "Ada", "delay": "-1s"}, "delay", ""),
         ({"payload.name": "Ada", "run_at": "tomorrow"}, "run_at", "ISO 8601"),
-        ({"payload.name": "Ada", "run_at": "2030-01-01T10:00:00Z", "delay": "1s"}, "", ""),
+        ({"payload.name": "Ada", "run_at": "2030-01-01T10:00:00Z", "delay": "1s"}, "delay", "run_at"),
         ({"payload.name": "Ada", "id": "a b"}, "id", "can't be a job's id"),
         ({"payload.name": "Ada", "id": "bulk"}, "id", "reserved"),
         ({"payload.name": "Ada", "id": "taken"}, "id", "exists already"),
@@ -885,17 +948,14 @@ def test_wrong_field_is_told_next_to_it_and_everything_is_kept(
             assert again.value(name) == value
     assert again.value("new_id") == form.value("new_id")
     assert len(typed.jobs()) == 1
-    wrong = [element for element in page.root.all(aria_invalid="true")]
-    if field:
-        assert [element["name"] for element in wrong] == [field]
-        told = page.section(wrong[0]["aria-describedby"]).one("p", "problem").text
-        assert sentence in told
-        assert told
-    else:
-        assert len(page.alerts[0]) > len("Nothing was enqueued: a field is wrong.")
+    wrong = page.root.all(aria_invalid="true")
+    assert [element["name"] for element in wrong] == [field]
+    told = page.section(wrong[0]["aria-describedby"]).one("p", "problem").text
+    assert told
+    assert sentence in told
     if not field.startswith("payload"):
         options = next(d for d in page.root.all("details") if d.one("summary").text == "Options")
-        assert "open" in options.attributes or not field
+        assert "open" in options.attributes
 
 
 def test_missing_required_field_is_told(typed: Queue, web: Reader) -> None:
@@ -932,11 +992,14 @@ def test_lane_has_the_form_of_its_type(typed: Queue, web: Reader) -> None:
     assert [job.type for job in typed.jobs()] == ["greet:slow"]
 
 
-@pytest.mark.parametrize("type", ["", "a b", "x" * 256])
-def test_type_that_can_be_none_is_told(web: Reader, queue: Queue, type: str) -> None:
+@pytest.mark.parametrize(
+    ("type", "sentence"),
+    [("", "which type"), ("a b", "can't be a job's type"), ("x" * 256, "can't be a job's type")],
+)
+def test_job_of_a_type_that_can_be_none_is_told(web: Reader, queue: Queue, type: str, sentence: str) -> None:
     fields = {"type": type, "text": "1", "payload": "{}", "form_token": form_token(web.client)}
     page = web.read(post(web.client, "/enqueue", fields), 400)
-    assert "can't be a job's type" in page.main.text
+    assert sentence in page.main.text
     assert queue.jobs() == []
 
 
@@ -965,11 +1028,18 @@ def test_form_that_is_sent_again_with_another_payload_is_not_taken_for_the_first
     form = new_job(enqueue_page(web))
     web.submit(form, changes={"payload.name": "Ada"})
     answer = web.send(form, changes={"payload.name": "Grace"})  # after the browser's back button
-    names = {stored(typed, job.id).payload["name"] for job in typed.jobs()}
-    if answer.status_code == 303:
-        assert names == {"Ada", "Grace"}
-    else:
-        assert "Nothing was enqueued" in web.read(answer, 400).alerts[0]
+    page = web.follow(answer)
+    assert '"Grace"' in page.section("payload").text
+    assert {stored(typed, job.id).payload["name"] for job in typed.jobs()} == {"Ada", "Grace"}
+
+
+def test_form_that_is_sent_again_with_another_option_is_not_taken_for_the_first(
+    typed: Queue, web: Reader
+) -> None:
+    form = new_job(enqueue_page(web))
+    web.submit(form, changes={"payload.name": "Ada"})
+    page = web.submit(form, changes={"payload.name": "Ada", "priority": "5"})
+    assert page.section("facts").facts()["Priority"] == "5"
 
 
 def test_same_key_and_payload_leads_to_the_job_that_is_there(typed: Queue, web: Reader) -> None:
@@ -1009,7 +1079,7 @@ def test_enqueueing_by_form_counts_for_the_rate(queue: Queue) -> None:
     with live(create_app(queue, enqueue_rate=1e-6)) as address, client(address) as made:
         web = Reader(made)
         form = new_job(enqueue_page(web, "email"))
-        assert web.read(web.send(form, changes={"payload": "{"}), 400)  # what is wrong does not count
+        web.read(web.send(form, changes={"payload": "{"}), 400)  # what is wrong does not count
         web.submit(form)
         answer = web.send(new_job(enqueue_page(web, "email")))
         page = web.read(answer, 429)
@@ -1057,12 +1127,14 @@ def test_form_too_large_or_unreadable_is_a_page(web: Reader) -> None:
     token = form_token(web.client)
     big = post(web.client, "/controls/pause", {"form_token": token, "x": "x" * 70_000})
     assert web.read(big, 413).heading in ("Request Entity Too Large", "Content Too Large")
-    headers = {"content-type": "application/x-www-form-urlencoded"}
+    headers = {"content-type": KIND}
     for body in (b"form_token=\xff", b"form_token=%ff", b"a=b&" * 2_001):
         answer = web.client.post("/controls/pause", content=body, headers=headers)
         assert web.read(answer, 400).alerts == ["The form or the address can't be read."]
 
 
 def test_programs_that_send_a_form_are_told_in_json(api: httpx.Client) -> None:
-    answer = api.post("/controls/pause", content="", headers={"accept": "*/*"})
+    answer = api.post("/controls/pause", content="", headers={"content-type": KIND, "accept": "*/*"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (403, "stale_form")
+    answer = api.post("/controls/pause", json={}, headers={"accept": "*/*"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from holdfast.core.job import Status
 from holdfast.observe.overview import without_worker
-from holdfast.observe.pulse import Tally
+from holdfast.observe.pulse import Percentiles, Pulse, Tally
 from holdfast.store.protocol import WorkerRecord
 from holdfast.web.dashboard.overview import (
     CHART_HEIGHT,
@@ -19,6 +19,7 @@ from holdfast.web.dashboard.overview import (
     Headline,
     chart,
     headline,
+    outlook,
     type_bars,
 )
 
@@ -120,6 +121,30 @@ def test_slots_of_all_workers_count() -> None:
     counts = counted(email={"pending": 1})
     assert told(counts, [worker("email"), worker("email", slots=6)], 9).text.startswith("9 of 10 slots")
     assert told(counts, [worker("email", slots=1)], 1).text.startswith("All 1 slot in use")
+
+
+# When it will be empty.
+
+
+def foretold(counts: dict[str, Any], workers: list[WorkerRecord], *paused: str, pace: float = 2.0) -> str:
+    hour = Pulse(minutes=[], waits=Percentiles(), runs=Percentiles(), pace=pace)
+    return outlook(counts, workers, paused, without_worker(counts, workers), hour)
+
+
+def test_outlook_tells_never_from_later_and_from_not_known() -> None:
+    some, served = counted(email={"pending": 10}), [worker("email")]
+    assert foretold(counted(email={"scheduled": 3}), served) == "nothing waits"
+    assert foretold(some, served) == "in 5.0 s"
+    assert foretold(some, served, pace=0.0) == "not known: nothing ended lately"
+    assert foretold(some, []) == "never: no worker runs"
+    assert foretold(some, served, "") == "never: the queue is paused"
+    assert foretold(some, served, "email") == "never: nothing of it can run"
+    assert foretold(some, [worker("crawl")]) == "never: nothing of it can run"
+
+
+def test_outlook_counts_only_what_can_run() -> None:
+    counts = counted(email={"pending": 10}, crawl={"pending": 90}, report={"pending": 900})
+    assert foretold(counts, [worker("email", "crawl")], "crawl") == "in 5.0 s"
 
 
 # The chart.

@@ -64,9 +64,11 @@ def test_pulse_is_what_a_plain_computation_finds(rows: list[Minute], second: flo
     assert found.failed == sum(row.failed for row in hour)
     assert found.waits == plain_percentiles([row.waits for row in hour])
     assert found.runs == plain_percentiles([row.runs for row in hour])
-    lately = [row for row in hour if row.minute >= NOW - PACE_MINUTES]
+    assert found.retried == sum(row.retried for row in hour)
+    lately = [row for row in hour if row.minute >= NOW - PACE_MINUTES and row.completed + row.failed]
     ended = sum(row.completed + row.failed for row in lately)
-    assert math.isclose(found.pace, ended / (60 * PACE_MINUTES + second))
+    seconds = (NOW - min((row.minute for row in lately), default=NOW)) * 60 + second
+    assert math.isclose(found.pace, ended / max(10, seconds))
 
 
 def plain_percentiles(histograms: list[list[int]]) -> Percentiles:
@@ -87,7 +89,7 @@ def test_hour_is_sixty_minutes_with_the_present_one_last() -> None:
 
 def test_attempt_that_is_tried_again_is_neither_completed_nor_failed() -> None:
     found = pulse([minute(NOW, retried=5, reaped=2)], NOW, 30)
-    assert (found.completed, found.failed, found.pace) == (0, 0, 0.0)
+    assert (found.completed, found.failed, found.retried, found.pace) == (0, 0, 5, 0.0)
 
 
 def test_what_all_workers_and_types_did_is_added_up() -> None:
@@ -100,6 +102,12 @@ def test_pace_is_that_of_the_last_minutes_alone() -> None:
     long_ago = [minute(number, completed=10_000) for number in range(NOW - 59, NOW - PACE_MINUTES)]
     assert pulse(long_ago, NOW, 30).pace == 0
     assert pulse([minute(NOW - PACE_MINUTES, completed=330)], NOW, 30).pace == 1.0
+    assert pulse([*long_ago, minute(NOW - PACE_MINUTES, completed=330)], NOW, 30).pace == 1.0
+
+
+def test_pace_of_a_queue_that_has_just_begun_is_not_that_of_the_time_before() -> None:
+    assert pulse([minute(NOW - 1, completed=90)], NOW, 30).pace == 1.0
+    assert pulse([minute(NOW, completed=20)], NOW, 0.5).pace == 2.0
 
 
 @pytest.mark.parametrize(

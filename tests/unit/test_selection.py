@@ -12,16 +12,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from holdfast.errors import ConfigError
+from holdfast.listing import job_filter
 from holdfast.web.dashboard.page import Form
-from holdfast.web.dashboard.selection import (
-    SIZES,
-    SORTS,
-    STATES,
-    Selection,
-    ids_from,
-    page_size,
-    selection_from,
-)
+from holdfast.web.dashboard.selection import SORTS, STATES, Selection, is_local_time, selection_from
 
 NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
@@ -35,7 +28,7 @@ SELECTIONS = st.builds(
     until=STRIPPED,
     error=TEXT,
     sort=st.sampled_from(SORTS),
-    ascending=st.booleans(),
+    order=st.sampled_from(["asc", "desc"]),
 )
 
 
@@ -57,7 +50,7 @@ def test_selection_comes_back_from_the_fields_of_a_form(selection: Selection) ->
     assert selection_from(Form(fields)) == selection
 
 
-@given(SELECTIONS, st.sampled_from(SIZES), TEXT)
+@given(SELECTIONS, st.integers(1, 100), TEXT)
 def test_what_stands_beside_a_selection_does_not_change_it(
     selection: Selection, size: int, cursor: str
 ) -> None:
@@ -71,7 +64,7 @@ def test_what_stands_beside_a_selection_does_not_change_it(
 def test_plain_list_has_a_plain_address() -> None:
     assert Selection().query() == ""
     assert not Selection().is_narrowed
-    assert not Selection(sort="priority", ascending=True).is_narrowed
+    assert not Selection(sort="priority", order="asc").is_narrowed
 
 
 @given(SELECTIONS)
@@ -80,11 +73,11 @@ def test_each_chip_takes_away_one_filter_and_all_take_away_all(selection: Select
     assert bool(chips) == selection.is_narrowed
     for _, less in chips:
         assert len(less.chips()) == len(chips) - 1
-        assert (less.sort, less.ascending) == (selection.sort, selection.ascending)
+        assert (less.sort, less.order) == (selection.sort, selection.order)
     left = selection
     while left.chips():
         left = left.chips()[0][1]
-    assert left == Selection(sort=selection.sort, ascending=selection.ascending)
+    assert left == Selection(sort=selection.sort, order=selection.order)
 
 
 def test_chips_say_the_filters_in_words() -> None:
@@ -110,7 +103,7 @@ def test_chips_say_the_filters_in_words() -> None:
 
 @pytest.mark.parametrize(("first", "then"), list(permutations(SORTS, 2)))
 def test_another_order_begins_with_the_latest_or_highest(first: str, then: str) -> None:
-    made = Selection(q="x", sort=first, ascending=True).sorted_by(then)
+    made = Selection(q="x", sort=first, order="asc").sorted_by(then)
     assert made == Selection(q="x", sort=then)
 
 
@@ -148,8 +141,10 @@ def test_fields_are_taken_without_the_space_around_them_but_for_an_error() -> No
     ],
 )
 def test_what_there_is_not_is_refused_with_what_is_allowed(query: str, sentence: str) -> None:
+    selection = read(query)
+    assert selection.query() == query  # it is kept as it was given
     with pytest.raises(ConfigError, match=sentence):
-        read(query)
+        job_filter(**selection.filters(NOW))
 
 
 INSTANTS = [
@@ -192,8 +187,10 @@ def test_filters_are_those_of_a_page() -> None:
         "until": None,
         "error": "E",
         "sort": "priority",
+        "ascending": False,
     }
-    assert set(Selection().filters(NOW).values()) == {None, "created"}
+    assert set(Selection().filters(NOW).values()) == {None, "created", False}
+    assert Selection(order="asc").filters(NOW)["ascending"] is True
 
 
 def test_type_that_can_be_none_is_refused() -> None:
@@ -208,13 +205,37 @@ def test_every_instant_that_can_be_is_taken(moment: datetime) -> None:
     assert Selection(since=moment.isoformat()).filters(NOW)["since"] == moment
 
 
-@pytest.mark.parametrize(
-    ("given", "size"),
-    [("", 50), ("25", 25), ("50", 50), ("100", 100), ("7", 50), ("x", 50), ("\uff11\uff10\uff10", 50)],
+@given(
+    SELECTIONS,
+    st.sampled_from([text for text, _ in INSTANTS]),
+    st.sampled_from(["", "7d", "2030-01-01T10:00"]),
 )
-def test_page_has_one_of_the_sizes(given: str, size: int) -> None:
-    assert page_size(given) == size
+def test_pinned_selection_stands_still_and_ends_now(selection: Selection, since: str, until: str) -> None:
+    given = replace(selection, since=since, until=until)
+    pinned = read(given.pinned(NOW).query())
+    later = NOW + timedelta(days=3)
+    end = NOW + timedelta(microseconds=1)
+    assert replace(pinned, type="").filters(later)["since"] == replace(given, type="").filters(NOW)["since"]
+    assert replace(pinned, since=since, until=until) == given
+    bound = replace(pinned, type="").filters(later)["until"]
+    asked = replace(given, type="").filters(NOW)["until"]
+    assert bound == (end if asked is None else min(asked, end))
 
 
-def test_ids_are_taken_once_in_their_order() -> None:
-    assert ids_from(["b", "", "a", "b"]) == ["b", "a"]
+@pytest.mark.parametrize(
+    ("text", "is_local"),
+    [
+        ("", True),
+        ("2030-01-01T10:00", True),
+        ("2030-01-01T10:00:30", True),
+        ("2030-01-01T10:00:30.123", True),
+        ("2030-01-01T10:00:30.123456", False),
+        ("2030-01-01T10:00Z", False),
+        ("2030-01-01T10:00+02:00", False),
+        ("2030-01-01", False),
+        ("1h", False),
+        ("Tuesday", False),
+    ],
+)
+def test_field_for_date_and_time_is_used_for_what_a_browser_shows_there(text: str, is_local: bool) -> None:
+    assert is_local_time(text) == is_local

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 
 from holdfast.observe.overview import percentile
-from holdfast.store.protocol import BUCKETS, HOUR, Minute
+from holdfast.store.protocol import HOUR, Minute
 
 PACE_MINUTES = 5
 """The minutes before this one that the pace is taken from, at most."""
@@ -71,8 +71,8 @@ def pulse(statistics: Iterable[Minute], now_minute: int, second: float) -> Pulse
     """From the statistics since `first_minute`; `second` is how far the present minute has gone."""
     begin = first_minute(now_minute)
     tallies = [Tally(minute) for minute in range(begin, now_minute + 1)]
-    size = len(BUCKETS) + 1
-    waits, runs = [0] * size, [0] * size
+    waits: list[Sequence[int]] = []
+    runs: list[Sequence[int]] = []
     for row in statistics:
         if not begin <= row.minute <= now_minute:
             continue
@@ -80,8 +80,8 @@ def pulse(statistics: Iterable[Minute], now_minute: int, second: float) -> Pulse
         tally.completed += row.completed
         tally.failed += row.failed
         tally.retried += row.retried
-        _add(waits, row.waits)
-        _add(runs, row.runs)
+        waits.append(row.waits)
+        runs.append(row.runs)
     return Pulse(
         minutes=tallies,
         waits=_percentiles(waits),
@@ -100,12 +100,8 @@ def _pace(lately: Sequence[Tally], second: float) -> float:
     return sum(ended) / max(_SHORTEST, 60 * (len(ended) - 1) + second)
 
 
-def _add(total: list[int], part: Sequence[int]) -> None:
-    for place, count in enumerate(part):
-        total[place] += count
-
-
-def _percentiles(buckets: Sequence[int]) -> Percentiles:
+def _percentiles(histograms: Sequence[Sequence[int]]) -> Percentiles:
+    buckets = [sum(column) for column in zip(*histograms, strict=True)]
     count = sum(buckets)
     if not count:
         return Percentiles()

@@ -105,6 +105,9 @@ class Guard:
         headers = dict(scope["headers"])
         if "\0" in path and path.startswith(STATIC):  # no file has such a name
             raise Refused(404, "not_found", "there is nothing at this path")
+        root = scope.get("root_path", "")
+        if root and path.startswith(f"{root}/"):
+            raise Refused(404, "not_found", f"the proxy must take {root} off the path, which has it twice")
         if sum(name == b"host" for name, _ in scope["headers"]) != 1:
             raise Refused(403, "foreign_host", "a request must name one Host")
         if not self._access.is_host_allowed(headers[b"host"].decode("latin-1")):

@@ -7,6 +7,8 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from msgspec.json import Decoder
+
 from holdfast.config import Value
 from holdfast.core.clock import microseconds, to_datetime
 from holdfast.store.protocol import HOUR, LIFETIME, Beat, Minute, TypeRecord, WorkerRecord, empty_minute
@@ -144,6 +146,9 @@ STATISTICS_COLUMNS = (
 )
 
 
+_histogram = Decoder(list[int]).decode  # an hour of many workers has thousands
+
+
 def minute_from(row: Sequence[Any]) -> Minute:
     (
         minute, type, worker_id, completed, failed, retried, reaped, wait_seconds, run_seconds,
@@ -160,8 +165,8 @@ def minute_from(row: Sequence[Any]) -> Minute:
         wait_seconds=wait_seconds,
         run_seconds=run_seconds,
         limited_seconds=limited_seconds,
-        waits=json.loads(waits),
-        runs=json.loads(runs),
+        waits=_histogram(waits),
+        runs=_histogram(runs),
     )
 
 

@@ -13,6 +13,7 @@ from holdfast.config import parse_duration
 from holdfast.core.clock import to_datetime
 from holdfast.core.job import FINISHED, RETRYING, Status
 from holdfast.errors import LONGEST_DURATION, ConfigError, shown
+from holdfast.listing import MOST_SEARCHED
 from holdfast.operate import Operated, matching, operate
 from holdfast.queue import Queue
 from holdfast.web.dashboard import words
@@ -23,8 +24,8 @@ from holdfast.web.desk import desk_of
 
 router = APIRouter(include_in_schema=False)
 
-MOST_AT_ONCE = 100_000
-"""Jobs that one action on all that match takes, the first of the list."""
+MOST_AT_ONCE = words.CAP
+"""Jobs that one action on all that match takes, the first of the list: some seconds' work."""
 
 _REASONS = 2
 _DONE = {"retry": "retried", "cancel": "cancelled", "delete": "deleted"}
@@ -46,15 +47,27 @@ async def confirm(request: Request) -> Response:
     if not ids and not given.get("all"):
         return done(request, back, "Select some jobs first.", is_problem=True)
     desk = desk_of(request)
-    look = await desk.call_long(_look, desk.queue, action, selection, ids)
-    return page(request, "confirm.html", action=action, selection=selection, back=back, **look)
+    call = desk.call_long if selection.q and not ids else desk.call
+    look = await call(_look, desk.queue, action, selection, ids)
+    return page(
+        request,
+        "confirm.html",
+        action=action,
+        done=_DONE[action],
+        selection=selection,
+        back=back,
+        most=MOST_AT_ONCE,
+        searched=MOST_SEARCHED,
+        is_named=bool(ids),
+        **look,
+    )
 
 
 def _look(queue: Queue, action: str, selection: Selection, ids: list[str]) -> dict[str, Any]:
     """How many there are, and how many of them the action can be done to."""
     if ids:
         able = [job.id for job in queue.get_many(ids) if action in actions_for(job)]
-        return {"ids": able, "count": len(able), "total": len(ids), "pinned": selection, "is_search": False}
+        return {"ids": able, "count": len(able), "total": len(ids), "pinned": selection}
     now = to_datetime(queue.store.now())
     pinned = reachable(selection, action)
     if pinned is not None:
@@ -62,9 +75,8 @@ def _look(queue: Queue, action: str, selection: Selection, ids: list[str]) -> di
     return {
         "ids": [],
         "count": 0 if pinned is None else _count(queue, pinned, MOST_AT_ONCE + 1),
-        "total": _count(queue, selection, words.CAP + 1),
+        "total": _count(queue, selection, MOST_AT_ONCE + 1),
         "pinned": pinned or selection,
-        "is_search": bool(selection.q),
     }
 
 

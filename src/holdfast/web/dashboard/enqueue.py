@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from holdfast.config import parse_duration
 from holdfast.core.clock import parse_instant
 from holdfast.core.ids import new_id
-from holdfast.core.job import base_type, check_id
+from holdfast.core.job import Job, base_type, check_id
 from holdfast.core.payload import decode_strictly
 from holdfast.errors import ConfigError, DuplicateJob, InvalidPayload, KeyTaken, UnknownType
+from holdfast.queue import Queue
 from holdfast.web.api.control import known_types
 from holdfast.web.dashboard.form import fields_of, problem_at, read_form
-from holdfast.web.dashboard.page import done, page, query_of, require_change, submitted
+from holdfast.web.dashboard.page import FORM_FIELD, done, page, query_of, require_change, submitted
 from holdfast.web.desk import Desk, desk_of
 
 router = APIRouter(include_in_schema=False)
 
 _OPTIONS = ("id", "priority", "max_attempts", "timeout", "delay", "run_at", "key", "key_for")
+_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _WHOLE = ("priority", "max_attempts")
+_DURATIONS = ("timeout", "delay", "key_for")
 
 
 @router.get("/enqueue")
@@ -85,19 +91,39 @@ async def create(request: Request) -> Response:
     if not wrong:
         desk.count_enqueues(request)
         try:
-            job = await desk.call(desk.queue.enqueue, type, payload, **options)
+            job = await desk.call(_enqueue, desk.queue, type, payload, options, _form_id(values))
             return done(request, f"/jobs/{job.id}", f"Job {job.id} is enqueued.")
         except KeyTaken as error:
             wrong = {"key": str(error)}
         except DuplicateJob as error:
-            if options["id"] == values.get("new_id"):  # the form was sent twice
-                return done(request, f"/jobs/{error.job_id}", f"Job {error.job_id} is enqueued.")
             wrong = {"id": str(error)}
         except InvalidPayload as error:
             wrong = {"payload" if as_text else problem_at(schema, error.where): str(error)}
         except (ConfigError, UnknownType) as error:
             wrong = {_option_named(str(error)): str(error)}
     return await _show(request, type, 400, as_text=as_text, values=values, wrong=wrong)
+
+
+def _enqueue(queue: Queue, type: str, payload: dict[str, Any], options: dict[str, Any], form_id: str) -> Job:
+    """The job of a form; the one that is there already if the same form was sent twice."""
+    try:
+        return queue.enqueue(type, payload, **{"id": form_id, **options})
+    except KeyTaken:
+        raise
+    except DuplicateJob as error:
+        known = queue.get(form_id) if error.job_id == form_id else None
+        if known is None:
+            raise
+        return known
+
+
+def _form_id(values: dict[str, str]) -> str:
+    """An id for what a form says: sent twice it is the same one, and sent with changes another."""
+    given = values.get("new_id", "")
+    if not _UUID.fullmatch(given):
+        return new_id()
+    said = sorted((name, value) for name, value in values.items() if name != FORM_FIELD)
+    return given[:24] + hashlib.sha256(repr(said).encode()).hexdigest()[:12]
 
 
 def _read_text(values: dict[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -123,7 +149,6 @@ def _read_options(values: dict[str, str]) -> tuple[dict[str, Any], dict[str, str
             options[name] = _option(name, text)
         except ConfigError as error:
             wrong[name] = str(error)
-    options.setdefault("id", values.get("new_id") or new_id())
     return options, wrong
 
 
@@ -135,6 +160,11 @@ def _option(name: str, text: str) -> Any:
             return int(text)
         except ValueError:
             raise ConfigError("must be a whole number") from None
+    if name in _DURATIONS:
+        try:
+            return parse_duration(text)
+        except ValueError:
+            raise ConfigError("must be a duration such as 30s, 5m or 1h") from None
     if name == "run_at":
         return parse_instant("run at", text if len(text) != len("2026-01-15T10:00") else text + "Z")
     return text
@@ -142,4 +172,4 @@ def _option(name: str, text: str) -> Any:
 
 def _option_named(message: str) -> str:
     """The option that an error is about."""
-    return next((name for name in _OPTIONS if message.startswith(name)), "")
+    return max((name for name in _OPTIONS if message.startswith(name)), key=len, default="")

@@ -17,7 +17,7 @@ from holdfast.errors import InvalidPayload, JobNotFound, NoOutput
 from holdfast.jobs.output_log import from_whole_character, output_of
 from holdfast.web.api.tasks import retry_with, whole_output
 from holdfast.web.dashboard.jobs import actions_for, duration
-from holdfast.web.dashboard.page import done, page, require_change, submitted
+from holdfast.web.dashboard.page import done, local_path, page, query_of, require_change, submitted
 from holdfast.web.desk import Desk, desk_of
 
 router = APIRouter(include_in_schema=False)
@@ -206,12 +206,15 @@ async def confirm_delete(request: Request, id: str) -> Response:
     found = await desk.call(desk.queue.get, id)
     if found is None:
         raise JobNotFound(id)
-    return page(request, "delete.html", job=found, back=f"/jobs/{id}")
+    back = local_path(query_of(request).get("back") or f"/jobs/{id}")
+    return page(request, "delete.html", job=found, back=back)
 
 
 @router.post("/jobs/{id}/delete")
 async def delete(request: Request, id: str) -> Response:
-    await submitted(request)
+    form = await submitted(request)
     desk = desk_of(request)
     await desk.call(desk.queue.delete, id)
-    return done(request, "/jobs", f"Job {id} is deleted.")
+    back = form.get("back")
+    is_gone = back == f"/jobs/{id}"
+    return done(request, "/jobs" if is_gone or not back else back, f"Job {id} is deleted.")

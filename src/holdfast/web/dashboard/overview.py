@@ -27,6 +27,9 @@ MOST_WORKERS = 20
 MOST_GROUPS = 8
 RECENT_FAILURES = 10
 _MINUTE = 60 * SECOND
+_LONG_WAIT = 30.0
+"""Seconds after which it is odd that a ready job waits while nothing runs."""
+
 _WAITING = (Status.PENDING, Status.PROCESSING)
 
 
@@ -57,7 +60,15 @@ def _look(queue: Queue) -> dict[str, Any]:
         "counts": counts,
         "pulse": last_hour,
         "chart": chart(last_hour.minutes),
-        "headline": headline(counts, workers, len(running), "" in paused, unserved),
+        "headline": headline(
+            counts,
+            workers,
+            len(running),
+            paused,
+            unserved,
+            None if oldest is None else (moment - oldest.since).total_seconds(),
+        ),
+        "is_paused": "" in paused,
         "paused_types": [type for type in paused if type],
         "workers": [_worker(worker, running, moment) for worker in workers[:MOST_WORKERS]],
         "worker_count": len(workers),
@@ -99,13 +110,14 @@ def headline(
     counts: dict[str, Any],
     workers: Sequence[WorkerRecord],
     running: int,
-    is_paused: bool,
+    paused: Sequence[str],
     unserved: dict[str, int],
+    oldest_seconds: float | None = None,
 ) -> Headline:
     """What an operator wants to know first. No workers is not the same as busy ones."""
     pending = counts["pending"]
     slots = sum(worker.concurrency for worker in workers)
-    if is_paused:
+    if "" in paused:
         return Headline("warning", "Paused", f"No job starts until the queue is resumed; {_waits(pending)}.")
     if not workers:
         total = pending + counts["scheduled"] + counts["processing"]
@@ -121,6 +133,17 @@ def headline(
     ):
         whose = "its type" if pending == 1 else "their types"
         return Headline("problem", "Not served", f"{_waits(pending)}, and no running worker handles {whose}.")
+    if pending and not _runnable(counts, paused, unserved):
+        return Headline(
+            "warning", "Held back", f"{_waits(pending)}, only of types that are paused or not served."
+        )
+    if pending and not running and (oldest_seconds or 0) > _LONG_WAIT:
+        return Headline(
+            "warning",
+            "Waiting",
+            f"Nothing runs though {words.plural(slots, 'slot')} are free; {_waits(pending)}, the oldest for"
+            f" {words.seconds(oldest_seconds)}. A limit may hold them back: the oldest job's page says why.",
+        )
     if running >= slots and pending:
         return Headline("busy", "Busy", f"All {words.plural(slots, 'slot')} in use; {_waits(pending)}.")
     if pending:
@@ -140,6 +163,15 @@ def _waits(count: int) -> str:
     return "1 job waits" if count == 1 else f"{count:,} jobs wait"
 
 
+def _runnable(counts: dict[str, Any], paused: Sequence[str], unserved: dict[str, int]) -> int:
+    """The pending jobs whose type is neither paused nor without a worker."""
+    return sum(
+        states[Status.PENDING]
+        for type, states in counts["by_type"].items()
+        if type not in unserved and type not in paused
+    )
+
+
 def outlook(
     counts: dict[str, Any],
     workers: Sequence[WorkerRecord],
@@ -154,11 +186,7 @@ def outlook(
         return "never: the queue is paused"
     if not workers:
         return "never: no worker runs"
-    waiting = sum(
-        states[Status.PENDING]
-        for type, states in counts["by_type"].items()
-        if type not in unserved and type not in paused
-    )
+    waiting = _runnable(counts, paused, unserved)
     if not waiting:
         return "never: nothing of it can run"
     left = last_hour.seconds_until_empty(waiting)

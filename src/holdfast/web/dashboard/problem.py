@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from http import HTTPStatus
 
 from fastapi.exceptions import RequestValidationError
@@ -11,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from holdfast.errors import HoldfastError, one_line
+from holdfast.events import LOGGER
 from holdfast.web.dashboard.page import page
 from holdfast.web.errors import Refused, error_response, invalid_request, methods_at, refusal, worded
 
@@ -19,14 +21,18 @@ def answer_to(scope: Scope, refused: Refused) -> Response:
     request = Request(scope)
     if not _is_for_people(request) or refused.status_code == HTTPStatus.SEE_OTHER:
         return error_response(refused)
-    response = page(
-        request,
-        "problem.html",
-        refused.status_code,
-        title=HTTPStatus(refused.status_code).phrase,
-        message=one_line(str(refused.detail)),
-        code=refused.code,
-    )
+    try:
+        response = page(
+            request,
+            "problem.html",
+            refused.status_code,
+            title=HTTPStatus(refused.status_code).phrase,
+            message=one_line(str(refused.detail)),
+            code=refused.code,
+        )
+    except Exception:
+        logging.getLogger(LOGGER).exception("the page of a problem failed")
+        return error_response(refused)
     response.headers.update(refused.headers or {})
     return response
 

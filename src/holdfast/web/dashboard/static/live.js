@@ -5,19 +5,21 @@ import { holdSelection } from "./selection.js";
 import { tellTimes } from "./times.js";
 
 const SHORTEST_MS = 500;
+const LONGEST_MS = 15_000;
 const STORED = "holdfast-live";
 
-let source = null;
-let timer = null;
+let source = null; // the server's events
+let timer = null; // the next refresh, if nothing happens before
 let isFetching = false;
 let isAsked = false;
-let last = 0;
+let rests = 0; // until when the next refresh waits
 
 const main = () => document.querySelector("main");
 const button = () => document.getElementById("live");
 const address = () => new URL(main().dataset.address, location.href);
 const isLive = () => Boolean(main()?.dataset.events);
 const isOn = () => sessionStorage.getItem(STORED) !== "off";
+const runs = () => isOn() && isLive() && !document.hidden;
 
 export function startLive() {
   if (!isLive()) return;
@@ -26,24 +28,23 @@ export function startLive() {
     sessionStorage.setItem(STORED, isOn() ? "off" : "on");
     adjust();
   });
+  for (const output of document.querySelectorAll("[data-follow]")) output.scrollTop = output.scrollHeight;
   // A tab that nobody looks at holds no connection: a browser has only few to a server.
   document.addEventListener("visibilitychange", adjust);
   // A page that the browser kept and shows again.
   addEventListener("pageshow", (event) => event.persisted && adjust());
   addEventListener("pagehide", close);
-  adjust({ isFirst: true });
+  adjust();
 }
 
-function adjust({ isFirst } = {}) {
-  const runs = isOn() && isLive() && !document.hidden;
+function adjust() {
   show(isOn() ? "live" : "paused");
-  if (!runs) {
+  if (!runs()) {
     close();
     clearTimeout(timer);
   } else if (!source) {
-    listen();
-    if (!isFirst) refresh();
-    else plan();
+    listen(); // the first events lead to a refresh
+    plan();
   }
 }
 
@@ -57,23 +58,19 @@ function show(state) {
 }
 
 function listen() {
+  let told = "";
   source = new EventSource(main().dataset.events);
-  // The first of each tells what this page shows already.
-  const seen = new Set();
-  for (const name of ["stats", "tasks"]) {
-    source.addEventListener(name, () => (seen.has(name) ? refresh() : seen.add(name)));
-  }
-  source.addEventListener("open", () => {
-    show("live");
-    seen.clear();
+  source.addEventListener("tasks", refresh);
+  source.addEventListener("stats", (event) => {
+    // Rates fall by themselves when nothing happens: they can wait for the next refresh.
+    const counts = JSON.stringify({ ...JSON.parse(event.data), rates: null });
+    if (counts !== told) refresh();
+    told = counts;
   });
+  source.addEventListener("open", () => show("live"));
   source.addEventListener("error", () => {
-    if (source) show("lost");
-    if (source?.readyState === EventSource.CLOSED) {
-      close();
-      clearTimeout(timer);
-      timer = setTimeout(adjust, 5000);
-    }
+    show("lost");
+    if (source?.readyState === EventSource.CLOSED) close(); // the next refresh that succeeds listens again
   });
 }
 
@@ -85,27 +82,23 @@ function close() {
 // Some things grow old without any change in the queue: ages, heartbeats, the output of a command.
 function plan() {
   clearTimeout(timer);
-  if (!isLive()) return;
-  timer = setTimeout(refresh, 1000 * Number(main().dataset.refresh || 5));
+  if (runs()) timer = setTimeout(refresh, 1000 * Number(main().dataset.refresh));
 }
 
 async function refresh() {
-  if (!isOn() || document.hidden) return;
   isAsked = true;
   if (isFetching) return;
   isFetching = true;
   try {
-    while (isAsked && isOn() && !document.hidden) {
-      const wait = last + SHORTEST_MS - performance.now();
+    while (isAsked && runs()) {
+      const wait = rests - performance.now();
       if (wait > 0) await new Promise((resolve) => setTimeout(resolve, wait));
       isAsked = false;
-      if (!isOn() || document.hidden) break;
-      last = performance.now();
-      const headers = { Accept: "text/html", "Holdfast-Refresh": "1" };
-      const response = await fetch(address(), { headers, cache: "no-store" });
-      if (new URL(response.url).pathname !== address().pathname) location.assign(address()); // to the login
-      else if (!response.ok && response.status !== 404) show("lost");
-      else if (isOn()) await refreshWith(response);
+      if (!runs()) break;
+      const began = performance.now();
+      await refreshOnce();
+      const ended = performance.now();
+      rests = ended + Math.max(SHORTEST_MS, 5 * (ended - began)); // a slow machine is left time for other things
     }
   } catch {
     show("lost");
@@ -115,9 +108,19 @@ async function refresh() {
   }
 }
 
+async function refreshOnce() {
+  const headers = { Accept: "text/html", "Holdfast-Refresh": "1" };
+  const response = await fetch(address(), { headers, cache: "no-store", signal: AbortSignal.timeout(LONGEST_MS) });
+  if (new URL(response.url).pathname !== address().pathname) location.assign(address()); // to the login
+  else if (!response.ok && response.status !== 404) show("lost");
+  else if (isOn()) {
+    await refreshWith(response);
+    if (runs() && !source) listen();
+  }
+}
+
 /** Make this page look like the one in an answer. */
 export async function refreshWith(response) {
-  if (source) show("live");
   const events = main().dataset.events;
   const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
   const next = fresh.querySelector("main");
@@ -133,8 +136,11 @@ export async function refreshWith(response) {
   if (!isLive()) {
     button().hidden = true; // such as a job that is gone
     close();
-  } else if (source && main().dataset.events !== events) {
-    close();
-    listen();
+  } else if (source) {
+    show("live");
+    if (main().dataset.events !== events) {
+      close();
+      listen();
+    }
   }
 }

@@ -60,10 +60,17 @@ function morphChildren(from, to) {
       if (match === place) place = place.nextSibling;
       else from.insertBefore(match, place);
       if (match.nodeType === Node.ELEMENT_NODE) morph(match, next);
-      else if (match.data !== next.data) match.data = next.data;
+      else morphText(match, next.data);
     }
   }
   while (place) place = removed(place);
+}
+
+// What is appended leaves a selection in the text as it is.
+function morphText(node, text) {
+  if (node.data === text) return;
+  if (text.startsWith(node.data)) node.appendData(text.slice(node.data.length));
+  else node.data = text;
 }
 
 const isGone = (node, wantedKeys) => keyOf(node) && !wantedKeys.has(keyOf(node));

@@ -1,6 +1,8 @@
 // Forms whose answer is this same page with something changed: sent beside it, so that scrolling, selection
 // and what is being typed elsewhere stay.
 
+const LONGEST_MS = 60_000;
+
 const pathOfPage = () => new URL(document.querySelector("main").dataset.address, location.href).pathname;
 
 export function startQuietForms(refreshWith) {
@@ -9,27 +11,36 @@ export function startQuietForms(refreshWith) {
     const button = event.submitter;
     if (form.dataset.quiet === undefined && button?.dataset.quiet === undefined) return;
     event.preventDefault();
+    const body = new URLSearchParams(new FormData(form, button)); // before the button is disabled, which hides it
     if (button) button.disabled = true;
     try {
       const response = await fetch(button?.getAttribute("formaction") || form.getAttribute("action"), {
         method: "POST",
-        body: new URLSearchParams(new FormData(form, button)),
+        body,
         headers: { Accept: "text/html" },
+        signal: AbortSignal.timeout(LONGEST_MS),
       });
-      if (!response.ok) await tell(response);
+      if (!response.ok) tell(await problemIn(response));
       else if (new URL(response.url).pathname === pathOfPage()) await refreshWith(response);
       else location.assign(response.url);
+    } catch {
+      tell("The server can't be reached: whether this was done is not known.");
     } finally {
       if (button) button.disabled = false;
+      if (!button?.isConnected) document.getElementById("notice").focus();
     }
   });
 }
 
-// What was wrong, where the outcome would have been told.
-async function tell(response) {
+async function problemIn(response) {
   const page = new DOMParser().parseFromString(await response.text(), "text/html");
+  return page.querySelector("[role=alert]")?.textContent || `The server answered ${response.status}.`;
+}
+
+// What was wrong, where the outcome would have been told.
+function tell(text) {
   const notice = document.createElement("p");
   notice.className = "notice problem";
-  notice.textContent = page.querySelector("[role=alert]")?.textContent || `The server answered ${response.status}.`;
+  notice.textContent = text;
   document.getElementById("notice").replaceChildren(notice);
 }

@@ -23,10 +23,12 @@ export function startSelection() {
   });
 }
 
-/** While jobs are selected, no row of the list comes or goes: only what the rows say is brought up to date. */
+/** While jobs are selected, or the pointer is about to press something in a row, no row of the list comes or
+ *  goes: only what the rows say is brought up to date. */
 export function holdSelection(next) {
   const shown = document.getElementById("selection");
-  if (!shown || !boxes().some((box) => box.checked)) return;
+  const isAimedAt = shown?.querySelector(".actions:hover, .tick:hover");
+  if (!shown || !(isAimedAt || boxes().some((box) => box.checked))) return;
   const fresh = next.querySelector("#selection");
   if (!fresh) {
     next.querySelector("#summary")?.after(shown.cloneNode(true));
