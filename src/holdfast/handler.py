@@ -158,7 +158,11 @@ def _add_defaults(schema: dict[str, Any], parameters: list[inspect.Parameter]) -
 
 def _is_tellable(parameter: inspect.Parameter) -> bool:
     default = parameter.default
-    is_plain = type(default) in (str, int, bool) or (type(default) is float and math.isfinite(default))
+    is_plain = (
+        type(default) in (int, bool)
+        or (type(default) is float and math.isfinite(default))
+        or (type(default) is str and default.encode("utf-8", "replace").decode() == default)
+    )
     return is_plain and not is_secret(parameter.name)
 
 

@@ -84,13 +84,15 @@ class Queue:
     @property
     def store(self) -> Store:
         """The open store."""
-        if self._store is None:
+        store = self._store  # another thread may close the queue at any moment
+        if store is None:
             with self._lock:
-                if self._store is None:
+                store = self._store
+                if store is None:
                     store = open_store(self.url, self.clock)
                     self._enqueuer = Enqueuer(store, self.admission, self.settings, self.events)
                     self._store = store
-        return self._store
+        return store
 
     def _opened(self, connection: Any = None) -> Enqueuer:
         if self._enqueuer is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from typing import Any
 
 from holdfast.core.error_group import error_group
 from holdfast.core.job import Status
@@ -95,7 +96,7 @@ def test_job_that_fails_again_goes_to_the_group_of_its_new_error(store: Store) -
     assert [job.id for job in store.list_jobs(JobFilter(error="second"))] == ["a"]
 
 
-def test_job_that_was_cancelled_instead_is_in_no_group(store: Store) -> None:
+def test_job_that_was_cancelled_instead_is_in_no_group(store: Store, connection: Any) -> None:
     claimed = run(store, "a")
     store.cancel_job("a")
     assert finish(store, claimed, Errored("boom", permanent=True)) == "cancelled"
@@ -103,6 +104,7 @@ def test_job_that_was_cancelled_instead_is_in_no_group(store: Store) -> None:
     store.cancel_job("b")
     assert groups(store) == []
     assert store.list_jobs(JobFilter(error="boom")) == []
+    assert connection.execute("SELECT DISTINCT error_group FROM holdfast_jobs").fetchall() == [(None,)]
 
 
 def test_job_whose_worker_died_too_often_is_grouped_by_that(store: Store, clock: MovableClock) -> None:

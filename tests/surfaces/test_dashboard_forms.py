@@ -402,7 +402,7 @@ def test_selected_jobs_are_confirmed_by_count_before_anything_happens(
     asked = web.open(f"/jobs/bulk?{urlencode(fields)}")
     assert asked.heading == f"{action.capitalize()} 2 jobs?"
     able = ["p1", "p2"] if action == "cancel" else ["f1", "f2"]
-    assert f"Of 5 that you selected, 2 can be {PAST[action]}." in asked.main.text
+    assert f"Of 5 jobs that you selected, 2 can be {PAST[action]}." in asked.main.text
     assert SENTENCES[action] in asked.main.text
     assert [item.text for item in asked.root.one("ul", "ids").all("li")] == able
     assert asked.form("/jobs/bulk").buttons[0].text == f"{action.capitalize()} 2 jobs"
@@ -894,7 +894,6 @@ def test_job_is_enqueued_as_the_form_says(typed: Queue, web: Reader) -> None:
     assert after.notice == f"Job {job.id} is enqueued."
     assert stored(typed, job.id).payload["times"] == 12345678901234567890
     assert stored(typed, job.id).payload["tone"] == "loud"
-    assert job.id == form.value("new_id")
 
 
 def test_options_are_those_of_the_queue(typed: Queue, web: Reader, clock: MovableClock) -> None:
@@ -927,7 +926,7 @@ def test_options_are_those_of_the_queue(typed: Queue, web: Reader, clock: Movabl
         ({"payload.name": "Ada", "timeout": "soon"}, "timeout", ""),
         ({"payload.name": "Ada", "delay": "-1s"}, "delay", ""),
         ({"payload.name": "Ada", "run_at": "tomorrow"}, "run_at", "ISO 8601"),
-        ({"payload.name": "Ada", "run_at": "2030-01-01T10:00:00Z", "delay": "1s"}, "delay", "run_at"),
+        ({"payload.name": "Ada", "run_at": "2030-01-01T10:00:00Z", "delay": "1s"}, "run_at", "delay"),
         ({"payload.name": "Ada", "id": "a b"}, "id", "can't be a job's id"),
         ({"payload.name": "Ada", "id": "bulk"}, "id", "reserved"),
         ({"payload.name": "Ada", "id": "taken"}, "id", "exists already"),

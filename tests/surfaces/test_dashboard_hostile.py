@@ -639,7 +639,7 @@ CHANGES: dict[str, dict[str, str]] = {
     "/jobs/failed/retry": {"payload": '{"a": 2}'},
     "/jobs/waiting/cancel": {},
     "/jobs/done/delete": {},
-    "/jobs/bulk": {"action": "delete", "id": "done"},
+    "/jobs/bulk": {"action": "delete", "id": "done", "count": "1"},
     "/cleanup": {"older_than": "0s"},
     "/enqueue": {"type": "plain", "payload": "{}", "text": "1"},
     "/controls/pause": {"type": ""},
@@ -695,7 +695,7 @@ def test_a_form_that_was_not_made_here_is_refused(
     ]
     for token in wrong:
         assert_refused(api.post(path, data={"form_token": token} | fields, headers=HTML), home, before, 403)
-    assert_refused(api.post(path, data=fields, headers=HTML), home, before, 403)
+    assert_refused(api.post(path, data=fields or {"x": "1"}, headers=HTML), home, before, 403)
     first_counts = urlencode([("form_token", "0" * 32), ("form_token", right), *fields.items()])
     typed = HTML | {"Content-Type": FORM}
     assert_refused(api.post(path, content=first_counts, headers=typed), home, before, 403)
@@ -847,7 +847,7 @@ def test_forms_that_are_sent_back_hold_the_texts_and_nothing_else(
         for text in TEXTS:
             pairs = []
             for value in (text, harmless(text, "!")):
-                filled_in = dict.fromkeys(fields, value) | token
+                filled_in = dict.fromkeys(fields, value) | token | {"priority": "none"}
                 broken = "{" + value
                 answers = [
                     made.post("/enqueue", data=filled_in | {"type": "odd"}),
@@ -932,6 +932,7 @@ def test_no_form_leads_to_another_site(
             answers = [
                 made.post("/controls/pause", data=data),
                 made.post("/controls/resume", data=data),
+                made.post("/jobs/bulk", data=data | {"action": "retry"}),
                 made.post("/login", data={"token": TOKEN, "next": target}),
             ]
             if not root:
@@ -962,6 +963,20 @@ def test_the_login_keeps_only_a_page_of_this_server(page: Page, serve: Serve, qu
     assert [shape for shape in shapes if shape != shapes[0]] == []
 
 
+def test_a_question_leads_back_only_to_a_page_of_this_server(filled: Queue, page: Page, serve: Serve) -> None:
+    address = serve()
+    page.goto(f"{address}/docs")
+    read = """htmls => htmls.flatMap((html) => {
+        const parsed = new DOMParser().parseFromString(html, "text/html");
+        const link = parsed.querySelector("a.second").getAttribute("href");
+        return [link, parsed.querySelector("[name=back]").value];
+    })"""
+    with client(address, headers=HTML) as made:
+        path = "/jobs/done/delete"
+        htmls = [made.get(with_parameter(path, "back", target)).text for target in (*ELSEWHERE, *TEXTS)]
+    assert [value for value in page.evaluate(read, htmls) if not is_here(value)] == []
+
+
 def set_cookies(answer: httpx.Response) -> dict[str, str]:
     """The Set-Cookie headers by the cookie's name."""
     return {line.partition("=")[0]: line for line in answer.headers.get_list("set-cookie")}
@@ -975,7 +990,7 @@ def test_a_notice_puts_nothing_into_the_headers(queue: Queue, home: Path, api: h
             failed_job(connection, f"old-{place}", text, 1)
             add_job(connection, f"new-{place}", 2, key=text, key_held=1)
     for place, text in enumerate(texts):
-        data = form_of(api) | {"action": "retry", "id": f"old-{place}"}
+        data = form_of(api) | {"action": "retry", "id": f"old-{place}", "count": "1"}
         answer = api.post("/jobs/bulk", data=data, headers=HTML)
         assert answer.status_code == 303
         assert set(set_cookies(answer)) == {"holdfast_notice"}

@@ -38,16 +38,27 @@ def worker(*types: str, slots: int = 4) -> WorkerRecord:
 
 
 def told(
-    counts: dict[str, Any], workers: list[WorkerRecord], running: int = 0, *, is_paused: bool = False
+    counts: dict[str, Any],
+    workers: list[WorkerRecord],
+    running: int = 0,
+    *,
+    paused: tuple[str, ...] = (),
+    oldest: float | None = None,
 ) -> Headline:
-    return headline(counts, workers, running, is_paused, without_worker(counts, workers))
+    return headline(counts, workers, running, paused, without_worker(counts, workers), oldest)
 
 
 HEADLINES = {
-    "paused": (told(counted(email={"pending": 2}), [worker("email")], is_paused=True), "warning", "Paused"),
+    "paused": (told(counted(email={"pending": 2}), [worker("email")], paused=("",)), "warning", "Paused"),
     "nobody, and jobs wait": (told(counted(email={"pending": 2}), []), "problem", "No workers"),
     "nobody, and nothing waits": (told(counted(email={"completed": 2}), []), "warning", "No workers"),
     "not served": (told(counted(email={"pending": 2}), [worker("crawl")]), "problem", "Not served"),
+    "held back": (
+        told(counted(email={"pending": 2}), [worker("email")], paused=("email",)),
+        "warning",
+        "Held back",
+    ),
+    "waiting": (told(counted(email={"pending": 2}), [worker("email")], oldest=3600), "warning", "Waiting"),
     "busy": (told(counted(email={"pending": 2}), [worker("email")], 4), "busy", "Busy"),
     "working": (told(counted(email={"pending": 2}), [worker("email")], 1), "busy", "Working"),
     "working, and nothing waits": (
@@ -86,7 +97,7 @@ def test_empty_queue_without_workers_is_a_warning() -> None:
     ("waiting", "words"), [(0, "nothing waits"), (1, "1 job waits"), (1_234, "1,234 jobs wait")]
 )
 def test_headline_says_how_many_wait(waiting: int, words: str) -> None:
-    assert words in told(counted(email={"pending": waiting}), [worker("email")], is_paused=True).text
+    assert words in told(counted(email={"pending": waiting}), [worker("email")], paused=("",)).text
 
 
 def test_scheduled_jobs_wait_for_a_worker_too() -> None:
@@ -115,6 +126,27 @@ def test_served_type_that_only_finished_does_not_hide_the_unserved() -> None:
     found = told(counts, [worker("email")])
     assert found.word == "Not served"
     assert found.text == "1 job waits, and no running worker handles its type."
+
+
+def test_paused_type_beside_one_that_runs_is_work() -> None:
+    counts = counted(email={"pending": 1}, crawl={"pending": 1})
+    assert told(counts, [worker("email", "crawl")], paused=("crawl",)).word == "Working"
+
+
+def test_type_that_is_paused_and_one_without_a_worker_are_held_back() -> None:
+    counts = counted(email={"pending": 1}, crawl={"pending": 1})
+    assert told(counts, [worker("email")], paused=("email",)).word == "Held back"
+
+
+@pytest.mark.parametrize(("slots", "words"), [(1, "1 slot is free"), (4, "4 slots are free")])
+def test_jobs_that_wait_long_beside_free_slots_are_not_called_work(slots: int, words: str) -> None:
+    counts = counted(email={"pending": 1})
+    found = told(counts, [worker("email", slots=slots)], oldest=3600)
+    assert (found.level, found.word) == ("warning", "Waiting")
+    assert words in found.text
+    assert "the oldest for 1 h" in found.text
+    assert told(counts, [worker("email", slots=slots)], oldest=0.1).word == "Working"
+    assert told(counts, [worker("email", slots=2)], 1, oldest=3600).word == "Working"
 
 
 def test_slots_of_all_workers_count() -> None:

@@ -225,8 +225,12 @@ def count_matching(database: Database, filter: JobFilter, cap: int) -> int:
     words = words_of(filter)
     if cap <= 0 or not words:
         return 0
-    is_plain = (filter.parent_id, filter.error, filter.since, filter.until, filter.after) == (None,) * 5
-    if is_plain and RETRYING not in words:
+    is_plain = (filter.parent_id, filter.since, filter.until, filter.after) == (None,) * 4
+    if is_plain and filter.error is not None and filter.type is not None:
+        sql = "SELECT jobs FROM holdfast_errors WHERE type = ? AND error_group = ?"
+        row = database.read_one(sql, (filter.type, filter.error))
+        return min(row[0], cap) if row else 0
+    if is_plain and filter.error is None and RETRYING not in words:
         where, parameters = ("", []) if filter.type is None else (" WHERE type = ?", [filter.type])
         row = database.read_one(f"SELECT sum({' + '.join(words)}) FROM holdfast_counts{where}", parameters)
         return min(row[0] or 0, cap)
