@@ -141,7 +141,8 @@ def headline(
         return Headline(
             "warning",
             "Waiting",
-            f"Nothing runs though {words.plural(slots, 'slot')} are free; {_waits(pending)}, the oldest for"
+            f"Nothing runs though {words.plural(slots, 'slot')} {'is' if slots == 1 else 'are'} free;"
+            f" {_waits(pending)}, the oldest for"
             f" {words.seconds(oldest_seconds)}. A limit may hold them back: the oldest job's page says why.",
         )
     if running >= slots and pending:
