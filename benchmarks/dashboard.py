@@ -18,7 +18,7 @@ from urllib.parse import urlencode
 
 from benchmarks.bench import Bench, remove, settle, url_of
 from benchmarks.figures import Figure, at_most
-from benchmarks.http import _server as served
+from benchmarks.http import served
 from holdfast import Queue
 from holdfast.core.error_group import error_group
 from holdfast.store.protocol import HOUR, TypeRecord, WorkerRecord, empty_minute

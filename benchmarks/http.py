@@ -35,7 +35,7 @@ def _against_no_op(bench: Bench) -> list[Figure]:
     posts = bench.sizes.posts
     path, other = bench.new_file(), bench.new_file()
     floors, rates, times = [], [], []
-    with _server(path) as port, _server(other, "no-op") as floor_port:
+    with served(path) as port, served(other, "no-op") as floor_port:
         for warming in (port, floor_port):
             _post(warming, posts // 8)
         for _ in range(bench.sizes.rounds):
@@ -72,7 +72,7 @@ def _beside_a_drain(bench: Bench) -> list[Figure]:
         with make_queue(path) as queue:
             queue.enqueue_many(TYPE, [{"number": number} for number in range(bench.sizes.drain)])
         settle(path)
-        with _server(path) as port:
+        with served(path) as port:
             _post(port, bench.sizes.posts // 8)
             alone.append(_p99(_post(port, bench.sizes.posts)))
             with closing(sqlite3.connect(path, isolation_level=None)) as connection:
@@ -98,7 +98,7 @@ def _beside_a_drain(bench: Bench) -> list[Figure]:
 
 
 @contextmanager
-def _server(path: Path, *words: str) -> Iterator[int]:
+def served(path: Path, *words: str) -> Iterator[int]:
     """A server's process; gives its port."""
     process = _start("benchmarks.server", url_of(path), *words)
     try:

@@ -234,7 +234,7 @@ def _refuse(number: int) -> None:
 
 
 def test_every_filter_is_in_the_address_and_a_fresh_tab_shows_the_same(
-    page: Page, serve: Serve, found: Queue
+    page: Page, new_page: NewPage, serve: Serve, found: Queue
 ) -> None:
     address = serve()
     today = datetime.now(UTC) - timedelta(hours=12)
@@ -260,7 +260,7 @@ def test_every_filter_is_in_the_address_and_a_fresh_tab_shows_the_same(
         (lambda: from_to(page, moment, ""), {"from": [moment]}, ["waits", "cancelled"]),
         (lambda: from_to(page, "", moment), {"to": [moment]}, ["old-done", "old-failed"]),
     ]
-    tab = page.context.new_page()
+    tab = new_page()
     for fill, wanted, ids in tries:
         page.goto(f"{address}/jobs")
         fill()
@@ -627,6 +627,7 @@ def test_deleting_asks_first_and_an_open_page_of_the_job_says_that_it_is_gone(
     watching.goto(f"{address}/jobs/bad-0")
     expect(watching.locator("#status .badge")).to_have_text("failed")
     mark(watching)
+    page.bring_to_front()
     page.goto(f"{address}/jobs/bad-0")
     page.get_by_role("link", name="Delete…").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Delete 1 job?")
@@ -1056,6 +1057,7 @@ def test_more_tabs_than_a_browser_has_connections_still_work(
         set_hidden(tab, True)
     wait_until(lambda: listeners(app) == 0, SOON)
     for number, tab in enumerate((tabs[0], tabs[-1])):
+        tab.bring_to_front()
         set_hidden(tab, False)
         jobs.enqueue("ok", id=f"new-{number}")
         expect(row(tab, f"new-{number}")).to_be_visible()

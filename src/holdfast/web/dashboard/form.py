@@ -1,7 +1,6 @@
 """A form made from a payload's JSON Schema: its fields, and the payload that the submitted texts mean.
 
-Pure: pages show the fields. A schema comes from the database and may hold anything, so what can't be
-understood is left out or written as JSON. What is not checked here, the handler's own check finds.
+Pure: pages show the fields. What is not checked here, the handler's own check finds.
 """
 
 from __future__ import annotations
@@ -10,51 +9,28 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
-from urllib.parse import unquote
 
-from msgspec import UNSET, Struct, structs
+from msgspec import UNSET
 
-from holdfast.errors import one_line
-from holdfast.web.dashboard.form_value import (
-    Wrong,
-    allowed,
-    count_in,
-    described,
-    is_union,
-    json_text,
-    read_text,
-    short,
+from holdfast.web.dashboard.form_outline import (
+    MAX_FIELDS,
+    Field,
+    Group,
+    Leaf,
+    label_of,
+    leaves,
+    meaning,
+    outline,
+    with_line_ends,
 )
+from holdfast.web.dashboard.form_value import Wrong
 
-MAX_LEVELS = 3
-"""Names in a dotted label; an object that would need more is written as JSON."""
-
-MAX_FIELDS = 200
-"""A small schema can refer to itself so often that it stands for millions of fields."""
-
-
-class Field(Struct, frozen=True, kw_only=True):
-    """A field of the form.
-
-    `required` says that the payload must have it. A required text may be empty all the same, so a page
-    marks such a field but does not use the browser's own check.
-    """
-
-    name: str
-    label: str
-    kind: str
-    """text, long (a textarea), number, choice or json."""
-    required: bool
-    help: str = ""
-    choices: tuple[str, ...] = ()
-    """The texts of the allowed values; a choice that may be left out begins with an empty one."""
-    initial: str = ""
-    """The default. Empty inside an object that may be left out: a text there would mean that it is not."""
+__all__ = ["MAX_FIELDS", "Field", "fields_of", "problem_at", "read_form"]
 
 
 def fields_of(schema: Mapping[str, Any]) -> list[Field]:
     """The fields of a form for this schema, in its order."""
-    return [leaf.field for leaf in _leaves(_outline(schema))]
+    return [leaf.field for leaf in leaves(outline(schema))]
 
 
 def read_form(schema: Mapping[str, Any], values: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -64,56 +40,25 @@ def read_form(schema: Mapping[str, Any], values: Mapping[str, str]) -> tuple[dic
     must be there and may be null is null. An object that may be left out is, when all its fields are.
     """
     problems: dict[str, str] = {}
-    payload = _read_group(_outline(schema), values, problems)
+    payload = _read_group(outline(schema), values, problems)
     return payload, problems
 
 
 def problem_at(schema: Mapping[str, Any], where: str) -> str:
     """The name of the field that an InvalidPayload's `where` belongs to; "payload" if it is none."""
     nearest, length = "payload", len("payload")
-    for path, name in _places(_outline(schema)):
+    for path, name in _places(outline(schema)):
         for place in {_dotted(path), _bracketed(path)}:
             if len(place) > length and _is_within(where, place):
                 nearest, length = name, len(place)
     return nearest
 
 
-class _Leaf(Struct, frozen=True, kw_only=True):
-    """A field and how its text is read. `needed`: the object around it must have it."""
-
-    field: Field
-    path: tuple[str, ...]
-    rule: Mapping[str, Any]
-    needed: bool
-    nullable: bool
-    values: Mapping[str, Any]
-
-
-class _Group(Struct, frozen=True, kw_only=True):
-    """An object whose properties have fields of their own; `rest` takes the ones that have none."""
-
-    path: tuple[str, ...]
-    members: tuple[_Leaf | _Group, ...]
-    needed: bool
-    nullable: bool
-    rest: _Leaf | None
-
-
-def _leaves(group: _Group) -> Iterator[_Leaf]:
-    for member in group.members:
-        if isinstance(member, _Group):
-            yield from _leaves(member)
-        else:
-            yield member
-    if group.rest is not None:
-        yield group.rest
-
-
-def _places(group: _Group) -> Iterator[tuple[tuple[str, ...], str]]:
+def _places(group: Group) -> Iterator[tuple[tuple[str, ...], str]]:
     """Every path of the payload that is shown, and the name of its field: for an object, its first."""
     for member in group.members:
-        if isinstance(member, _Group):
-            own = member.rest or next(_leaves(member))
+        if isinstance(member, Group):
+            own = member.rest or next(leaves(member))
             yield member.path, own.field.name
             yield from _places(member)
         else:
@@ -134,256 +79,14 @@ def _is_within(where: str, place: str) -> bool:
     return where.startswith(place) and where[len(place) : len(place) + 1] in ("", ".", "[")
 
 
-# The outline: a schema as groups and leaves.
-
-
-def _outline(schema: object) -> _Group:
-    return _Outline(schema).top()
-
-
-class _Settled(Struct, frozen=True):
-    """A schema without references, and with null taken out of it. `refs`: what it stands inside of."""
-
-    rule: Mapping[str, Any]
-    nullable: bool
-    refs: frozenset[str]
-
-
-class _Outline:
-    """Makes the groups and leaves of one schema."""
-
-    def __init__(self, root: object) -> None:
-        self._root = root
-        self._fields_left = MAX_FIELDS
-
-    def top(self) -> _Group:
-        settled = self._settle(self._root, frozenset({"#"})) or _Settled({}, False, frozenset())
-        properties = _properties(settled.rule)
-        if len(properties) > self._fields_left:
-            properties = {}
-            is_open = True
-        else:
-            is_open = settled.rule.get("additionalProperties") is not False or not _is_object(settled.rule)
-        members = self._members(properties, settled, (), firm=True)
-        rest = _rest((), "other fields" if members else "payload") if is_open else None
-        return _Group(path=(), members=members, needed=True, nullable=False, rest=rest)
-
-    def _members(
-        self, properties: Mapping[str, Any], settled: _Settled, path: tuple[str, ...], *, firm: bool
-    ) -> tuple[_Leaf | _Group, ...]:
-        self._fields_left -= len(properties)
-        required = settled.rule.get("required")
-        required = required if isinstance(required, list | tuple) else ()
-        members = (
-            self._member(schema, settled.refs, (*path, name), needed=name in required, firm=firm)
-            for name, schema in properties.items()
-        )
-        return tuple(member for member in members if member is not None)
-
-    def _member(
-        self, schema: object, refs: frozenset[str], path: tuple[str, ...], *, needed: bool, firm: bool
-    ) -> _Leaf | _Group | None:
-        """`firm`: every object around it must be there."""
-        settled = self._settle(schema, refs)
-        if settled is None:
-            return None
-        rule, nullable = settled.rule, settled.nullable
-        properties = _properties(rule)
-        if properties and len(path) < MAX_LEVELS and len(properties) <= self._fields_left:
-            members = self._members(properties, settled, path, firm=firm and needed and not nullable)
-            # Records say nothing of other properties and ignore them: a field for those is only in the way.
-            is_open = rule.get("additionalProperties") not in (None, False)
-            rest = _rest(path, f"{_label(path)}: other fields") if is_open else None
-            if members:
-                return _Group(path=path, members=members, needed=needed, nullable=nullable, rest=rest)
-        return _leaf(rule, path, needed=needed, nullable=nullable, firm=firm)
-
-    def _settle(self, schema: object, refs: frozenset[str]) -> _Settled | None:
-        rule: object = {} if schema is True else schema
-        nullable = False
-        for _ in range(20):
-            if not isinstance(rule, Mapping):
-                return None
-            ref = rule.get("$ref")
-            if isinstance(ref, str):
-                rule = _merged(self._target(ref), rule, "$ref")
-                if ref in refs:
-                    return _Settled(_without_parts(rule), nullable, refs)
-                refs |= {ref}
-                continue
-            inner, has_null = _unwrapped(rule)
-            nullable = nullable or has_null
-            if inner is None:
-                return _Settled(rule, nullable, refs)
-            rule = inner
-        return _Settled({}, nullable, refs)
-
-    def _target(self, ref: str) -> object:
-        target: object = self._root if ref.startswith("#") else {}
-        for step in ref.split("/")[1:]:
-            name = unquote(step).replace("~1", "/").replace("~0", "~")
-            target = target.get(name) if isinstance(target, Mapping) else None
-        return target if isinstance(target, Mapping) else {}
-
-
-def _merged(inner: object, outer: Mapping[str, Any], without: str) -> dict[str, Any]:
-    """What stands beside a reference or a union of one (a default, a description) adds to it."""
-    inside = dict(inner) if isinstance(inner, Mapping) else {}
-    return inside | {name: value for name, value in outer.items() if name != without}
-
-
-def _without_parts(rule: Mapping[str, Any]) -> dict[str, Any]:
-    parts = ("$ref", "properties", "anyOf", "oneOf", "allOf")
-    return {name: value for name, value in rule.items() if name not in parts}
-
-
-def _unwrapped(rule: Mapping[str, Any]) -> tuple[dict[str, Any] | None, bool]:
-    """The one schema that a rule wraps, if it does, and whether null is beside it."""
-    for word in ("anyOf", "oneOf", "allOf"):
-        members = rule.get(word)
-        if isinstance(members, list) and members:
-            others = [member for member in members if not _is_null(member)]
-            has_null = len(others) < len(members) and word != "allOf"
-            return (_merged(others[0], rule, word) if len(others) == 1 else None), has_null
-    kinds = rule.get("type")
-    if isinstance(kinds, list) and kinds:
-        others = [kind for kind in kinds if kind != "null"]
-        has_null = len(others) < len(kinds)
-        return ({**rule, "type": others[0]} if len(others) == 1 else None), has_null
-    return None, kinds == "null" or any(value is None for value in _enumerated(rule))
-
-
-def _is_null(schema: object) -> bool:
-    return isinstance(schema, Mapping) and (schema.get("type") == "null" or _enumerated(schema) == [None])
-
-
-def _is_object(rule: Mapping[str, Any]) -> bool:
-    return rule.get("type", "object") == "object" and isinstance(rule.get("properties"), Mapping)
-
-
-def _properties(rule: Mapping[str, Any]) -> dict[str, Any]:
-    if not _is_object(rule):
-        return {}
-    return {name: schema for name, schema in rule["properties"].items() if isinstance(name, str)}
-
-
-def _enumerated(rule: Mapping[str, Any]) -> list[Any]:
-    if "const" in rule:
-        return [rule["const"]]
-    values = rule.get("enum")
-    return values if isinstance(values, list) else []
-
-
-# Leaves.
-
-_LONG_NAMES = {"body", "content", "html", "markdown", "message", "prompt", "script", "source", "text"}
-
-
-def _rest(path: tuple[str, ...], label: str) -> _Leaf:
-    rule = {"type": "object"}
-    field = Field(name=_name(path), label=label, kind="json", required=False, help=allowed(rule))
-    return _Leaf(field=field, path=path, rule=rule, needed=False, nullable=False, values={})
-
-
-def _leaf(
-    rule: Mapping[str, Any], path: tuple[str, ...], *, needed: bool, nullable: bool, firm: bool
-) -> _Leaf:
-    required = firm and needed and not nullable
-    values = _choices(rule, offers_blank=not required)
-    field = Field(
-        name=_name(path),
-        label=_label(path),
-        kind=_kind(rule, path[-1]) if values is None else "choice",
-        required=required,
-        choices=() if values is None else tuple(values) if required else ("", *values),
-    )
-    leaf = _Leaf(field=field, path=path, rule=rule, needed=needed, nullable=nullable, values=values or {})
-    default = _default(leaf)
-    words = [described(rule), "" if values is not None else allowed(rule)]
-    if default and not firm:
-        words.append(f"{one_line(short(default))} by default")
-    shown = structs.replace(field, help="; ".join(filter(None, words)), initial=default if firm else "")
-    return structs.replace(leaf, field=shown)
-
-
-def _name(path: tuple[str, ...]) -> str:
-    return ".".join(("payload", *(_escaped(step) for step in path)))
-
-
-# A dot parts two names, so one inside a name is "~1", and "~" itself "~0", as in a JSON Pointer. What a
-# browser would change or can't send (line ends, NUL, lone surrogates) is its number: "~ua;" is a new line.
-def _escaped(name: str) -> str:
-    name = name.replace("~", "~0").replace(".", "~1")
-    return "".join(c if c.isprintable() else f"~u{ord(c):x};" for c in name)
-
-
-def _label(path: tuple[str, ...]) -> str:
-    return ".".join(one_line(step) if step.strip() else repr(step) for step in path)
-
-
-def _choices(rule: Mapping[str, Any], *, offers_blank: bool) -> dict[str, Any] | None:
-    """The allowed values by their texts; None if the rule does not list them. Null is left out."""
-    if rule.get("type") == "null":
-        return {}
-    listed = _enumerated(rule)
-    by_json = {json_text(value): value for value in listed if value is not None}
-    by_json.pop("", None)
-    if not by_json:
-        if any(value is None for value in listed):
-            return {}
-        return {"true": True, "false": False} if rule.get("type") == "boolean" else None
-    by_text = {value if isinstance(value, str) else text: value for text, value in by_json.items()}
-    is_plain = all(text.isprintable() and (text or not offers_blank) for text in by_text)
-    # The number 1 and the text "1" would look the same, as would an empty text and nothing: as JSON, then.
-    return by_text if is_plain and len(by_text) == len(by_json) else by_json
-
-
-def _kind(rule: Mapping[str, Any], name: str) -> str:
-    kind = rule.get("type")
-    if is_union(rule):
-        return "json"
-    if kind == "string":
-        return "long" if _is_long(rule, name) else "text"
-    return "number" if kind in ("integer", "number") else "json"
-
-
-def _is_long(rule: Mapping[str, Any], name: str) -> bool:
-    """Whether the text may well have more than one line."""
-    default, longest = rule.get("default"), count_in(rule, "maxLength")
-    if isinstance(default, str) and ("\n" in default or len(default) > 80):
-        return True
-    if "format" in rule or (longest is not None and longest <= 80):
-        return False
-    return (longest is not None and longest > 200) or re.split(r"[\W_]", name.lower())[-1] in _LONG_NAMES
-
-
-def _default(leaf: _Leaf) -> str:
-    """The text that means the default; empty if there is none, as for one that breaks its own rules."""
-    default = leaf.rule.get("default")
-    if default is None:
-        return ""
-    is_text = leaf.field.kind in ("text", "long") and isinstance(default, str)
-    text: str = default if is_text else json_text(default)
-    if leaf.field.kind == "choice":
-        text = next(
-            (text for text, value in leaf.values.items() if json_text(value) == json_text(default)), ""
-        )
-    try:
-        text.encode()
-        is_same = "\0" not in text and json_text(_meaning(leaf, _with_line_ends(text))) == json_text(default)
-    except (Wrong, UnicodeEncodeError):
-        return ""
-    return text if is_same else ""
-
-
 # Reading.
 
 
-def _read_group(group: _Group, values: Mapping[str, str], problems: dict[str, str]) -> dict[str, Any]:
+def _read_group(group: Group, values: Mapping[str, str], problems: dict[str, str]) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for member in group.members:
         value: Any = UNSET
-        if isinstance(member, _Leaf):
+        if isinstance(member, Leaf):
             try:
                 value = _read_leaf(member, values)
             except Wrong as wrong:
@@ -402,44 +105,31 @@ def _read_group(group: _Group, values: Mapping[str, str], problems: dict[str, st
     return made
 
 
-def _is_blank(group: _Group, values: Mapping[str, str]) -> bool:
-    texts = ((leaf.field.kind, values.get(leaf.field.name, "")) for leaf in _leaves(group))
+def _is_blank(group: Group, values: Mapping[str, str]) -> bool:
+    texts = ((leaf.field.kind, values.get(leaf.field.name, "")) for leaf in leaves(group))
     return not any(text if kind in ("text", "long") else text.strip() for kind, text in texts)
 
 
-def _read_rest(rest: _Leaf, values: Mapping[str, str], made: Mapping[str, Any]) -> dict[str, Any]:
+def _read_rest(rest: Leaf, values: Mapping[str, str], made: Mapping[str, Any]) -> dict[str, Any]:
     others = _read_leaf(rest, values)
     if others is UNSET:
         return {}
     for name in others:
         if name in made:
-            raise Wrong(f"must not give {_label((name,))}, which has a field of its own")
+            raise Wrong(f"must not give {label_of((name,))}, which has a field of its own")
     given: dict[str, Any] = others
     return given
 
 
-def _read_leaf(leaf: _Leaf, values: Mapping[str, str]) -> Any:
+def _read_leaf(leaf: Leaf, values: Mapping[str, str]) -> Any:
     """What the field's text means; UNSET if the payload is to be without it."""
-    text = _with_line_ends(values.get(leaf.field.name, ""))
+    text = with_line_ends(values.get(leaf.field.name, ""))
     is_text = leaf.field.kind in ("text", "long")
     if text if is_text else text.strip():
-        return _meaning(leaf, text)
+        return meaning(leaf, text)
     if leaf.nullable or not leaf.needed:
         return None if leaf.needed else UNSET
     if leaf.field.name in values and (is_text or "" in leaf.values):
         with suppress(Wrong):
-            return _meaning(leaf, text)
+            return meaning(leaf, text)
     raise Wrong("is required")
-
-
-def _with_line_ends(text: str) -> str:
-    """Browsers send CRLF for the end of a line in a textarea."""
-    return text.replace("\r\n", "\n")
-
-
-def _meaning(leaf: _Leaf, text: str) -> Any:
-    if leaf.field.kind != "choice":
-        return read_text(leaf.rule, leaf.field.kind, text)
-    if text not in leaf.values:
-        raise Wrong(f"must be one of: {short(', '.join(leaf.values))}")
-    return leaf.values[text]
