@@ -5,6 +5,7 @@ import { holdSelection } from "./selection.js";
 import { tellTimes } from "./times.js";
 
 const SHORTEST_MS = 500;
+const LONGEST_REST_MS = 3_000;
 const LONGEST_MS = 15_000;
 const STORED = "holdfast-live";
 
@@ -98,7 +99,8 @@ async function refresh() {
       const began = performance.now();
       await refreshOnce();
       const ended = performance.now();
-      rests = ended + Math.max(SHORTEST_MS, 5 * (ended - began)); // a slow machine is left time for other things
+      // A slow machine is left time for other things.
+      rests = ended + Math.min(LONGEST_REST_MS, Math.max(SHORTEST_MS, 5 * (ended - began)));
     }
   } catch {
     show("lost");
