@@ -66,8 +66,9 @@ def test_who_logs_in_by_the_form_gets_to_the_page_that_was_asked_for(page: Page,
     expect(page.get_by_label("Token")).to_be_focused()
     log_in(page, TOKEN)
     expect(page).to_have_url(f"{address}/docs?from=here")
-    (cookie,) = page.context.cookies()
-    assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
+    cookies = {cookie["name"]: cookie for cookie in page.context.cookies()}
+    assert cookies.keys() == {"holdfast_session", "holdfast_form"}
+    assert all((c["httpOnly"], c["sameSite"]) == (True, "Strict") for c in cookies.values())
     assert page.evaluate("document.cookie") == ""
 
 

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request, Response
 from starlette.responses import RedirectResponse
 
 from holdfast.web.auth import COOKIE, SESSION_SECONDS, Access, Right
-from holdfast.web.dashboard.page import Form, local_path, page, scheme
+from holdfast.web.dashboard.page import FORM_COOKIE, Form, local_path, page, scheme
 from holdfast.web.desk import root_of
 
 router = APIRouter(include_in_schema=False)
@@ -50,5 +50,6 @@ async def log_in(request: Request) -> Response:
 async def log_out(request: Request) -> Response:
     root = root_of(request)
     response = RedirectResponse(f"{root}/login", 303)
-    response.delete_cookie(COOKIE, path=root or "/", httponly=True, samesite="strict")
+    for name in (COOKIE, FORM_COOKIE):
+        response.delete_cookie(name, path=root or "/", httponly=True, samesite="strict")
     return response
