@@ -32,14 +32,8 @@ def log_in(page: Page, token: str) -> None:
 
 
 def log_out(page: Page) -> None:
-    with page.expect_navigation():
-        page.evaluate("""() => {
-            const form = document.createElement("form");
-            form.method = "post";
-            form.action = "/logout";
-            document.body.append(form);
-            form.submit();
-        }""")
+    page.get_by_role("button", name="Log out").click()
+    expect(page.get_by_role("button", name="Log in")).to_be_visible()
 
 
 def visit(page: Page, address: str, html: str, policy: str = "") -> None:
@@ -120,6 +114,7 @@ def test_no_page_is_wider_than_the_window(new_page: NewPage, serve: Serve, viewp
     assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
     log_in(page, TOKEN)
     expect(page).to_have_url(f"{address}/docs")
+    page.wait_for_load_state()  # with its style sheet
     assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
 
 
