@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -11,7 +10,6 @@ from msgspec import Struct
 
 from holdfast.core.clock import SECOND, to_datetime
 from holdfast.core.job import Status
-from holdfast.observe import shapes
 from holdfast.observe.overview import MOST_RUNNING, stuck, without_worker
 from holdfast.observe.pulse import Pulse, Tally, first_minute, pulse
 from holdfast.queue import Queue
@@ -70,7 +68,7 @@ def _look(queue: Queue) -> dict[str, Any]:
         ),
         "is_paused": "" in paused,
         "paused_types": [type for type in paused if type],
-        "workers": [_worker(worker, running, moment) for worker in workers[:MOST_WORKERS]],
+        "workers": [_worker(worker, running) for worker in workers[:MOST_WORKERS]],
         "worker_count": len(workers),
         "slots": sum(worker.concurrency for worker in workers),
         "running_count": len(running),
@@ -87,14 +85,13 @@ def _look(queue: Queue) -> dict[str, Any]:
     }
 
 
-def _worker(worker: WorkerRecord, running: Sequence[Running], now: datetime) -> dict[str, Any]:
+def _worker(worker: WorkerRecord, running: Sequence[Running]) -> dict[str, Any]:
     mine = [job for job in running if job.worker_id == worker.id]
     return {
         "record": worker,
         "running": mine[:3],
         "more": max(0, len(mine) - 3),
         "count": len(mine),
-        "age": shapes.worker(worker, (), now)["heartbeatAge"],
     }
 
 

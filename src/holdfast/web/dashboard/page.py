@@ -15,7 +15,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from holdfast import __version__
 from holdfast.core.clock import system_clock, to_datetime
 from holdfast.core.job import Status
 from holdfast.web.auth import Access, Right
@@ -64,7 +63,7 @@ def _templates() -> Environment:
         moment=words.moment,
         number_text=words.setting,
     )
-    environment.globals.update(states=[status.value for status in Status], version=__version__)
+    environment.globals.update(states=[status.value for status in Status])
     return environment
 
 
