@@ -45,6 +45,15 @@ def start_worker(queue: Queue) -> Iterator[Callable[..., Any]]:
             worker.stop(timeout=2)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def home_of_nobody(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test reaches the queue of whoever runs it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("QUEUECTL_HOME", str(tmp_path_factory.mktemp("home")))
+        patch.delenv("QUEUECTL_DATABASE_URL", raising=False)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     """No thread of ours survives its test, but for handlers that a test leaves stuck on purpose.

@@ -10,11 +10,23 @@ if TYPE_CHECKING:
     from holdfast.core.job import Job, Status
     from holdfast.errors import Fail, HoldfastError, Retry
     from holdfast.fluent import tq
+    from holdfast.handler import Reconcile
     from holdfast.queue import Queue
 
 __version__ = "0.1.0"
 
-__all__ = ["Context", "Fail", "HoldfastError", "Job", "Queue", "Retry", "Status", "__version__", "tq"]
+__all__ = [
+    "Context",
+    "Fail",
+    "HoldfastError",
+    "Job",
+    "Queue",
+    "Reconcile",
+    "Retry",
+    "Status",
+    "__version__",
+    "tq",
+]
 
 _HOMES = {
     "Context": "holdfast.context",
@@ -22,6 +34,7 @@ _HOMES = {
     "HoldfastError": "holdfast.errors",
     "Job": "holdfast.core.job",
     "Queue": "holdfast.queue",
+    "Reconcile": "holdfast.handler",
     "Retry": "holdfast.errors",
     "Status": "holdfast.core.job",
     "tq": "holdfast.fluent",

@@ -106,7 +106,7 @@ class Context:
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
         self._job: Job | None = None
-        self._transaction_used = False
+        self._transaction: Transaction | None = None
         self.result: Any = None
         """What `transaction()` stores as the job's result."""
 
@@ -114,9 +114,11 @@ class Context:
     def job(self) -> Job:
         """The job as it was when first asked for in this attempt."""
         if self._job is None:
-            self._job = self._attempt.host.store.get_job(self._attempt.claim.id)
-            if self._job is None:
+            claim = self._attempt.claim
+            job = self._attempt.host.store.get_job(claim.id)
+            if job is None or job.version != claim.version:
                 raise LeaseLost
+            self._job = job
         return self._job
 
     @property
@@ -200,10 +202,20 @@ class Context:
         `with ctx.transaction() as connection:`, in async handlers `async with`. What is written in the block
         and the completion are one commit: it happens exactly once. Keep it short; a second block is an error.
         """
-        if self._transaction_used:
+        if self._transaction is not None:
             raise HoldfastError("ctx.transaction() can be used once: leaving it completes the job")
-        self._transaction_used = True
-        return Transaction(self, self._attempt)
+        self._transaction = Transaction(self, self._attempt)
+        return self._transaction
+
+    def hold(self) -> None:
+        """Inside `transaction()`: let it expire no more, or raise TransactionExpired if it has.
+
+        Just before an effect outside the database that must not happen without the commit, such as a rename:
+        a slow disk then keeps the lock, instead of having its way when the job is somebody else's.
+        """
+        if self._transaction is None:
+            raise HoldfastError("ctx.hold() belongs inside ctx.transaction()")
+        self._transaction.hold()
 
 
 class Transaction:
@@ -217,6 +229,9 @@ class Transaction:
         seconds = host.settings().transaction_seconds
         self._transaction = host.store.begin_attempt_transaction(attempt.claim, seconds)
         self._scope: Token[str | None] | None = None
+
+    def hold(self) -> None:
+        self._transaction.hold()
 
     def __enter__(self) -> Any:
         self._transaction.begin()

@@ -6,9 +6,11 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakKeyDictionary
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.config import parse_duration
 from holdfast.core.clock import from_datetime, to_datetime
@@ -23,6 +25,11 @@ from holdfast.shared_commits import SharedCommits
 from holdfast.store.protocol import NewJob, Store, Verdict
 from holdfast.store.scope import attempt_transaction
 
+if TYPE_CHECKING:
+    import asyncio
+
+    from holdfast.handler import Handler
+
 BATCH = 10_000
 """Jobs that enqueue_many puts into one commit."""
 
@@ -32,7 +39,7 @@ _INTEGERS = range(-(2**31), 2**31)
 
 
 class Options(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a caller may say about one job, beside its type and payload."""
+    """What a caller may say about one job, beside its type and payload, and what of it was `said`."""
 
     id: str | None = None
     priority: int = 0
@@ -42,22 +49,36 @@ class Options(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     run_at: datetime | None = None
     key: str | None = None
     key_for: float | timedelta | None = None
+    said: frozenset[str] = frozenset()
+
+
+_NAMES = tuple(name for name in Options.__struct_fields__ if name != "said")
+_WHEN = frozenset({"run_at", "delay"})
+"""Two ways to say the same."""
 
 
 def make_options(given: Mapping[str, Any]) -> Options:
     """Options from keyword arguments. Unknown names are an error that lists the known ones."""
-    unknown = given.keys() - set(Options.__struct_fields__)
+    unknown = given.keys() - set(_NAMES)
     if unknown:
-        allowed = ", ".join(Options.__struct_fields__)
-        raise ConfigError(f"there is no option {min(unknown)!r}; allowed: {allowed}")
-    return Options(**given)
+        raise ConfigError(f"there is no option {min(unknown)!r}; allowed: {', '.join(_NAMES)}")
+    return Options(**given, said=frozenset(name for name, value in given.items() if value is not None))
+
+
+class BuiltIn(Protocol):
+    """Finds what checks the payload of a built-in type; None if there is nothing to check."""
+
+    def __call__(self, type: str, payload: object, /) -> Handler | None: ...
 
 
 class Admission:
     """Turns calls into NewJobs, refusing what is wrong before anything is stored."""
 
-    def __init__(self, registry: Registry, *, strict_types: bool) -> None:
+    def __init__(
+        self, registry: Registry, *, strict_types: bool, built_in: BuiltIn = lambda _type, _payload: None
+    ) -> None:
         self._registry = registry
+        self._built_in = built_in
         self._strict_types = strict_types
 
     def admit(
@@ -65,7 +86,8 @@ class Admission:
     ) -> NewJob:
         """The job to insert."""
         check_type(type)
-        text = self.check_payload(type, payload, settings)
+        text, defaults = self._prepared(type, payload, settings)
+        options = _with_defaults(options, defaults)
         entropy = os.urandom(20)  # at once: each call lets go of the interpreter lock
         run_at, delay = _when(options)
         key, key_for = _key(options)
@@ -85,13 +107,45 @@ class Admission:
             max_depth=settings.get("max_depth", type),
         )
 
-    def check_payload(self, type: str, payload: object, settings: Settings) -> str:
-        """The payload's JSON text, if it can be stored and fits the handler, where that is known."""
-        text = encode_payload(payload, settings.get("max_payload_bytes", type))
+    def admit_again(self, job: Job, payload: object, settings: Settings) -> tuple[str, str | None]:
+        """The text of another payload for a job, and its new key, if the one it has came from its payload."""
+        text, defaults = self._prepared(job.type, payload, settings)
+        try:
+            before = self._prepared(job.type, job.payload, settings)[1]
+        except HoldfastError:
+            before = {}
+        if job.key is None or before.get("key") != job.key or "key" not in defaults:
+            return text, None
+        return text, _key(make_options({"key": defaults["key"]}))[0]
+
+    def _prepared(self, type: str, payload: object, settings: Settings) -> tuple[str, dict[str, Any]]:
+        """The payload's text as it is stored, and the options that its handler gives the job.
+
+        Raises InvalidPayload if it can't be stored, or does not fit the handler, where that is known.
+        """
+        limit = settings.get("max_payload_bytes", type)
+        text = encode_payload(payload, limit)
         handler = self._registry.require(type) if self._strict_types else self._registry.find(type)
-        if handler is not None:
-            handler.spec.bind(decode(text))
-        return text
+        handler = handler or self._built_in(type, payload)
+        if handler is None:
+            return text, {}
+        handler.spec.bind(decode(text))
+        if handler.prepare is None:
+            return text, {}
+        prepared = handler.prepare(decode(text))
+        if not (isinstance(prepared, tuple) and len(prepared) == 2 and isinstance(prepared[1], dict)):
+            raise ConfigError(
+                f"prepare= of {type!r} must return a payload and a dict of options, not {shown(prepared)}"
+            )
+        return encode_payload(prepared[0], limit), prepared[1]
+
+
+def _with_defaults(options: Options, defaults: Mapping[str, Any]) -> Options:
+    """The options with what a handler says of those that the caller has left out."""
+    said = options.said | _WHEN if options.said & _WHEN else options.said
+    unsaid = {name: value for name, value in defaults.items() if name not in said}
+    make_options(unsaid)  # which refuses unknown names
+    return replace(options, **unsaid) if unsaid else options
 
 
 class Enqueuer:
@@ -105,6 +159,7 @@ class Enqueuer:
         self._settings = settings
         self._events = events
         self._commits = SharedCommits(store)
+        self._turns: WeakKeyDictionary[Any, asyncio.Lock] = WeakKeyDictionary()
 
     def close(self) -> None:
         self._commits.close()
@@ -116,12 +171,26 @@ class Enqueuer:
             return self._settle(new, self._commits.insert(new))
         return self._settle(new, self._store.insert_jobs_with(connection, [new])[0])
 
-    async def enqueue_async(self, type: str, payload: object, options: Mapping[str, Any]) -> tuple[Job, bool]:
+    async def enqueue_async(
+        self, type: str, payload: object, options: Mapping[str, Any], connection: Any = None
+    ) -> tuple[Job, bool]:
         """The job, and whether it is new."""
         new = self._admit(type, payload, options)
-        self._refuse_nested()
-        verdict = await self._commits.insert_async(new)
+        if connection is None:
+            self._refuse_nested()
+            verdict = await self._commits.insert_async(new)
+        elif hasattr(connection, "run_sync"):  # SQLAlchemy's way into its asyncio connections and sessions
+            async with self._turn_with(connection):
+                verdict = (await connection.run_sync(self._store.insert_jobs_with, [new]))[0]
+        else:
+            verdict = self._store.insert_jobs_with(connection, [new])[0]
         return self._settle(new, verdict), verdict.inserted
+
+    def _turn_with(self, connection: Any) -> asyncio.Lock:
+        """One at a time: the savepoints of two tasks on one connection would roll back each other's jobs."""
+        import asyncio
+
+        return self._turns.setdefault(connection, asyncio.Lock())
 
     def enqueue_batch(self, items: Iterable[tuple[str, object, Mapping[str, Any]]]) -> list[tuple[Job, bool]]:
         """Store jobs of any types and options in one commit: all of them, or none and BatchRefused."""

@@ -268,3 +268,12 @@ class Interrupted(BaseException):
 
     Not an Exception, so that a handler's `except Exception` lets it pass.
     """
+
+
+class ExtractionFailed(CommandFailed):
+    """Claude Code gave no answer that can be kept; another attempt may."""
+
+    def __init__(self, problem: str | None = None, *, exit_code: int = 0) -> None:
+        HoldfastError.__init__(self, problem)
+        self.exit_code = exit_code
+        self.last_line = problem or ""

@@ -306,6 +306,34 @@ class HandlerErrorIgnored(JobEvent, frozen=True, kw_only=True):
     error: str
 
 
+class DiscrepancyFound(JobEvent, frozen=True, kw_only=True):
+    """The effect of a completed job is not there, or could not be checked."""
+
+    name = "reconcile.discrepancy"
+    level = WARNING
+    subject: str
+    problem: str
+
+
+class Reconciled(Event, frozen=True, kw_only=True):
+    """The completed jobs were compared with the world."""
+
+    name = "reconcile.done"
+    jobs: int
+    checked: int
+    differing: int
+    unchecked: int
+    seconds: float
+
+
+class ReconciliationFailed(Event, frozen=True, kw_only=True):
+    """The completed jobs could not be compared with the world."""
+
+    name = "reconcile.failed"
+    level = ERROR
+    error: str
+
+
 class QueuePaused(Event, frozen=True, kw_only=True):
     name = "queue.paused"
     type: str | None = None

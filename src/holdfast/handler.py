@@ -8,13 +8,34 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from msgspec import Struct
+
 from holdfast.config import Value
-from holdfast.core.job import check_type
+from holdfast.core.job import Job, check_type
 from holdfast.core.payload import PayloadSpec
 from holdfast.core.redact import is_secret
 from holdfast.errors import ConfigError
 
 EXECUTORS = ("thread", "async", "process")
+
+
+Prepare = Callable[[dict[str, Any]], tuple[dict[str, Any], dict[str, Any]]]
+"""What is done to a checked payload when it is enqueued: returns it as it is stored, and options of the job
+that hold where the caller says nothing."""
+
+
+class Reconcile(Struct, frozen=True):
+    """How the completed jobs of a type are checked against the world.
+
+    `check(job)` returns None if the effect of a completed job is still there, else one sentence about what
+    differs; it raises if it can't tell. `subject(job)` names what the job is about, so that only the last
+    completed job for it is asked about; without it every job is. `on_start` is False for checks that should
+    run only when somebody asks, because they cost something.
+    """
+
+    check: Callable[[Job], str | None]
+    subject: Callable[[Job], str] | None = None
+    on_start: bool = True
 
 
 class Handler:
@@ -31,9 +52,13 @@ class Handler:
         whole: bool,
         payload_type: Any = None,
         executor: str | None = None,
+        prepare: Prepare | None = None,
+        reconcile: Reconcile | Callable[[Job], str | None] | None = None,
         options: Mapping[str, Value] | None = None,
     ) -> None:
         self.type = check_type(type)
+        self.prepare = _plain(prepare, "prepare= takes a plain function of a payload")
+        self.reconcile = _reconcile(reconcile)
         self.function = function
         self.whole = whole
         self.executor = _executor(function, executor)
@@ -64,6 +89,22 @@ class Handler:
     def address(self) -> tuple[str, str]:
         """Where a new process finds the function: its module and name."""
         return self.function.__module__, self.function.__qualname__
+
+
+def _reconcile(given: Any) -> Reconcile | None:
+    if given is None:
+        return None
+    how = given if isinstance(given, Reconcile) else Reconcile(given)
+    for function in (how.check, how.subject):
+        _plain(function, "reconcile= takes a plain function of a job, or a Reconcile")
+    return how
+
+
+def _plain(function: Any, what: str) -> Any:
+    """The function, or None; raises ConfigError unless it can be called and needs no event loop."""
+    if function is not None and (not callable(function) or inspect.iscoroutinefunction(function)):
+        raise ConfigError(f"{what}, not {function!r}")
+    return function
 
 
 def _executor(function: Callable[..., Any], wanted: str | None) -> str:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from holdfast.context import Context
     from holdfast.core.explain import Reason
     from holdfast.function import JobDecorator, JobFunction
+    from holdfast.handler import Handler, Prepare, Reconcile
     from holdfast.worker import Worker
 
 P = ParamSpec("P")
@@ -73,7 +74,7 @@ class Queue:
         self.url = url or default_database_url()
         self.events = Events()
         self.registry = Registry(self.events)
-        self.admission = Admission(self.registry, strict_types=strict_types)
+        self.admission = Admission(self.registry, strict_types=strict_types, built_in=_built_in)
         self.defaults = dict(parse_setting(key, value) for key, value in (defaults or {}).items())
         self.clock = clock
         self._lock = threading.RLock()
@@ -148,9 +149,13 @@ class Queue:
         *,
         name: str | None = None,
         executor: str | None = None,
+        reconcile: Reconcile | Callable[[Job], str | None] | None = None,
         **options: Any,
     ) -> Any:
-        """Make a function a job: its keyword arguments are the payload, its name the type."""
+        """Make a function a job: its keyword arguments are the payload, its name the type.
+
+        `reconcile(job)` tells whether the effect of a completed job is still there: see Reconcile.
+        """
         from holdfast.function import JobFunction
         from holdfast.handler import Handler
 
@@ -160,7 +165,9 @@ class Queue:
             type = name or getattr(function, "__name__", None)
             if type is None:
                 raise ConfigError(f"{function!r} has no name of its own; say name=")
-            handler = Handler(type, function, whole=False, executor=executor, options=parsed)
+            handler = Handler(
+                type, function, whole=False, executor=executor, reconcile=reconcile, options=parsed
+            )
             self.registry.add(handler)
             return JobFunction(self, handler)
 
@@ -173,14 +180,30 @@ class Queue:
         *,
         payload_type: Any = None,
         executor: str | None = None,
+        prepare: Prepare | None = None,
+        reconcile: Reconcile | Callable[[Job], str | None] | None = None,
         **options: Any,
     ) -> None:
-        """Let `handler(payload)` or `handler(payload, ctx)` run jobs of a type."""
+        """Let `handler(payload)` or `handler(payload, ctx)` run jobs of a type.
+
+        `prepare(payload)` is called where a job is enqueued, with the payload as a dict, once it is checked;
+        it returns the payload to store, and options such as a key, which hold where the caller says nothing.
+        `reconcile(job)` tells whether the effect of a completed job is still there: see Reconcile.
+        """
         from holdfast.handler import Handler
 
         parsed = parse_options(options, OPTIONS)
         self.registry.add(
-            Handler(type, handler, whole=True, payload_type=payload_type, executor=executor, options=parsed)
+            Handler(
+                type,
+                handler,
+                whole=True,
+                payload_type=payload_type,
+                executor=executor,
+                prepare=prepare,
+                reconcile=reconcile,
+                options=parsed,
+            )
         )
 
     def unregister(self, type: str) -> None:
@@ -197,9 +220,15 @@ class Queue:
         """
         return self._with_limit(self._opened(connection).enqueue(type, payload, options, connection))
 
-    async def enqueue_async(self, type: str, payload: object = None, **options: Any) -> Job:
-        """The same for asyncio: concurrent calls share commits, and the event loop goes on meanwhile."""
-        return (await self.admit(type, payload, **options))[0]
+    async def enqueue_async(
+        self, type: str, payload: object = None, *, connection: Any = None, **options: Any
+    ) -> Job:
+        """The same for asyncio: concurrent calls share commits, and the event loop goes on meanwhile.
+
+        `connection` may also be SQLAlchemy's AsyncConnection or AsyncSession.
+        """
+        job, _ = await self._opened(connection).enqueue_async(type, payload, options, connection)
+        return self._with_limit(job)
 
     async def admit(self, type: str, payload: object = None, **options: Any) -> tuple[Job, bool]:
         """`enqueue_async`, and whether the job is new: one that holds the same key may have been there."""
@@ -374,13 +403,13 @@ class Queue:
 
     def retry(self, job_id: str, payload: object = None) -> Job:
         """Run a failed, cancelled or waiting-for-retry job again from its first attempt."""
-        text = None
+        text, key = None, None
         if payload is not None:
             job = self.get(job_id)
             if job is None:
                 raise JobNotFound(job_id)
-            text = self.admission.check_payload(job.type, payload, self.settings())
-        job = self._with_limit(self.store.retry_job(job_id, text))
+            text, key = self.admission.admit_again(job, payload, self.settings())
+        job = self._with_limit(self.store.retry_job(job_id, text, key))
         self.events.emit(JobRetried(job_id=job.id, type=job.type))
         return job
 
@@ -522,3 +551,9 @@ class Queue:
 
 def _type_or_all(type: str | None) -> str:
     return "" if type is None else check_type(type)
+
+
+def _built_in(type: str, payload: object) -> Handler | None:
+    from holdfast.jobs import checker
+
+    return checker(type, payload)

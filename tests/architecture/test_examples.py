@@ -72,6 +72,16 @@ PROMISES: dict[str, list[str]] = {
         r"types: \['send_receipt'\]",
         "the queue is ready",
     ],
+    "requirements_app.py": [
+        r"usage: requirements_app.py \[-h\] ACTION",
+        "add a requirement",
+        "ask for its facts again",
+        "remove a requirement",
+        "what is in the files",
+    ],
+    "claude_stand_in.py": [
+        "Stands in for Claude Code, to try claude_extraction jobs offline and for nothing. It is no model.",
+    ],
     "testing_an_application.py": [
         "passed: test_signing_up_twice_welcomes_once",
         "passed: test_the_question_comes_a_day_later",

@@ -102,6 +102,7 @@ NEW_COLUMNS = {
         ("holdfast_statistics", "limited_seconds"),
     ],
     4: [("holdfast_jobs", "error_group"), ("holdfast_errors", "jobs")],
+    5: [("holdfast_reconciliation", "report")],
 }
 """The columns that came with a version."""
 
@@ -247,7 +248,7 @@ def groups(store: Store) -> dict[tuple[str, str], int]:
     return {(group.type, group.error): group.jobs for group in store.list_error_groups(100)}
 
 
-@pytest.mark.parametrize("number", OLD)
+@pytest.mark.parametrize("number", [1, 2, 3])
 def test_jobs_that_had_failed_are_grouped_by_their_errors(
     path: Path, clock: MovableClock, number: int
 ) -> None:
@@ -324,6 +325,43 @@ def test_release_of_version_3_that_still_has_it_open_goes_on(path: Path, clock: 
             assert [claim_one(old).id, claim_one(old).id] == ["a", "c"]
             for index in ("ended", "later", "retrying", "finished"):  # it asks for them by name
                 assert query(path, f"SELECT 1 FROM sqlite_master WHERE name = 'holdfast_jobs_{index}'")
+
+
+@pytest.mark.parametrize("number", OLD)
+def test_a_queue_of_before_has_no_report_and_keeps_the_first_that_is_written(
+    path: Path, clock: MovableClock, number: int
+) -> None:
+    jobs = old_queue(path, clock, number)
+    with opened(path, clock) as store:
+        assert store.read_reconciliation() is None
+        store.write_reconciliation("{}")
+        assert everything(store) == jobs
+    with opened(path, clock) as store:
+        assert store.read_reconciliation() == "{}"
+
+
+def test_there_is_one_report_whoever_writes(path: Path, clock: MovableClock) -> None:
+    with opened(path, clock) as store:
+        store.write_reconciliation("{}")
+    with (
+        closing(sqlite3.connect(path, isolation_level=None)) as connection,
+        pytest.raises(sqlite3.IntegrityError),
+    ):
+        connection.execute("INSERT INTO holdfast_reconciliation (number, report) VALUES (2, '{}')")
+
+
+def test_release_of_version_4_that_still_has_it_open_goes_on(path: Path, clock: MovableClock) -> None:
+    with opened_as_version(4, path, clock) as old:
+        claimed = run(old, "a")
+        with opened(path, clock) as new:
+            new.write_reconciliation("{}")
+            assert finish(old, claimed) == "completed"
+            fail(old, "b", "boom")
+            assert groups(new) == {("email", "boom"): 1}
+            insert(old, "c")
+            assert claim_one(old).id == "c"
+            old.delete_job("a")
+            assert new.read_reconciliation() == "{}"
 
 
 def test_function_of_the_migration_is_gone_afterwards(path: Path, clock: MovableClock) -> None:

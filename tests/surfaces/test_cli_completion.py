@@ -136,10 +136,11 @@ def test_ids_are_offered(cli: Cli, queue: Queue) -> None:
 
 
 def test_types_are_offered(cli: Cli, queue: Queue) -> None:
-    for name in ("crawl", "shell:media"):
-        queue.enqueue(name, {})
+    queue.enqueue("crawl", {})
+    queue.enqueue("shell:media", {"command": "true"})
     assert offered(cli, "list", "--type", "") == ["crawl", "shell:media"]
     assert offered(cli, "pause", "--type", "sh") == ["shell:media"]
+    assert offered(cli, "reconcile", "--type", "c") == ["crawl"]
 
 
 @pytest.mark.parametrize("place", ["before the command", "after the command"])

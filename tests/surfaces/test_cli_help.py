@@ -38,6 +38,7 @@ CONTRACT = [
     "config set",
     "config unset",
     "report",
+    "reconcile",
     "migrate",
     "backup",
     "doctor",
@@ -47,7 +48,7 @@ CONTRACT = [
 FLAGS = {
     "enqueue": "--command --id --priority --max-attempts --timeout --delay --run-at --key --key-for --lane "
     "--type --payload --file --chunk --cwd --env",
-    "worker start": "--count --concurrency --app --types --detach --drain --log-format",
+    "worker start": "--count --concurrency --app --types --detach --drain --no-reconcile --log-format",
     "worker stop": "--timeout --force --all-hosts",
     "status": "--watch",
     "list": "--status --state --type --error --search --since --until --sort --reverse --limit --offset "
@@ -55,6 +56,7 @@ FLAGS = {
     "dlq list": "--type --error --search --since --until --sort --reverse --limit --offset --cursor --full",
     "logs": "--follow",
     "retry": "--payload",
+    "reconcile": "--app --type",
     "dlq retry": "--all --type --error --search --since --until",
     "dlq purge": "--older-than",
     "cleanup": "--older-than",

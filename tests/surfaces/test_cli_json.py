@@ -34,6 +34,7 @@ CALLS = {
     "config set": ["backoff_base", "3"],
     "config unset": ["backoff_base"],
     "report": [],
+    "reconcile": [],
     "migrate": [],
     "backup": ["copy.db"],
     "doctor": [],

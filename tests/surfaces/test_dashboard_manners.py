@@ -84,7 +84,7 @@ def full(jobs: Queue, start_worker: StartWorker) -> Iterator[Queue]:
 
 
 STATES = ("scheduled", "pending", "processing", "completed", "failed", "cancelled", "retrying")
-LOOKING = ["/", "/jobs", "/jobs?q=nowhere&type=ok", "/controls", "/controls?type=ok"]
+LOOKING = ["/", "/jobs", "/jobs?q=nowhere&type=ok", "/controls", "/controls?type=ok", "/reconcile"]
 LOOKING += [f"/jobs/{state}" for state in (*STATES, f"long-{LONG}")]
 CHANGING = [
     "/jobs/bulk?action=retry&id=failed&id=failed-too",

@@ -48,6 +48,8 @@ HIDDEN = {
     ("POST", "/controls/pause"),
     ("POST", "/controls/resume"),
     ("POST", "/controls/setting"),
+    ("GET", "/reconcile"),
+    ("POST", "/reconcile"),
 }
 """What is for people and browsers, and no part of the API."""
 
@@ -56,6 +58,7 @@ LINKED = {
     "/jobs",
     "/enqueue",
     "/controls",
+    "/reconcile",
     "/docs",
     "/openapi.json",
     "/static/holdfast.css",
@@ -273,7 +276,7 @@ def test_every_body_has_an_example_that_the_server_takes(web: httpx.Client, type
     typed.cancel("job1")
     document = get_document(web)
     with_body = {key: op for key, op in operations(document).items() if "requestBody" in op}
-    assert len(with_body) == 8
+    assert len(with_body) == 9
     for (method, path), operation in with_body.items():
         [(kind, content)] = operation["requestBody"]["content"].items()
         assert kind == "application/json"

@@ -54,6 +54,8 @@ OPERATIONS = [
     "GET /api/workers",
     "GET /api/types",
     "GET /api/report",
+    "GET /api/reconcile",
+    "POST /api/reconcile",
     "GET /api/config",
     "GET /api/config/{key}",
     "PUT /api/config/{key}",

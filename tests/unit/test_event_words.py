@@ -59,6 +59,23 @@ from holdfast.observe.log import JsonFormatter, word
             logging.ERROR,
         ),
         (e.JobsPruned(count=2, job_ids=("a", "b")), "2 finished jobs pruned", logging.INFO),
+        (
+            e.DiscrepancyFound(
+                job_id="j1", type="create_file", subject="file /a", problem="the file is missing"
+            ),
+            "create_file j1 completed, but the file is missing: file /a",
+            logging.WARNING,
+        ),
+        (
+            e.Reconciled(jobs=9, checked=7, differing=2, unchecked=1, seconds=0.25),
+            "9 completed jobs reconciled in 0.2 s, 7 effects checked, 2 differ, 1 could not be checked",
+            logging.INFO,
+        ),
+        (
+            e.ReconciliationFailed(error="StoreBusy: the database is locked\nhint"),
+            "reconciliation failed: StoreBusy: the database is locked",
+            logging.ERROR,
+        ),
     ],
     ids=lambda value: value.name if isinstance(value, Event) else "",
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -541,3 +542,46 @@ def test_async_handler_cancelled_while_it_waits_for_the_lock_leaves_no_lock_behi
     queue.wait(job.id, timeout=PATIENCE)
     queue.enqueue("other")
     assert asyncio.run(queue.enqueue_async("other")).status == "pending"
+
+
+def test_block_that_is_held_does_not_expire(queue: Queue) -> None:
+    queue.set_config("transaction_seconds", 0.1)
+
+    @queue.job(max_attempts=1)
+    def slow(ctx: Context) -> None:
+        with ctx.transaction() as connection:
+            ctx.hold()
+            time.sleep(0.3)  # longer than transaction_seconds
+            connection.execute(INSERT, ("held",))
+
+    job = slow.enqueue()
+    queue.drain()
+    assert get(queue, job.id).status == "completed", get(queue, job.id).error
+    assert rows(queue) == ["held"]
+
+
+def test_block_that_has_expired_can_not_be_held(queue: Queue) -> None:
+    queue.set_config("transaction_seconds", 0.1)
+    effects: list[str] = []
+
+    @queue.job(max_attempts=1)
+    def slow(ctx: Context) -> None:
+        with ctx.transaction():
+            time.sleep(0.3)  # longer than transaction_seconds
+            ctx.hold()
+            effects.append("renamed")
+
+    job = slow.enqueue()
+    queue.drain()
+    assert (get(queue, job.id).error or "").startswith("TransactionExpired")
+    assert effects == []
+
+
+def test_hold_belongs_inside_the_block(queue: Queue) -> None:
+    @queue.job(max_attempts=1)
+    def early(ctx: Context) -> None:
+        ctx.hold()
+
+    job = early.enqueue()
+    queue.drain()
+    assert get(queue, job.id).error == "HoldfastError: ctx.hold() belongs inside ctx.transaction()"

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO
 
 from holdfast.bulk import Bulk
 from holdfast.cli.command import DONE, Call, UsageError
 from holdfast.cli.enqueue import job_from, parse_object
+from holdfast.cli.output import Progress, progress_bar
 from holdfast.errors import ConfigError, HoldfastError
 
 MOST_AT_ONCE = 100_000
 LONGEST_LINE = 600 * 1024 * 1024
-
-Progress = Callable[[int], None]
 
 
 def enqueue_file(call: Call) -> int:
@@ -25,15 +24,12 @@ def enqueue_file(call: Call) -> int:
     chunk = arguments.chunk
     if chunk is not None and not 1 <= chunk <= MOST_AT_ONCE:
         raise UsageError(f"queuectl enqueue: --chunk must be from 1 to {MOST_AT_ONCE}, not {chunk}")
-    from holdfast.jobs import install
-
-    install(call.queue)
     with _opened(arguments.file) as file, call.queue.bulk() as bulk:
-        with _progress("checking") as progress:
+        with progress_bar("checking") as progress:
             _check(file, bulk, limited=chunk is None, progress=progress)
         ids = []
-        with _progress("storing", bulk.count) as progress:
-            for id in bulk.store(chunk, progress):
+        with progress_bar("storing") as progress:
+            for id in bulk.store(chunk, lambda count: progress(count, bulk.count)):
                 if call.wants_json:
                     ids.append(id)
                 else:
@@ -81,18 +77,3 @@ def _check(file: IO[bytes], bulk: Bulk, *, limited: bool, progress: Progress) ->
                 hint="say --chunk N to commit every N lines",
             )
         progress(number)
-
-
-@contextmanager
-def _progress(what: str, total: int | None = None) -> Iterator[Progress]:
-    """A bar on a terminal; elsewhere nothing."""
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description:>8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda count: bar.update(task, completed=count) if count % 500 == 0 or count == total else None

@@ -35,8 +35,7 @@ def detach(call: Call, options: dict[str, Any]) -> int:
     for name in ("database", "app", "types", "concurrency"):
         if options[name] is not None:
             words += [f"--{name}", str(getattr(arguments, name))]
-    if arguments.drain:
-        words.append("--drain")
+    words += [f"--{name}" for name in ("drain", "no-reconcile") if getattr(arguments, name.replace("-", "_"))]
     ready, theirs = os.pipe()
     with open(path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         fcntl.flock(file, fcntl.LOCK_SH)  # held by all who inherit it: see _forget_old_logs

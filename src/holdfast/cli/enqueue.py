@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast.cli.command import DONE, Call, Parser, UsageError, command
 from holdfast.core.job import base_type
-from holdfast.jobs import SHELL, install
+from holdfast.jobs import SHELL
 
 # What a job may say, by the names of the flags. All of it stands in a JSON object too.
 _TEXTS = ("id", "key", "run_at", "timeout", "delay", "key_for")
@@ -71,8 +71,6 @@ def enqueue(call: Call) -> int:
     if arguments.chunk is not None:
         raise UsageError("queuectl enqueue: --chunk goes with --file")
     type, payload, options = job_from(_given(arguments))
-    if is_shell(type) and not _is_plain_command(payload):
-        install(call.queue)  # which checks the payload; a plain command needs none, and starts faster without
     job = call.queue.enqueue(type, payload, **options)
     if call.wants_json:
         from holdfast.cli.output import print_json
@@ -82,14 +80,6 @@ def enqueue(call: Call) -> int:
     else:
         sys.stdout.write(f"{job.id}\n")
     return DONE
-
-
-_SURELY_SHORT = 10_000
-
-
-def _is_plain_command(payload: dict[str, Any]) -> bool:
-    command = payload.get("command")
-    return payload.keys() == {"command"} and isinstance(command, str) and 0 < len(command) < _SURELY_SHORT
 
 
 def is_shell(type: object) -> bool:

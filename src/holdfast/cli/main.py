@@ -35,6 +35,7 @@ COMMANDS = {
     "config set": "settings:set_setting",
     "config unset": "settings:unset_setting",
     "report": "status:report",
+    "reconcile": "reconcile:reconcile_jobs",
     "migrate": "care:migrate",
     "backup": "care:backup",
     "doctor": "care:doctor",

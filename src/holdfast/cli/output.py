@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from holdfast.errors import one_line
 
@@ -27,6 +29,7 @@ LEVEL_STYLES = {"ok": "green", "warning": "yellow", "problem": "red"}
 
 
 _NARROWEST_TERMINAL = 20
+_REFRESH = 0.1
 
 
 def print_json(value: Any, *, compact: bool = False) -> None:
@@ -54,6 +57,35 @@ def console() -> Console:
     made = Console(highlight=False, emoji=False, markup=False, soft_wrap=False)
     made.width = max(_NARROWEST_TERMINAL, made.width)
     return made
+
+
+class Progress(Protocol):
+    """Is told how far something is, of how much if that is known."""
+
+    def __call__(self, done: int, total: int | None = None, /) -> None: ...
+
+
+@contextmanager
+def progress_bar(what: str) -> Iterator[Progress]:
+    """A bar on a terminal; elsewhere nothing."""
+    if not sys.stderr.isatty():
+        yield lambda _done, _total=None: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description:>8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        told = 0.0
+
+        def tell(done: int, total: int | None = None) -> None:
+            nonlocal told
+            if time.monotonic() - told > _REFRESH or done == total:
+                bar.update(task, completed=done, total=total)
+                told = time.monotonic()
+
+        yield tell
 
 
 class Column:

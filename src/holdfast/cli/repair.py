@@ -38,7 +38,6 @@ def retry(call: Call) -> int:
         if len(arguments.ids) > 1:
             raise UsageError("queuectl retry: --payload goes with one ID")
         payload = parse_object(arguments.payload, "--payload")
-        install(call.queue)  # which checks the payload of a built-in type
     return _answer(
         call, arguments.ids, lambda id: shapes.retried(call.queue.retry(id, payload)), "{id} is pending again"
     )

@@ -13,9 +13,11 @@ import msgspec
 
 from holdfast.cli.command import DONE, FAILED, Call, Parser, UsageError, command
 from holdfast.cli.detach import PYTHON, clean_environment
+from holdfast.cli.supervised import RECONCILE
 from holdfast.cli.worker import (
     MOST_WORKERS,
     end_commands_of,
+    no_reconcile_argument,
     refuse_stop_file,
     signals_to,
     worker_command,
@@ -61,6 +63,7 @@ def _arguments(parser: Parser) -> None:
         default=0.0,
         help="jobs a second that each token or address may enqueue (unlimited)",
     )
+    no_reconcile_argument(parser)
     parser.add_argument("--log-format", choices=("text", "json"), help="(text on a terminal, JSON elsewhere)")
 
 
@@ -99,6 +102,7 @@ def serve(call: Call) -> int:
             environment | tokens,
             descriptors=[listener.fileno()],
             is_worker=False,
+            told_first={} if arguments.no_reconcile else {RECONCILE: "1"},
         ),
         stop_file=stop_file(),
         on_death=end_commands_of,

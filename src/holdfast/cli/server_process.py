@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from holdfast.cli.app import make_queue
 from holdfast.cli.serve import READ_TOKEN, TOKEN
-from holdfast.cli.supervised import Notices, run_supervised
+from holdfast.cli.supervised import Notices, is_to_reconcile, run_supervised
 from holdfast.errors import HoldfastError
 from holdfast.events import ServerStarted
 from holdfast.jobs import install
@@ -43,6 +43,7 @@ def main() -> None:
 
 def _serve(options: Options, notices: Notices) -> int:
     from holdfast.web import create_app
+    from holdfast.web.reconciler import Asked
     from holdfast.web.server import make_server, serve
 
     handler = log.configure(options.log_format)
@@ -73,6 +74,8 @@ def _serve(options: Options, notices: Notices) -> int:
     def tell_started() -> None:
         queue.events.emit(ServerStarted(address=options.address, pid=os.getpid()))
         notices.tell(Notice(database=queue.url))
+        if is_to_reconcile():
+            app.state.desk.reconciler.start(Asked(on_start=True))
 
     def leave(code: int) -> NoReturn:
         """At once: threads that wait for the database are not waited for."""

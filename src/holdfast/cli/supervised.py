@@ -21,6 +21,10 @@ EXIT_PATIENCE = 5.0
 """Seconds that the application's exit handlers and threads have when the work has ended."""
 
 
+RECONCILE = "QUEUECTL_RECONCILE"
+"""Environment that asks one process of several to compare the completed jobs with the world."""
+
+
 class Notices:
     """The pipe to the supervisor."""
 
@@ -55,6 +59,11 @@ def run_supervised(work: Callable[[Notices], int]) -> NoReturn:
         signal.signal(number, signal.SIG_IGN)  # we are leaving already
     notices.tell(Notice(exit_code=code))
     _exit(code)
+
+
+def is_to_reconcile() -> bool:
+    """Whether this process is the one to compare the completed jobs with the world. Asked once."""
+    return os.environ.pop(RECONCILE, None) is not None
 
 
 def _settle_signals() -> None:

@@ -18,6 +18,7 @@ import msgspec
 from holdfast.cli.command import DONE, FAILED, Call, Parser, UsageError, command, say
 from holdfast.cli.detach import PYTHON, clean_environment, detach, rotation, tell_ready
 from holdfast.cli.output import Column, age, print_json, print_line, print_table
+from holdfast.cli.supervised import RECONCILE
 from holdfast.config import parse_duration, parse_setting, stop_file
 from holdfast.core.clock import to_datetime
 from holdfast.core.job import check_type
@@ -47,8 +48,15 @@ def _start_arguments(parser: Parser) -> None:
         "--detach", action="store_true", help="return when they are up; they survive the terminal"
     )
     parser.add_argument("--drain", action="store_true", help="end when nothing is left to do")
+    no_reconcile_argument(parser)
     parser.add_argument("--log-format", choices=("text", "json"), help="(text on a terminal, JSON elsewhere)")
     parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
+
+
+def no_reconcile_argument(parser: Parser) -> None:
+    parser.add_argument(
+        "--no-reconcile", action="store_true", help="do not compare completed jobs with the world at start"
+    )
 
 
 @command(
@@ -82,6 +90,7 @@ def start(call: Call) -> int:
         arguments.count,
         events=Events(),
         environment=clean_environment(),
+        told_first={} if arguments.no_reconcile else {RECONCILE: "1"},
         stop_file=stop_file(),
         on_ready=on_ready,
         on_death=end_commands_of,

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import sys
+import threading
 
 import msgspec
 from msgspec import Struct
 
 from holdfast.cli.app import make_queue
-from holdfast.cli.supervised import Notices, run_supervised
+from holdfast.cli.supervised import Notices, is_to_reconcile, run_supervised
 from holdfast.errors import HoldfastError
-from holdfast.events import Event, WorkerStarted
+from holdfast.events import Event, ReconciliationFailed, WorkerStarted
 from holdfast.jobs import install
 from holdfast.observe import log
+from holdfast.queue import Queue
 from holdfast.worker.seat import EXIT_CRASHED, EXIT_CUT_SHORT, EXIT_EXHAUSTED, Notice
 
 
@@ -48,6 +50,10 @@ def _work(options: Options, notices: Notices) -> int:
     def tell_started(event: Event) -> None:
         if isinstance(event, WorkerStarted):
             notices.tell(Notice(worker_id=event.worker_id, database=queue.url))
+            if is_to_reconcile():
+                threading.Thread(
+                    target=_reconcile, args=(queue,), name="holdfast-reconcile", daemon=True
+                ).start()
 
     queue.events.subscribe(tell_started)
     try:
@@ -58,6 +64,18 @@ def _work(options: Options, notices: Notices) -> int:
     if worker.is_exhausted:
         return EXIT_EXHAUSTED
     return 0 if finished else EXIT_CUT_SHORT
+
+
+def _reconcile(queue: Queue) -> None:
+    """Compare the completed jobs with the world, beside the work."""
+    from holdfast.reconcile import reconcile
+
+    try:
+        reconcile(queue, on_start=True)
+    except Exception as error:
+        queue.events.emit(ReconciliationFailed(error=f"{type(error).__name__}: {error}"))
+    finally:
+        queue.store.close_thread()
 
 
 if __name__ == "__main__":

@@ -1,27 +1,120 @@
-"""The built-in job types, each written as an application would write its own."""
+"""The built-in job types, each written as a user's own would be."""
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from msgspec import Struct
+
+from holdfast.core.job import base_type
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.handler import Handler, Prepare, Reconcile
     from holdfast.queue import Queue
 
 SHELL = "shell"
 """The type of commands."""
 
-BUILT_IN = frozenset({SHELL})
+CREATE_FILE = "create_file"
+DELETE_FILE = "delete_file"
+WEBHOOK = "webhook"
+SYNC_AWS = "sync_aws"
+CLAUDE_EXTRACTION = "claude_extraction"
+
+BUILT_IN = frozenset({SHELL, CREATE_FILE, DELETE_FILE, WEBHOOK, SYNC_AWS, CLAUDE_EXTRACTION})
 """The types that are ours. Over HTTP they are enqueued only where somebody has said so."""
+
+_LIBRARIES = {WEBHOOK: "httpx", SYNC_AWS: "boto3"}
+"""What a type needs to run beyond our own dependencies: the extras webhook and aws."""
+
+CLAUDE_SECONDS = 600
+"""How long an extraction may take, unless it or the settings say otherwise."""
+
+_SURELY_SHORT = 10_000
+
+
+class _BuiltIn(Struct, frozen=True):
+    """What `Queue.register` is told about a type."""
+
+    handler: Callable[..., Any]
+    prepare: Prepare | None = None
+    reconcile: Reconcile | None = None
+    timeout: float | None = None
 
 
 def install(queue: Queue, *, shell_slots: int | None = 1) -> None:
     """Let a queue's workers run the built-in types, but for those that the application has taken itself.
 
-    `shell_slots` is how many commands a worker process runs at a time; None leaves it to its slots.
+    `shell_slots` is how many commands a worker process runs at a time; None leaves it to its slots. Types
+    whose library is not there are left to workers that have it.
     """
-    from holdfast.jobs import shell
+    from importlib.util import find_spec
 
-    if SHELL not in queue.registry.types():
-        options: dict[str, Any] = {} if shell_slots is None else {"concurrency": shell_slots}
-        queue.register(SHELL, shell.run_command, **options)
-    queue.events.subscribe(shell.remove_logs)
+    from holdfast.jobs.shell import remove_logs
+
+    for type in sorted(BUILT_IN - set(queue.registry.types())):
+        if type in _LIBRARIES and find_spec(_LIBRARIES[type]) is None:
+            continue
+        it = _definition(type)
+        options: dict[str, Any] = {} if it.timeout is None else {"timeout": it.timeout}
+        if type == SHELL and shell_slots is not None:
+            options["concurrency"] = shell_slots
+        queue.register(type, it.handler, prepare=it.prepare, reconcile=it.reconcile, **options)
+    queue.events.subscribe(remove_logs)
+
+
+def checker(type: str, payload: object) -> Handler | None:
+    """What checks and prepares a payload of a built-in type where it is enqueued, whoever will run it.
+
+    None for other types, and for a plain command, which needs no check: so it is enqueued without loading
+    what runs commands.
+    """
+    base = base_type(type)
+    if base not in BUILT_IN or (base == SHELL and _is_plain_command(payload)):
+        return None
+    return _checker(base)
+
+
+@cache
+def _checker(type: str) -> Handler:
+    from holdfast.handler import Handler
+
+    it = _definition(type)
+    return Handler(type, it.handler, whole=True, prepare=it.prepare)
+
+
+def _is_plain_command(payload: object) -> bool:
+    if not isinstance(payload, dict) or payload.keys() != {"command"}:
+        return False
+    command = payload["command"]
+    return isinstance(command, str) and 0 < len(command) < _SURELY_SHORT
+
+
+def _definition(type: str) -> _BuiltIn:
+    from holdfast.handler import Reconcile
+
+    if type == SHELL:
+        from holdfast.jobs import shell
+
+        return _BuiltIn(shell.run_command)
+    if type == WEBHOOK:
+        from holdfast.jobs import webhook
+
+        return _BuiltIn(webhook.call)
+    if type == SYNC_AWS:
+        from holdfast.jobs import aws
+
+        return _BuiltIn(aws.sync, reconcile=Reconcile(aws.differs, subject=aws.subject, on_start=False))
+    from holdfast.jobs import files
+
+    written = Reconcile(files.not_as_written, subject=files.subject)
+    if type == CREATE_FILE:
+        return _BuiltIn(files.create_file, files.with_whole_path, written)
+    if type == DELETE_FILE:
+        return _BuiltIn(files.delete_file, files.with_whole_path, Reconcile(files.not_gone, files.subject))
+    from holdfast.jobs import claude
+
+    return _BuiltIn(claude.extract, claude.freeze, written, timeout=CLAUDE_SECONDS)

@@ -146,6 +146,12 @@ _WORDINGS: dict[type[Event], Callable[[Any], str]] = {
     e.HandlerUnregistered: lambda v: f"handler for {v.type} unregistered",
     e.HandlerStuck: lambda v: f"{_job(v)} did not stop ({v.reason}), its slot is written off",
     e.HandlerErrorIgnored: lambda v: f"{_job(v)} raised after completing: {_first_line(v.error)}",
+    e.DiscrepancyFound: lambda v: f"{_job(v)} completed, but {v.problem}: {v.subject}",
+    e.Reconciled: lambda v: (
+        f"{v.jobs} completed jobs reconciled in {v.seconds:.1f} s, {v.checked} effects checked, "
+        f"{v.differing} {'differs' if v.differing == 1 else 'differ'}, {v.unchecked} could not be checked"
+    ),
+    e.ReconciliationFailed: lambda v: f"reconciliation failed: {_first_line(v.error)}",
     e.QueuePaused: lambda v: f"{v.type or 'all types'} paused",
     e.QueueResumed: lambda v: f"{v.type or 'all types'} resumed",
     e.SettingChanged: lambda v: f"{v.key} set to {v.value!r}" + (f" for {v.type}" if v.type else ""),

@@ -346,6 +346,9 @@ class AttemptTransaction(Protocol):
     def begin(self) -> None:
         """Open it, holding the job. Raises LeaseLost if the attempt no longer owns it."""
 
+    def hold(self) -> None:
+        """Let it expire no more. Raises TransactionExpired if it has."""
+
     def commit(
         self, decision: Decision, children: Sequence[NewJob], done: Callable[[], None] = lambda: None
     ) -> None:
@@ -465,7 +468,8 @@ class Store(Protocol):
     def cancel_job(self, job_id: str) -> Job:
         """Cancel a waiting job now, or ask the worker of a running one."""
 
-    def retry_job(self, job_id: str, payload: str | None) -> Job: ...
+    def retry_job(self, job_id: str, payload: str | None, key: str | None = None) -> Job:
+        """Make a job pending again, with another payload and key if they are given."""
 
     def retry_failed_jobs(
         self, type: str | None, *, after: int, limit: int
@@ -540,6 +544,11 @@ class Store(Protocol):
 
     def examine(self) -> list[Finding]:
         """What an operator should know about the database and where it lives."""
+
+    def write_reconciliation(self, report: str) -> None:
+        """Keep the report of the last reconciliation."""
+
+    def read_reconciliation(self) -> str | None: ...
 
     # Settings, pauses, statistics.
 

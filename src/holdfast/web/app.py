@@ -19,10 +19,11 @@ from holdfast.core.job import check_type
 from holdfast.errors import ConfigError, HoldfastError, shown
 from holdfast.queue import Queue
 from holdfast.web.answer import json_response
-from holdfast.web.api import control, enqueue, health, tasks
+from holdfast.web.api import control, enqueue, health, reconcile, tasks
 from holdfast.web.auth import make_access
 from holdfast.web.dashboard import bulk, controls, job, jobs, login, overview, problem, reference
 from holdfast.web.dashboard import enqueue as enqueue_form
+from holdfast.web.dashboard import reconcile as reconcile_page
 from holdfast.web.desk import Desk, root_of
 from holdfast.web.guard import Guard
 from holdfast.web.openapi import make_document
@@ -98,8 +99,8 @@ def create_app(
     app.state.desk = desk
     app.state.access = access
     app.state.document = document
-    api = (control.flow, enqueue.router, tasks.router, control.router, health.router)
-    pages = (overview, bulk, jobs, job, enqueue_form, controls, reference, login)
+    api = (control.flow, enqueue.router, tasks.router, control.router, reconcile.router, health.router)
+    pages = (overview, bulk, jobs, job, enqueue_form, controls, reconcile_page, reference, login)
     routers = (*api, *(module.router for module in pages))
     app.state.routes = [route for router in routers for route in router.routes]
     for router in routers:

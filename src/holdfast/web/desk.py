@@ -18,6 +18,7 @@ from holdfast.jobs import BUILT_IN
 from holdfast.queue import Queue
 from holdfast.web.errors import Refused, too_many
 from holdfast.web.events import Broadcast
+from holdfast.web.reconciler import Reconciler
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -35,6 +36,7 @@ class Desk:
         self.queue = queue
         self.needs_workers = needs_workers
         self.broadcast = Broadcast(queue)
+        self.reconciler = Reconciler(queue)
         self._allow_types = frozenset(allow_types)
         self._admission = AdmissionRate(enqueue_rate)
         self.open()
@@ -42,6 +44,7 @@ class Desk:
     def open(self) -> None:
         """Be ready to work; a server may be started again."""
         self.broadcast.open()
+        self.reconciler.open()
         # Calls that may take long, one at a time, are kept apart: they must not hold up the short ones.
         self._short = ThreadPoolExecutor(_SHORT_CALLS, thread_name_prefix="holdfast-web")
         self._long = ThreadPoolExecutor(1, thread_name_prefix="holdfast-web-long")
@@ -71,8 +74,15 @@ class Desk:
         """Let a client enqueue, or tell it when it may."""
         self._admission.take(request.scope["holdfast.client"], count)
 
+    def let_go(self) -> None:
+        """End the answers that would keep a server that stops waiting: streams, and reports to come."""
+        self.broadcast.end_streams()
+        self.reconciler.close()
+
     def close(self) -> None:
         self.broadcast.close()
+        self.reconciler.close()
+        self.reconciler.join()
         self._short.shutdown(wait=False)
         self._long.shutdown(wait=False)
 

@@ -155,6 +155,15 @@ class SettingValue(Body):
     model_config = ConfigDict(json_schema_extra={"examples": [{"value": "30s"}]})
 
 
+class OfTypes(Body):
+    types: Annotated[
+        list[TypeName] | None,
+        Field(min_length=1, max_length=MOST_IDS, description="only jobs of these types; left out, all"),
+    ] = None
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"types": ["create_file"]}]})
+
+
 # Answers.
 
 
@@ -413,6 +422,54 @@ class Report(BaseModel):
     durations: dict[str, Durations]
     duplicates: list[ReusedKey]
     lastHour: dict[str, dict[str, int]]
+
+
+class Covered(BaseModel):
+    """What a reconciliation could speak of: the completed jobs of a type that are still kept."""
+
+    type: str
+    completed: int
+    since: Annotated[Instant | None, Field(description="when the first of them completed")]
+    removed: Annotated[int, Field(description="jobs of the type that are no longer kept, however they ended")]
+
+
+class Discrepancy(BaseModel):
+    """A completed job whose effect is not there, or could not be checked."""
+
+    jobId: Id
+    type: str
+    subject: Annotated[str, Field(examples=["file /srv/shop/order-1.json"])]
+    problem: Annotated[str, Field(examples=["the file is missing"])]
+    completedAt: Instant
+    isChecked: Annotated[bool, Field(description="false if it could not be checked")]
+
+
+class Reconciliation(BaseModel):
+    """What came of comparing completed jobs with the world."""
+
+    startedAt: Instant
+    finishedAt: Instant
+    covered: list[Covered]
+    jobs: Annotated[int, Field(description="completed jobs that were read")]
+    checked: Annotated[int, Field(description="effects that were compared with the world")]
+    superseded: Annotated[int, Field(description="jobs that a later one for the same thing follows")]
+    unsettled: Annotated[int, Field(description="differences that a job at work may account for")]
+    differing: int
+    unchecked: Annotated[int, Field(description="effects that could not be checked")]
+    discrepancies: Annotated[list[Discrepancy], Field(description="the first 1,000, the latest jobs first")]
+
+
+class Reconciling(BaseModel):
+    done: Annotated[int, Field(description="jobs read so far")]
+    total: Annotated[int, Field(description="of so many; 0 until they are counted")]
+    startedAt: Instant
+
+
+class ReconciliationState(BaseModel):
+    """The reconciliation that runs in this server, and the last report, whichever process made it."""
+
+    running: Reconciling | None
+    report: Reconciliation | None
 
 
 class Setting(BaseModel):

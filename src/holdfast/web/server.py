@@ -188,8 +188,7 @@ class Server(uvicorn.Server):
             self._on_started()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        # Streams would never end by themselves.
-        self._desk.broadcast.end_streams()
+        self._desk.let_go()
         self._events.emit(ServerStopping(requests=len(self.server_state.tasks)))
         loop = asyncio.get_running_loop()
         unread = loop.call_later(_LAST_MESSAGE_SECONDS, self._drop_streams)

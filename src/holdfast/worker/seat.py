@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from msgspec import Struct
@@ -44,7 +44,8 @@ class Notice(Struct, frozen=True, omit_defaults=True):
 class Seat:
     """One process after another, each started when the last has ended and rested.
 
-    `descriptors` are inherited. A seat that is not a worker's has a server in it, which holds no jobs.
+    `descriptors` are inherited; `told_first` is environment for the first process alone. A seat that is not a
+    worker's has a server in it, which holds no jobs.
     """
 
     def __init__(
@@ -54,10 +55,12 @@ class Seat:
         *,
         descriptors: Sequence[int] = (),
         is_worker: bool = True,
+        told_first: Mapping[str, str] | None = None,
     ) -> None:
         self._command = command
         self._environment = environment
         self._descriptors = descriptors
+        self._told_first = told_first or {}
         self.is_worker = is_worker
         self._process: subprocess.Popen[bytes] | None = None
         self._lifeline: Lifeline | None = None
@@ -95,12 +98,14 @@ class Seat:
         self.notices, theirs = os.pipe()
         os.set_blocking(self.notices, False)
         lifeline = Lifeline()
+        environment = {**(os.environ if self._environment is None else self._environment), **self._told_first}
+        self._told_first = {}
         try:
             process = subprocess.Popen(
                 [*self._command, str(theirs), str(lifeline.theirs)],
                 pass_fds=(*self._descriptors, theirs, lifeline.theirs),
                 stdin=subprocess.DEVNULL,
-                env=self._environment,
+                env=environment,
                 start_new_session=True,
             )
         except OSError:

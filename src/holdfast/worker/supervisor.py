@@ -12,7 +12,7 @@ import os
 import selectors
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from holdfast import events as e
@@ -26,10 +26,11 @@ _LOOK = 0.25
 class Supervisor:
     """Keeps `count` worker processes running until it is told to stop, or all have ended in order.
 
-    `command` starts one; two descriptors are appended to it, for its notices and its lifeline. `on_ready`
-    gets the names of the workers when all are up; `on_death` the name of one that died. While `stop_file`
-    exists, the workers stop, and the supervisor with them unless there is a `server`. `on_stop` is called
-    once when all are to stop, `tick` a few times a second.
+    `command` starts one; two descriptors are appended to it, for its notices and its lifeline. `told_first`
+    is environment for the very first worker process alone. `on_ready` gets the names of the workers when all
+    are up; `on_death` the name of one that died. While `stop_file` exists, the workers stop, and the
+    supervisor with them unless there is a `server`. `on_stop` is called once when all are to stop, `tick` a
+    few times a second.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Supervisor:
         *,
         events: e.Events,
         environment: dict[str, str] | None = None,
+        told_first: Mapping[str, str] | None = None,
         server: Seat | None = None,
         stop_file: str | None = None,
         on_ready: Callable[[list[str]], None] = lambda _: None,
@@ -56,7 +58,9 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
-        workers = [Seat(command, environment) for _ in range(count)]
+        workers = [
+            Seat(command, environment, told_first=None if number else told_first) for number in range(count)
+        ]
         # The server first: it stops accepting before anybody stops working.
         self._seats = workers if server is None else [server, *workers]
         self._requests = 0

@@ -135,6 +135,11 @@ class SqliteAttemptTransaction:
             raise
         self._timer.start()
 
+    def hold(self) -> None:
+        with self._settling:
+            self.connection.check()
+            self._timer.cancel()
+
     def commit(
         self, decision: Decision, children: Sequence[NewJob], done: Callable[[], None] = lambda: None
     ) -> None:

@@ -1,4 +1,4 @@
-"""The caller's own sqlite3 connection: whether a job can be enqueued through it, and inside what."""
+"""The caller's own connection: whether a job can be enqueued through it, and inside what."""
 
 from __future__ import annotations
 
@@ -8,29 +8,42 @@ from typing import Any
 
 from holdfast.errors import ConfigError
 from holdfast.store.sqlite.database import Database
+from holdfast.store.sqlite.unwrap import ONE_DATABASE, unwrap
 
 _LEGACY = getattr(sqlite3, "LEGACY_TRANSACTION_CONTROL", -1)  # the only mode before Python 3.12
 
 
 def checked(connection: Any, database: Database) -> sqlite3.Connection:
-    """The connection, if it is one to the queue's own file."""
-    if not isinstance(connection, sqlite3.Connection):
-        raise ConfigError(
-            f"connection= takes a sqlite3.Connection here, not {type(connection).__name__}",
-            hint="the job and your rows commit together only on the queue's own database",
-        )
-    cursor = connection.cursor()
-    cursor.row_factory = None
-    rows = cursor.execute("PRAGMA database_list").fetchall()
-    cursor.close()
-    path = next((os.fsdecode(file) for _, name, file in rows if name in ("main", b"main")), "")
+    """The sqlite3 connection beneath, inside a transaction, if it is one to the queue's own file.
+
+    Only a bare sqlite3 connection may be in no transaction: its autocommit mode is chosen by hand.
+    """
+    own, begin, begun_by = unwrap(connection)
+    path = _file_of(own)
     if not path or not os.path.exists(path) or not os.path.samefile(path, database.path):
         raise ConfigError(
             f"connection= goes to {path or 'a database in memory'}, the queue is in {database.path}",
-            hint="the job and your rows commit together only in one database",
+            hint=ONE_DATABASE,
         )
-    _join_transaction(connection)
-    return connection
+    begin()
+    _join_transaction(own)
+    if begun_by is not None and not own.in_transaction:
+        raise ConfigError(
+            "connection= is in no transaction: the job and your rows would be commits of their own",
+            hint=f"what begins one is {begun_by}",
+        )
+    return own
+
+
+def _file_of(connection: sqlite3.Connection) -> str:
+    try:
+        cursor = connection.cursor()
+        cursor.row_factory = None
+        rows = cursor.execute("PRAGMA database_list").fetchall()
+        cursor.close()
+    except sqlite3.ProgrammingError as error:  # it is closed, or belongs to another thread
+        raise ConfigError(f"connection= can't be used: {error}") from error
+    return next((os.fsdecode(file) for _, name, file in rows if name in ("main", b"main")), "")
 
 
 def _join_transaction(connection: sqlite3.Connection) -> None:

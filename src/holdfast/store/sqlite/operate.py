@@ -25,7 +25,8 @@ UPDATE holdfast_jobs SET cancel_requested = 1, updated_at = ? WHERE id = ? AND s
 _RETRY = """
 UPDATE holdfast_jobs SET status = 'pending', attempts = 0, due_at = ?1, updated_at = ?1, finished_at = NULL,
     cancel_requested = 0, result = NULL, progress = NULL, progress_message = NULL, error_group = NULL,
-    key_held = key IS NOT NULL, key_until = NULL, payload = coalesce(?2, payload)
+    key = coalesce(?4, key), key_held = coalesce(?4, key) IS NOT NULL, key_until = NULL,
+    payload = coalesce(?2, payload)
 WHERE id = ?3 AND (status IN ('failed', 'cancelled') OR (status = 'scheduled' AND attempts > 0))
 """
 
@@ -56,12 +57,16 @@ def cancel_job(connection: sqlite3.Connection, job_id: str, now: int) -> None:
         _refuse(connection, job_id, "cancelled", "a finished job can be retried or deleted")
 
 
-def retry_job(connection: sqlite3.Connection, job_id: str, payload: str | None, now: int) -> None:
-    row = connection.execute("SELECT type, key FROM holdfast_jobs WHERE id = ?", (job_id,)).fetchone()
+def retry_job(
+    connection: sqlite3.Connection, job_id: str, payload: str | None, key: str | None, now: int
+) -> None:
+    row = connection.execute(
+        "SELECT type, coalesce(?, key) FROM holdfast_jobs WHERE id = ?", (key, job_id)
+    ).fetchone()
     if row is not None and row[1] is not None:
         free_expired_key(connection.cursor(), row[0], row[1], now)
     try:
-        retried = connection.execute(_RETRY, (now, payload, job_id)).rowcount
+        retried = connection.execute(_RETRY, (now, payload, job_id, key)).rowcount
     except sqlite3.IntegrityError:
         type, key = row
         holder = connection.execute(
@@ -88,7 +93,9 @@ def retry_failed_jobs(
         if key is not None:
             free_expired_key(connection.cursor(), own_type, key, now)
         # Where another job holds the key, the unique index refuses, and the job is left as it is.
-        if connection.execute(_RETRY.replace("UPDATE", "UPDATE OR IGNORE", 1), (now, None, id)).rowcount:
+        if connection.execute(
+            _RETRY.replace("UPDATE", "UPDATE OR IGNORE", 1), (now, None, id, None)
+        ).rowcount:
             retried.append((id, own_type))
     return len(rows), retried, rows[-1][0] if len(rows) == limit else None
 

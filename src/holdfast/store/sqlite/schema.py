@@ -258,9 +258,18 @@ _GROUPED = (
     END""",
 )
 
+# One row: the report of the last reconciliation.
+_RECONCILED = (
+    """CREATE TABLE holdfast_reconciliation (
+        number INTEGER PRIMARY KEY CHECK (number = 1),
+        report TEXT NOT NULL
+    )""",
+)
+
 MIGRATIONS = (
     Migration(1, "the queue", (*_TABLES, *_INDEXES, *_COUNTING)),
     Migration(2, "workers can be asked to stop, and tell the slots of a type", _WORKERS),
     Migration(3, "metrics, and lists by state however long the queue", (*_WATCHED, *_LISTED)),
     Migration(4, "lists in every order, and failed jobs by their errors", (*_SORTED, *_GROUPED)),
+    Migration(5, "the last reconciliation", _RECONCILED),
 )

@@ -224,9 +224,9 @@ class SqliteStore:
             operate.cancel_job(connection, job_id, self.now())
             return self._known(job_id)
 
-    def retry_job(self, job_id: str, payload: str | None) -> Job:
+    def retry_job(self, job_id: str, payload: str | None, key: str | None = None) -> Job:
         with self.database.transaction() as connection:
-            operate.retry_job(connection, job_id, payload, self.now())
+            operate.retry_job(connection, job_id, payload, key, self.now())
             return self._known(job_id)
 
     def retry_failed_jobs(
@@ -338,6 +338,16 @@ class SqliteStore:
         from holdfast.store.sqlite import health
 
         return health.examine(self.database)
+
+    def write_reconciliation(self, report: str) -> None:
+        with self.database.transaction() as connection:
+            connection.execute(
+                "REPLACE INTO holdfast_reconciliation (number, report) VALUES (1, ?)", (report,)
+            )
+
+    def read_reconciliation(self) -> str | None:
+        row = self.database.read_one("SELECT report FROM holdfast_reconciliation")
+        return None if row is None else row[0]
 
     # Settings, pauses, statistics.
 

@@ -16,6 +16,7 @@ from holdfast.queue import Queue
 from holdfast.store.protocol import Running, WorkerRecord
 from holdfast.web.dashboard import words
 from holdfast.web.dashboard.page import page
+from holdfast.web.dashboard.reconcile import last_differences
 from holdfast.web.desk import desk_of
 
 router = APIRouter(include_in_schema=False)
@@ -74,6 +75,7 @@ def _look(queue: Queue) -> dict[str, Any]:
         "running_count": len(running),
         "stuck": stuck(queue, running, moment),
         "unserved": unserved,
+        "differences": last_differences(queue),
         "types": type_bars(counts["by_type"]),
         "type_count": len(counts["by_type"]),
         "failures": queue.page(status="failed", sort="finished", limit=RECENT_FAILURES, brief=True).jobs,

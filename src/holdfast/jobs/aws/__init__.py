@@ -1,0 +1,108 @@
+"""The type `sync_aws`: a resource of AWS is made as a config says, or deleted.
+
+Idempotent: what is there is read first, and only what differs is changed; so a second run, or an attempt
+after a crash, finds the work of the one before it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from holdfast.context import Context
+from holdfast.core.job import Job
+from holdfast.errors import Retry
+from holdfast.jobs.aws.access import Access
+from holdfast.jobs.aws.adapter import Adapter
+from holdfast.jobs.aws.cloud_control import AnyResource
+from holdfast.jobs.aws.dynamodb import Table
+from holdfast.jobs.aws.s3 import Bucket
+from holdfast.jobs.aws.secretsmanager import Secret
+from holdfast.jobs.aws.sns import Topic
+from holdfast.jobs.aws.sqs import MessageQueue
+from holdfast.jobs.aws.ssm import Parameter
+from holdfast.jobs.aws.trouble import Exists, told
+
+ADAPTERS: tuple[type[Adapter], ...] = (Bucket, MessageQueue, Topic, Table, Parameter, Secret)
+
+_BY_NAME = {name: adapter for adapter in ADAPTERS for name in (adapter.TYPE, adapter.SHORT)}
+_TYPES = "|".join(adapter.SHORT for adapter in ADAPTERS)
+_LOOKS = 3
+"""How often a resource that others create and delete meanwhile is looked at in one attempt."""
+
+
+class Resource(Struct, rename="camel", forbid_unknown_fields=True):
+    """The payload: a resource by type and name, and its config with the keys of the service's own API."""
+
+    # Python's $ alone would let a line end pass, and \Z is not for the JSON Schema that is published.
+    resource_type: Annotated[str, Meta(pattern=rf"^(AWS::[A-Za-z0-9]+::[A-Za-z0-9]+|{_TYPES})(?!\n)$")]
+    resource_id: Annotated[str, Meta(min_length=1, max_length=2048)]
+    config: dict[str, Any]
+    action: Literal["sync", "delete"] = "sync"
+
+    def __post_init__(self) -> None:
+        adapter = _BY_NAME.get(self.resource_type)
+        if adapter is not None:
+            adapter.check(self.config, self.action)
+
+    @property
+    def type(self) -> str:
+        """The long name of its type."""
+        adapter = _BY_NAME.get(self.resource_type)
+        return adapter.TYPE if adapter else self.resource_type
+
+    def adapter(self, access: Access) -> Adapter:
+        kind = _BY_NAME.get(self.resource_type)
+        if kind is None:
+            return AnyResource(self.resource_type, self.resource_id, self.config, access)
+        return kind(self.resource_id, self.config, access)
+
+
+def sync(payload: Resource, ctx: Context) -> dict[str, Any]:
+    """Make a resource as its config says, or delete it; the result tells what was done."""
+    with told(payload.config, ctx.detail), Access(ctx) as access:
+        resource = payload.adapter(access)
+        done, arn = _delete(resource) if payload.action == "delete" else _make(resource)
+    result = {"action": done, "resourceType": payload.type, "resourceId": payload.resource_id}
+    return {**result, "arn": arn} if arn else result
+
+
+def subject(job: Job) -> str:
+    """The resource that a job is about: only the last completed job for it says what should be."""
+    payload = msgspec.convert(job.payload, Resource)
+    return f"{payload.type} {payload.resource_id}"
+
+
+def differs(job: Job) -> str | None:
+    """What is not as a completed job left it, in one sentence; None if the resource is there, or gone after
+    a delete. An exception means that it could not be checked."""
+    payload = msgspec.convert(job.payload, Resource)
+    with told(payload.config), Access() as access:
+        resource = payload.adapter(access)
+        exists = resource.exists()
+    if payload.action == "delete":
+        return "the resource exists" if exists else None
+    return None if exists else "the resource is missing"
+
+
+def _delete(resource: Adapter) -> tuple[str, None]:
+    return ("deleted" if resource.delete() else "absent"), None
+
+
+def _make(resource: Adapter) -> tuple[str, str | None]:
+    for _ in range(_LOOKS):
+        found = resource.read()
+        if found is None:
+            try:
+                return "created", resource.create()
+            except Exists:
+                continue  # another was faster: it may be as wanted, or not
+        resource.found = found
+        changes = resource.changes()
+        if not changes:
+            return "unchanged", found["arn"]
+        resource.update(changes)
+        return "updated", found["arn"]
+    raise Retry(f"{resource} is created and deleted by others again and again")

@@ -1,0 +1,98 @@
+"""Whether a resource is as wanted: what is asked for against what the service tells."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+RESERVED = "aws:"
+"""Tags that begin so are the service's own: never compared, never removed."""
+
+
+def same(wanted: Any, found: Any) -> bool:
+    """Whether all that is wanted is found. What an object leaves out does not count; a list is the whole.
+
+    Numbers and switches are the same as their text, and JSON in a text the same as what it says: services
+    tell `"30"` for 30 and lay out a policy anew.
+    """
+    if isinstance(wanted, dict) and isinstance(found, dict):
+        return all(same(value, found.get(name)) for name, value in wanted.items())
+    return equal(wanted, found)
+
+
+def equal(wanted: Any, found: Any) -> bool:
+    """Whether what is wanted is found, and nothing else."""
+    wanted, found = _opened(wanted), _opened(found)
+    if _is_empty(wanted) or _is_empty(found):
+        return _is_empty(wanted) and _is_empty(found)
+    if isinstance(wanted, dict) and isinstance(found, dict):
+        return all(equal(wanted.get(name), found.get(name)) for name in wanted.keys() | found.keys())
+    if isinstance(wanted, list) and isinstance(found, list):
+        wanted, found = _in_order(wanted), _in_order(found)
+        return len(wanted) == len(found) and all(map(equal, wanted, found))
+    return as_text(wanted) == as_text(found)
+
+
+def difference(wanted: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """The entries of what is wanted that are not so."""
+    return {name: value for name, value in wanted.items() if not same(value, found.get(name))}
+
+
+def as_text(value: Any) -> str:
+    """A value as services take it in a map of texts."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+
+
+def as_texts(values: dict[str, Any]) -> dict[str, str]:
+    return {name: as_text(value) for name, value in values.items()}
+
+
+def tag_map(tags: list[dict[str, str]]) -> dict[str, str]:
+    """A list of Key and Value as a dict, without those of the service itself."""
+    return {tag["Key"]: tag.get("Value", "") for tag in tags if not tag["Key"].startswith(RESERVED)}
+
+
+def tag_list(tags: dict[str, str]) -> list[dict[str, str]]:
+    return [{"Key": key, "Value": value} for key, value in tags.items()]
+
+
+def tag_changes(wanted: dict[str, str], found: dict[str, str]) -> tuple[dict[str, str], list[str]]:
+    """The tags to set, and the names of those to remove: what is wanted is the whole."""
+    to_set = {key: value for key, value in wanted.items() if found.get(key) != value}
+    return to_set, sorted(found.keys() - wanted.keys())
+
+
+def key_as_named(found: str | None, wanted: str | None) -> str | None:
+    """The name of a key that encrypts: as it is wanted, where the service tells the ARN of that same key."""
+    return wanted if found and wanted and found.endswith(f"/{wanted}") else found
+
+
+def _opened(value: Any) -> Any:
+    """What a text says that is JSON of an object or a list."""
+    if isinstance(value, str) and value[:1] in ("{", "["):
+        try:
+            return json.loads(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _in_order(values: list[Any]) -> list[Any]:
+    """A list of named things by their names, where the service keeps no order; other lists as they are."""
+    for name in ("Key", "IndexName", "AttributeName"):
+        if all(isinstance(value, dict) and name in value and "KeyType" not in value for value in values):
+            return sorted(
+                (value for value in values if not str(value[name]).startswith(RESERVED)),
+                key=lambda value: str(value[name]),
+            )
+    return values
+
+
+def _is_empty(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(map(_is_empty, value.values()))
+    return value is None or value == "" or value == []

@@ -1,0 +1,204 @@
+"""The type `claude_extraction`: a prompt to Claude Code, whose answer becomes a file.
+
+The prompt is frozen where the job is enqueued: what is stored is what is run, and its hash says so. While
+such a job is unfinished, the same prompt for the same requirement is the same job.
+
+Claude Code runs like a shell job's command, in a process group that is ended as a whole. It is given no tools
+unless some are allowed, and an empty folder, since it would obey the settings of any other. It may run again
+after a crash, which costs money but does no harm: the file is written once, with the job's completion.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+from holdfast.config import home_folder, make_private_folder
+from holdfast.context import Context
+from holdfast.core.clock import from_datetime
+from holdfast.errors import CommandNotStarted, ExtractionFailed, Fail, InvalidPayload
+from holdfast.jobs.claude_answer import (
+    Run,
+    checked_bytes,
+    failure_of,
+    read_answer,
+    tail_of,
+)
+from holdfast.jobs.files import publish
+from holdfast.jobs.roots import open_folder, refuse_unless_file, whole_path
+
+MAX_OUTPUT = 16 * 1024 * 1024
+"""Bytes that are kept of what Claude Code prints. The answer comes last."""
+
+_Text = Annotated[str, Meta(pattern=r"\S")]
+
+
+class Extraction(Struct, rename="camel", forbid_unknown_fields=True):
+    """The payload of claude_extraction. `promptHash` is the SHA-256 of the prompt, in lower-case hex."""
+
+    prompt: _Text
+    target_path: str
+    requirement_id: Annotated[str, Meta(pattern=r"\S", max_length=440)]
+    prompt_hash: str | None = None
+
+
+def freeze(payload: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The payload as it is stored, with hash and whole path, and the key by which it is recognised."""
+    digest = _digest(payload["prompt"])
+    if payload.get("promptHash") not in (None, digest):
+        raise InvalidPayload("payload.promptHash", f"is not the SHA-256 of the prompt, which is {digest}")
+    requirement = payload["requirementId"]
+    if not requirement.isprintable():
+        raise InvalidPayload("payload.requirementId", "must be printable")
+    path = whole_path(payload["targetPath"], "targetPath")
+    return {**payload, "targetPath": path, "promptHash": digest}, {"key": f"{requirement}:{digest}"}
+
+
+def extract(payload: Extraction, ctx: Context) -> dict[str, Any]:
+    """Ask Claude Code, check its answer and write it to the target."""
+    digest = _digest(payload.prompt)
+    if payload.prompt_hash not in (None, digest):
+        raise Fail(f"the prompt is not the one that was frozen: its SHA-256 is {digest}")
+    _refuse_target(payload.target_path)
+    run = _run(payload.prompt, ctx)
+    answer = run.answer
+    # None of them is enough: a failed run may call itself a success, and another may exit with 0.
+    if answer is None or run.exit_code != 0 or answer.is_failure():
+        raise failure_of(run, ctx.attempt)
+    try:
+        data = checked_bytes(answer.result or "", payload.target_path)
+    except ValueError as problem:
+        ctx.detail(problem=str(problem))
+        raise ExtractionFailed(str(problem), exit_code=run.exit_code) from None
+    ctx.result = {"promptHash": digest, **answer.facts()}
+    return publish(ctx, payload.target_path, data, overwrite=True)
+
+
+def _refuse_target(path: str) -> None:
+    """Raise Fail for a path that will not be written, before the answer costs anything."""
+    with suppress(OSError), open_folder(path) as (folder, name):
+        refuse_unless_file(folder, name, path)
+
+
+def _digest(prompt: str) -> str:
+    return hashlib.sha256(prompt.encode()).hexdigest()
+
+
+# The run.
+
+
+def _run(prompt: str, ctx: Context) -> Run:
+    import subprocess
+
+    from holdfast.jobs.process_group import RUN_MARK, WORKER_MARK, ProcessGroup, end_marked
+
+    job = ctx.job
+    mark = f"{job.id}@{from_datetime(job.created_at)}"
+    if job.version > 1:
+        end_marked(f"{RUN_MARK}={mark}")  # an earlier attempt may have left something on this machine
+    # Nothing of the queue's own is passed on: a token or a database's password is none of Claude's business.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("QUEUECTL_")}
+    environment |= {
+        "QUEUECTL_JOB_ID": job.id,
+        "QUEUECTL_ATTEMPT": str(ctx.attempt),
+        WORKER_MARK: job.worker_id or "",
+        RUN_MARK: mark,
+    }
+    output = _Output()
+    with _written(prompt) as prompt_file:
+        command = _command(_words(), prompt_file)
+        try:
+            group = ProcessGroup(command, cwd=_folder(), environment=environment, mark=RUN_MARK)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise CommandNotStarted(str(error)) from None
+        with group:
+            ctx.on_interrupt(group.stop)
+            exit_code = group.run(output.write)
+    text = output.text()
+    answer, rest = read_answer(text)
+    ctx.detail(exitCode=exit_code, tail=tail_of(text), **(answer.evidence() if answer else {}))
+    if group.was_stopped:
+        ctx.check()
+    return Run(exit_code, answer, rest, MAX_OUTPUT if output.was_cut else None)
+
+
+def _words() -> list[str]:
+    """The command line, from the environment of the worker."""
+    import shlex
+    import shutil
+
+    try:
+        said = shlex.split(os.environ.get("QUEUECTL_CLAUDE", "")) or ["claude"]
+    except ValueError as error:
+        raise CommandNotStarted(f"QUEUECTL_CLAUDE: {error}") from None
+    program = shutil.which(said[0])
+    if program is None:
+        raise CommandNotStarted(f"there is no program {said[0]!r} here; QUEUECTL_CLAUDE names Claude Code")
+    words = [os.path.abspath(program), *said[1:], "-p", "--output-format", "json"]
+    words += ["--permission-mode", os.environ.get("QUEUECTL_CLAUDE_PERMISSION_MODE") or "dontAsk"]
+    # Both are needed: without the second the tools of configured MCP servers are left.
+    words += ["--tools", os.environ.get("QUEUECTL_CLAUDE_TOOLS", ""), "--strict-mcp-config"]
+    for flag, variable in (("--model", "MODEL"), ("--max-budget-usd", "BUDGET_USD")):
+        if value := os.environ.get(f"QUEUECTL_CLAUDE_{variable}"):
+            words += [flag, value]
+    return words
+
+
+def _folder() -> str:
+    """Where it runs: an empty folder, unless one is named. It runs hooks that a folder's settings name."""
+    if named := os.environ.get("QUEUECTL_CLAUDE_FOLDER"):
+        return named
+    folder = os.path.join(home_folder(), "claude")
+    make_private_folder(folder)
+    return os.path.abspath(folder)
+
+
+@contextmanager
+def _written(prompt: str) -> Iterator[str]:
+    """A file with the prompt, for our eyes only. The command removes it as soon as it has opened it."""
+    import tempfile
+
+    folder = os.path.join(home_folder(), "prompts")
+    make_private_folder(folder)
+    descriptor, path = tempfile.mkstemp(dir=folder)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(prompt.encode())
+        yield os.path.abspath(path)
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+
+
+def _command(words: list[str], prompt_file: str) -> str:
+    import shlex
+
+    quoted = shlex.quote(prompt_file)
+    return f"exec <{quoted} || exit 125\nrm -f {quoted}\nexec {shlex.join(words)}"
+
+
+class _Output:
+    """The end of what is printed: memory stays flat, whatever comes."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+        self.was_cut = False
+
+    def write(self, data: bytes) -> None:
+        self._data += data
+        if len(self._data) > 2 * MAX_OUTPUT:
+            self._cut()
+
+    def text(self) -> str:
+        if len(self._data) > MAX_OUTPUT:
+            self._cut()
+        return self._data.decode("utf-8", "surrogateescape")
+
+    def _cut(self) -> None:
+        del self._data[:-MAX_OUTPUT]
+        self.was_cut = True

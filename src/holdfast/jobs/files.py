@@ -1,0 +1,287 @@
+"""The types `create_file` and `delete_file`: files below the roots, changed whole and once.
+
+The new content is written to a file of another name in the same folder and brought to disk. Then, inside the
+transaction that completes the job, it gets its name. So a reader sees the whole old or the whole new content,
+and an attempt that has lost its job can't publish: it does not get the transaction.
+
+Both types may run again after a crash. A file that has the wanted content already is success, and so is one
+that is gone already.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+from holdfast.context import Context
+from holdfast.core.clock import from_datetime
+from holdfast.core.job import Job
+from holdfast.errors import Fail, HoldfastError, InvalidPayload, LeaseLost, Retry
+from holdfast.jobs.roots import open_folder, real_path, refuse_unless_file, whole_path
+
+_PERMANENT = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENAMETOOLONG,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.EINVAL,
+}
+"""What trying again does not change. A full disk and the like are tried again."""
+
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS}
+"""How file systems say that a file can't have two names."""
+
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class NewFile(Struct, rename="camel", forbid_unknown_fields=True):
+    """The payload of create_file. Text is written as it is, any other value as JSON."""
+
+    path: str
+    content: Annotated[
+        str | int | float | bool | list[Any] | dict[str, Any] | None,
+        Meta(description='text, in a form with its quotes, or any JSON value; "" is an empty file'),
+    ]
+    overwrite: bool = False
+
+
+class OldFile(Struct, rename="camel", forbid_unknown_fields=True):
+    """The payload of delete_file."""
+
+    path: str
+    require_exists: bool = False
+
+
+def create_file(payload: NewFile, ctx: Context) -> dict[str, Any]:
+    """Make a file with this content, or replace it if that is wanted."""
+    return publish(ctx, payload.path, _content(payload.content), overwrite=payload.overwrite)
+
+
+def delete_file(payload: OldFile, ctx: Context) -> dict[str, Any]:
+    """Remove a file.
+
+    With requireExists a missing file is an error, unless an earlier attempt has seen it: that one may have
+    removed it and died before it could say so. It leaves a mark beside the file before it removes it.
+    """
+    path = payload.path
+    with _explained(path):
+        try:
+            with open_folder(path) as (folder, name):
+                return _delete(ctx, folder, name, payload)
+        except FileNotFoundError:  # of a folder on the way
+            if payload.require_exists:
+                raise Fail(f"{path!r} is not there") from None
+            return {"path": whole_path(path), "changed": False}
+
+
+def publish(ctx: Context, path: str, data: bytes, *, overwrite: bool) -> dict[str, Any]:
+    """Give a file this content and complete the job with it, in one step that happens or does not.
+
+    What a file job of one's own needs: `return publish(ctx, path, data, overwrite=True)`. What `ctx.result`
+    holds before is kept in the result.
+    """
+    job = ctx.job
+    again = job.version > 1
+    with _explained(path), open_folder(path, make=True, again=again) as (folder, name):
+        _remove_marks(job, folder, "new")
+        before = refuse_unless_file(folder, name, path)
+        with _temporary(job, folder, data, before) as temporary, ctx.transaction():
+            ctx.hold()
+            changed = _give_name(folder, temporary, name, path, data, overwrite=overwrite)
+            ctx.result = {
+                **(ctx.result or {}),
+                "path": whole_path(path),
+                "bytes": len(data),
+                "sha256": hashlib.sha256(data).hexdigest(),
+                "changed": changed,
+            }
+    return dict(ctx.result)
+
+
+def with_whole_path(payload: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The payload as it is stored: a relative path belongs to the process that enqueues it."""
+    return {**payload, "path": whole_path(payload["path"])}, {}
+
+
+def subject(job: Job) -> str:
+    """The file that a job is about, for reconciliation."""
+    path = job.result.get("path") if isinstance(job.result, dict) else None
+    return f"file {real_path(str(path or job.payload.get('path', job.payload.get('targetPath'))))}"
+
+
+def not_as_written(job: Job) -> str | None:
+    """How the file of a completed create_file or claude_extraction differs from what was written."""
+    result = _kept_result(job)
+    try:
+        with open(result["path"], "rb", buffering=0, opener=_open_file) as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    except (FileNotFoundError, NotADirectoryError):
+        return "the file is missing"
+    except _NoFile:
+        return "there is no file in its place"
+    return None if digest == result["sha256"] else "the file has another content"
+
+
+def not_gone(job: Job) -> str | None:
+    """Whether the file of a completed delete_file is there."""
+    try:
+        os.lstat(_kept_result(job)["path"])
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return "the file is there"
+
+
+def _kept_result(job: Job) -> dict[str, Any]:
+    if isinstance(job.result, dict) and "path" in job.result:
+        return job.result
+    raise HoldfastError("the result of the job was not kept")
+
+
+class _NoFile(Exception):
+    """Something else than a file is there."""
+
+
+def _open_file(path: str, _flags: int) -> int:
+    try:
+        file = os.open(path, _READ)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link, a socket
+            raise _NoFile from None
+        raise
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise _NoFile
+    return file
+
+
+def _delete(ctx: Context, folder: int, name: str, payload: OldFile) -> dict[str, Any]:
+    job, path = ctx.job, payload.path
+    there = refuse_unless_file(folder, name, path) is not None
+    if payload.require_exists:
+        if there:
+            _mark(job, folder)
+        elif not any(_is_there(folder, mark) for mark in _marks(job, "seen")):
+            raise Fail(f"{path!r} is not there")
+    try:
+        with ctx.transaction():
+            ctx.hold()
+            _remove(folder, name)
+            os.fsync(folder)
+            ctx.result = {"path": whole_path(path), "changed": there}
+    except LeaseLost:
+        _remove(folder, _marks(job, "seen")[-1])  # the attempts that count have marks of their own
+        raise
+    if payload.require_exists:
+        _remove_marks(job, folder, "seen")
+    return dict(ctx.result)
+
+
+def _mark(job: Job, folder: int) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    os.close(os.open(_marks(job, "seen")[-1], flags, dir_fd=folder))
+    os.fsync(folder)
+
+
+def _content(value: Any) -> bytes:
+    text = value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    return text.encode()
+
+
+@contextmanager
+def _temporary(job: Job, folder: int, data: bytes, before: os.stat_result | None) -> Iterator[str]:
+    """A file of another name in the folder with this content, on disk; gone afterwards."""
+    name = _marks(job, "new")[-1]
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    file = os.open(name, flags, 0o666, dir_fd=folder)
+    try:
+        with open(file, "wb") as stream:
+            if before is not None:
+                os.fchmod(stream.fileno(), stat.S_IMODE(before.st_mode))
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        yield name
+    finally:
+        _remove(folder, name)
+
+
+def _give_name(folder: int, temporary: str, name: str, path: str, data: bytes, *, overwrite: bool) -> bool:
+    """Publish the temporary file. Returns False if the file was there with its content already."""
+    there = refuse_unless_file(folder, name, path) is not None
+    changed = not (there and _holds(folder, name, data))
+    if not changed:
+        os.unlink(temporary, dir_fd=folder)
+    elif overwrite:
+        os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    elif there:
+        raise Fail(f"{path!r} is there with another content, and overwrite is not set")
+    else:
+        _rename_to_new(folder, temporary, name, path)
+    os.fsync(folder)
+    return changed
+
+
+def _rename_to_new(folder: int, temporary: str, name: str, path: str) -> None:
+    """Rename to a name that nothing has. A plain rename would replace what came meanwhile."""
+    try:
+        os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+        os.unlink(temporary, dir_fd=folder)
+    except FileExistsError:
+        raise Retry(f"{path!r} came into being at this moment", delay=0) from None
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+
+
+def _holds(folder: int, name: str, data: bytes) -> bool:
+    with open(os.open(name, _READ, dir_fd=folder), "rb") as stream:
+        return os.fstat(stream.fileno()).st_size == len(data) and stream.read() == data
+
+
+def _remove(folder: int, name: str) -> None:
+    with suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=folder)
+
+
+def _is_there(folder: int, name: str) -> bool:
+    try:
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _remove_marks(job: Job, folder: int, kind: str) -> None:
+    for mark in _marks(job, kind):
+        _remove(folder, mark)
+
+
+def _marks(job: Job, kind: str) -> list[str]:
+    """The names of what this and earlier attempts leave beside a file: no other job's, in no other queue."""
+    origin = hashlib.sha256(f"{job.id}@{from_datetime(job.created_at)}".encode()).hexdigest()[:20]
+    return [f".holdfast-{origin}-{kind}-{version}" for version in range(1, job.version + 1)]
+
+
+@contextmanager
+def _explained(path: str) -> Iterator[None]:
+    """Ends the job where trying again would not help."""
+    try:
+        yield
+    except InvalidPayload as error:
+        raise Fail(str(error)) from None
+    except OSError as error:
+        if error.errno in _PERMANENT:
+            raise Fail(f"{path!r}: {error.strerror}") from error
+        raise

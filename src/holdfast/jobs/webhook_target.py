@@ -1,0 +1,187 @@
+"""Where a webhook may go: URLs that mean one thing only, and addresses that were checked."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+from holdfast.errors import ConfigError, Fail, shown
+
+if TYPE_CHECKING:
+    from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+
+    Address = IPv4Address | IPv6Address
+
+ALLOW_PRIVATE = "QUEUECTL_WEBHOOK_ALLOW_PRIVATE"
+ALLOW = "QUEUECTL_WEBHOOK_ALLOW"
+"""The variables of a worker's environment that name targets besides public ones."""
+
+LONGEST_URL = 2000
+
+_URL = re.compile(r"[!-\[\]-~]+")  # ASCII without spaces, control characters and the backslash
+_LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
+_NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
+_NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
+
+# What `ipaddress` takes for public, in one release or another: relays of 6to4, the platform of Azure (which
+# answers from within), protocol assignments (Teredo among them), and examples.
+_NOT_PUBLIC = ("192.88.99.0/24", "168.63.129.16/32", "2001::/23", "3fff::/20")
+
+
+class Target(Struct, frozen=True):
+    """Where a request goes: the parts of a URL."""
+
+    scheme: str
+    host: str
+    port: int
+    path: str
+
+    @property
+    def authority(self) -> str:
+        """Host and port as the header Host says them."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == _port(self.scheme) else f"{host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return f"{self.scheme}://{self.authority}{self.path}"
+
+
+def parse_url(url: str) -> Target:
+    """The parts of a URL that may be called; raises ValueError, with a message that does not repeat it."""
+    from urllib.parse import urlsplit
+
+    if len(url) > LONGEST_URL:
+        raise ValueError(f"url: is longer than {LONGEST_URL} characters")
+    if not _URL.fullmatch(url):
+        raise ValueError(
+            "url: holds a space, a backslash or something beyond ASCII; write it as %XX, in the host as xn--"
+        )
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise ValueError("url: is not a URL") from None
+    if parts.scheme not in ("http", "https"):
+        raise ValueError("url: must begin with http:// or https://")
+    if "@" in parts.netloc:
+        raise ValueError("url: holds a user name or a password, which would be stored; use a header")
+    if port == 0 or not parts.hostname:
+        raise ValueError("url: has no host" if port != 0 else "url: has the port 0")
+    host = _checked_host(parts.hostname, is_v6="[" in parts.netloc)
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    return Target(parts.scheme, host, port or _port(parts.scheme), path)
+
+
+class Allowed(Struct, frozen=True):
+    """The targets that are not public and may be called all the same."""
+
+    everything: bool = False
+    hosts: frozenset[str] = frozenset()
+    networks: tuple[Any, ...] = ()
+
+    @classmethod
+    def from_environment(cls) -> Allowed:
+        private = os.environ.get(ALLOW_PRIVATE) or "0"
+        if private not in ("0", "1"):
+            raise ConfigError(f"{ALLOW_PRIVATE} must be 1 or 0, not {shown(private)}")
+        hosts: set[str] = set()
+        networks: list[IPv4Network | IPv6Network] = []
+        for entry in re.split(r"[,\s]+", os.environ.get(ALLOW, "")):
+            if entry:
+                _add_allowed(entry, hosts, networks)
+        return cls(private == "1", frozenset(hosts), tuple(networks))
+
+    def permits(self, host: str, address: Address) -> bool:
+        """Whether a host may be called at this address of it."""
+        address = _meant(address)
+        if self.everything or host in self.hosts or _is_public(address):
+            return True
+        return any(address in network for network in self.networks)
+
+
+async def checked_addresses(target: Target, allowed: Allowed) -> list[Address]:
+    """Every address of the target, looked up once and checked; one that may not be called spoils all."""
+    import asyncio
+    import socket
+    from ipaddress import ip_address
+
+    try:
+        found = [ip_address(target.host)]
+    except ValueError:
+        loop = asyncio.get_running_loop()
+        answers = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+        found = list(dict.fromkeys(ip_address(answer[4][0]) for answer in answers))
+    for address in found:
+        if not allowed.permits(target.host, address):
+            raise Fail(
+                f"{target.host} is at {address}, which is not a public address; "
+                f"{ALLOW} or {ALLOW_PRIVATE} of the worker's environment may allow it"
+            )
+    return found
+
+
+def _is_public(address: Address) -> bool:
+    from ipaddress import ip_network
+
+    if any(address in ip_network(network) for network in _NOT_PUBLIC):
+        return False
+    if address.version == 6 and address not in ip_network("2000::/3"):
+        return False
+    return address.is_global and not (address.is_multicast or address.is_reserved)
+
+
+def _meant(address: Address) -> Address:
+    """The IPv4 address inside an IPv6 address that is only another way to it: mapped, NAT64, 6to4."""
+    from ipaddress import IPv4Address, IPv6Network
+
+    if address.version == 4:
+        return address
+    if address in IPv6Network("64:ff9b::/96"):
+        return IPv4Address(int(address) & 0xFFFFFFFF)
+    return address.ipv4_mapped or address.sixtofour or address
+
+
+def _add_allowed(entry: str, hosts: set[str], networks: list[IPv4Network | IPv6Network]) -> None:
+    from ipaddress import ip_network
+
+    try:
+        networks.append(ip_network(entry.strip("[]"), strict=False))
+    except ValueError:
+        try:
+            hosts.add(_checked_host(entry.lower()))
+        except ValueError:
+            raise ConfigError(
+                f"{ALLOW}: {shown(entry)} is neither a host nor an address or a network such as fd00::/8"
+            ) from None
+
+
+def _checked_host(host: str, is_v6: bool = False) -> str:
+    """A host in lower case, without the dot of the root; raises ValueError."""
+    from ipaddress import IPv4Address, IPv6Address
+
+    if is_v6:
+        try:
+            address = IPv6Address(host)
+        except ValueError:
+            raise ValueError("url: the host is not an address") from None
+        if address.scope_id is not None:
+            raise ValueError("url: the host is an address with a zone")
+        return str(address)
+    host = host.removesuffix(".")
+    if not _NAME.fullmatch(host) or len(host) > 253:
+        raise ValueError("url: the host is neither a name nor an address")
+    if _NUMBER.fullmatch(host.rpartition(".")[2]):
+        # Others read 127.1, 0177.0.0.1 and 2130706433 as addresses, too; each in its own way.
+        try:
+            IPv4Address(host)
+        except ValueError:
+            raise ValueError("url: the host is an address that is not written as four numbers") from None
+    return host
+
+
+def _port(scheme: str) -> int:
+    return 443 if scheme == "https" else 80

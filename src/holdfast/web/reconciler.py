@@ -1,0 +1,179 @@
+"""Reconciliation in a server: one at a time, in a thread of its own, for all who ask for it.
+
+A thread of its own, and not one of the desk's: it may take minutes, and a server that stops does not wait
+for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import Future
+from contextlib import suppress
+from datetime import datetime
+
+from msgspec import Struct
+
+from holdfast.core.clock import to_datetime
+from holdfast.errors import ConfigError
+from holdfast.events import ReconciliationFailed
+from holdfast.queue import Queue
+from holdfast.reconcile import Report, checkable_types, reconcile
+from holdfast.web.errors import Refused
+
+_LAST_SECONDS = 1.0
+"""How long one that was told to end may take until the check under way is over."""
+
+
+class Asked(Struct, frozen=True):
+    """What a reconciliation is about. Two that are about the same may share one."""
+
+    types: frozenset[str] | None = None
+    on_start: bool = False
+
+
+class Run:
+    """A reconciliation under way: how far it is, and in the end what came of it."""
+
+    def __init__(self, asked: Asked, started_at: datetime) -> None:
+        self.asked = asked
+        self.started_at = started_at
+        self.done = 0
+        self.total = 0
+        self.outcome: Future[Report] = Future()
+
+    async def wait(self) -> Report:
+        """The report, or what went wrong. Who stops waiting does not stop it."""
+        return await asyncio.shield(asyncio.wrap_future(self.outcome))
+
+    async def wait_briefly(self, seconds: float) -> bool:
+        """Whether it is over within so much time, however it ended."""
+        with suppress(Exception):
+            await asyncio.wait_for(self.wait(), seconds)
+        return self.outcome.done()
+
+
+class Failure(Struct, frozen=True):
+    """Why the last reconciliation here has no report."""
+
+    at: datetime
+    text: str
+
+
+class Reconciler:
+    """One for each application, on its desk."""
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+        self.running: Run | None = None
+        self.failure: Failure | None = None
+
+    def open(self) -> None:
+        """Take orders (again)."""
+        self._is_closed = False
+
+    async def reconcile(
+        self, types: Iterable[str] | None, has_left: Callable[[], Awaitable[bool]]
+    ) -> Report | None:
+        """The report of a reconciliation of these types, or of all.
+
+        If one of the same is under way, that one's; after another its own. None if the client has left before
+        its own could begin.
+        """
+        asked = Asked(None if types is None else frozenset(types))
+        self._require_checkable(asked.types or ())
+        while True:
+            run = self.start(asked)
+            if run.asked == asked:
+                return await run.wait()
+            with suppress(Exception):  # that is for whoever asked for it
+                await run.wait()
+            if await has_left():
+                return None
+
+    def start(self, asked: Asked) -> Run:
+        """Begin a reconciliation, unless one is under way: then that one, whatever it is about."""
+        with self._lock:
+            if self._is_closed:
+                raise _stopping()
+            if self.running is None:
+                run = Run(asked, to_datetime(self._queue.clock()))
+                thread = threading.Thread(
+                    target=self._work, args=(run,), name="holdfast-reconcile", daemon=True
+                )
+                thread.start()  # it waits for the lock before it ends
+                self.running, self._thread = run, thread
+            return self.running
+
+    def close(self) -> None:
+        """Take no more orders and let go of those who wait. What runs ends after the present check."""
+        with self._lock:
+            self._is_closed = True
+            run, self.running = self.running, None
+            if run is not None:
+                run.outcome.set_exception(_stopping())
+
+    def join(self) -> None:
+        """Wait a moment for its thread, which has been told to end."""
+        if self._thread is not None:
+            self._thread.join(_LAST_SECONDS)
+
+    def _require_checkable(self, types: Iterable[str]) -> None:
+        """Refuse wrong types before anybody waits for their turn."""
+        for type in sorted(types):
+            handler = self._queue.registry.find(type)
+            if handler is None or handler.reconcile is None:
+                known = ", ".join(checkable_types(self._queue)) or "none"
+                raise ConfigError(f"jobs of type {type!r} can't be checked here; those that can: {known}")
+
+    def _work(self, run: Run) -> None:
+        try:
+            self._finish(run, self._compare(run))
+        except Exception as error:
+            self._finish(run, error)
+
+    def _compare(self, run: Run) -> Report:
+        def progress(done: int, total: int) -> None:
+            run.done, run.total = done, total
+            if run.outcome.done():
+                raise _Ended
+
+        types = run.asked.types
+        store = self._queue.store  # later it may be closed, and asking for it would open it again
+        try:
+            return reconcile(
+                self._queue,
+                types=None if types is None else sorted(types),
+                on_start=run.asked.on_start,
+                progress=progress,
+            )
+        finally:
+            store.close_thread()
+
+    def _finish(self, run: Run, outcome: Report | Exception) -> None:
+        failure = None
+        if isinstance(outcome, Exception) and not run.outcome.done():
+            failure = Failure(run.started_at, f"{type(outcome).__name__}: {outcome}")
+            self._queue.events.emit(ReconciliationFailed(error=failure.text))
+        with self._lock:
+            if run.outcome.done():
+                return  # the server stops; nobody waits
+            self.running, self.failure = None, failure
+            if isinstance(outcome, Report):
+                run.outcome.set_result(outcome)
+            else:
+                run.outcome.set_exception(outcome)
+
+
+class _Ended(Exception):
+    """It was told to end."""
+
+
+def _stopping() -> Refused:
+    return Refused(
+        503, "stopping", "the server is stopping; the reconciliation has no report", {"Retry-After": "1"}
+    )

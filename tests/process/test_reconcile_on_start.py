@@ -1,0 +1,284 @@
+"""Reconciliation at the start of `worker start` and `serve`: once, in one process, beside the work."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast import Job
+from holdfast.jobs import install
+from holdfast.reconcile import last_report
+from tests.support import wait_until
+from tests.surfaces.desk import Desk, Running
+
+SOON = 10.0
+"""Seconds that are plenty for whatever happens at once, on a machine that has other things to do."""
+
+APP = """
+import os, threading
+from pathlib import Path
+from holdfast import Job, Queue, Reconcile
+from holdfast.errors import StoreUnavailable
+
+queue = Queue()
+here = Path(__file__).parent
+
+def raises(job: Job) -> str | None:
+    raise OSError("no route to host")
+
+def costs(job: Job) -> str | None:
+    (here / "paid").touch()
+    return "it costs"
+
+def hangs(job: Job) -> None:
+    (here / "asked").touch()
+    threading.Event().wait(60)
+
+@queue.job(reconcile=raises)
+def broken() -> None: ...
+
+@queue.job(reconcile=Reconcile(costs, on_start=False))
+def costly() -> None: ...
+
+@queue.job(reconcile=hangs)
+def hanging() -> None: ...
+
+@queue.job
+def greet() -> str:
+    return "hello"
+
+def fail(*_: object) -> None:
+    raise StoreUnavailable("disk I/O error")
+
+if (here / "full").exists():
+    type(queue.store).write_reconciliation = fail
+    queue.close()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the workers are started: their root for files, with an application, app.py."""
+    made = tmp_path / "files"
+    made.mkdir()
+    (made / "app.py").write_text(APP)
+    monkeypatch.setenv("QUEUECTL_FILE_ROOTS", str(made))
+    return made
+
+
+@pytest.fixture
+def desk(tmp_path: Path, folder: Path) -> Iterator[Desk]:
+    desk = Desk(tmp_path / "home")
+    install(desk.queue)
+    yield desk
+    desk.close()
+
+
+@pytest.fixture
+def lost(desk: Desk, folder: Path) -> Job:
+    """A completed job whose file is missing; there is another whose file is there."""
+    ids = []
+    for name in ("kept", "lost"):
+        payload = {"path": str(folder / name), "content": name}
+        ids.append(desk.queue.enqueue("create_file", payload).id)
+    assert desk.queue.drain() == 2
+    (folder / "lost").unlink()
+    return desk.job(ids[1])
+
+
+def complete(desk: Desk, type: str) -> str:
+    """A completed job of the application's."""
+    desk.queue.register(type, lambda payload: None)
+    id = desk.queue.enqueue(type, {}).id
+    assert desk.queue.drain() == 1
+    desk.queue.unregister(type)
+    return id
+
+
+def check_told(running: Running, job: Job) -> None:
+    """The log tells of the missing file, and what was done, in lines of JSON."""
+    done = running.wait_for("reconcile.done")
+    assert (done["level"], done["jobs"], done["checked"], done["differing"]) == ("info", 2, 2, 1)
+    assert done["unchecked"] == 0
+    [found] = running.events("reconcile.discrepancy")
+    assert (found["level"], found["job_id"], found["type"]) == ("warning", job.id, "create_file")
+    assert found["problem"] == "the file is missing"
+    assert found["subject"].endswith("/lost")
+
+
+def works(desk: Desk, running: Running) -> None:
+    """It does what it is asked, and stops in order; all that it logged is then there."""
+    job = desk.enqueue("true")
+    desk.wait(job, "completed", SOON)
+    assert running.stop() == 0
+    assert running.errors() == ""
+
+
+# Workers.
+
+
+def test_a_worker_that_starts_tells_what_differs_and_keeps_the_report(
+    desk: Desk, folder: Path, lost: Job
+) -> None:
+    workers = desk.workers(cwd=folder)
+    check_told(workers, lost)
+    report = last_report(desk.queue)
+    assert report is not None
+    assert [found.job_id for found in report.discrepancies] == [lost.id]
+    works(desk, workers)
+    assert not (folder / "lost").exists()
+
+
+def test_of_three_workers_one_reconciles(desk: Desk, folder: Path, lost: Job) -> None:
+    workers = desk.workers("--count 3", up=3, cwd=folder)
+    check_told(workers, lost)
+    works(desk, workers)
+    assert len(workers.events("reconcile.done")) == 1
+    check_told(workers, lost)
+
+
+def test_a_worker_that_is_told_not_to_does_not(desk: Desk, folder: Path, lost: Job) -> None:
+    workers = desk.workers("--count 2 --no-reconcile", up=2, cwd=folder)
+    works(desk, workers)
+    assert "reconcile" not in workers.output()
+    assert last_report(desk.queue) is None
+
+
+def test_a_worker_that_replaces_another_does_not_reconcile_again(desk: Desk, folder: Path, lost: Job) -> None:
+    workers = desk.workers(cwd=folder)
+    check_told(workers, lost)
+    os.kill(workers.pids()[0], signal.SIGKILL)
+    workers.wait_for("worker.started", 2)
+    works(desk, workers)
+    assert len(workers.events("reconcile.done")) == 1
+
+
+def test_detached_workers_reconcile_too_unless_told_not_to(desk: Desk, folder: Path, lost: Job) -> None:
+    def log_of(options: str) -> str:
+        started = desk(f"worker start --detach --json {options}", cwd=folder).json
+        log = Path(started["log"])
+        if not options:
+            wait_until(lambda: "2 completed jobs reconciled" in log.read_text(), SOON, "it is told")
+        desk.wait(desk.enqueue("true"), "completed", SOON)
+        desk("worker stop")
+        return log.read_text()
+
+    assert "reconcile" not in log_of("--no-reconcile")
+    told = log_of("")
+    assert f"create_file {lost.id} completed, but the file is missing: file " in told
+    assert "2 effects checked, 1 differs, 0 could not be checked" in told
+    desk.wait_empty()
+
+
+def test_jobs_do_not_see_what_the_first_worker_was_told(desk: Desk, folder: Path) -> None:
+    workers = desk.workers(cwd=folder)
+    workers.wait_for("reconcile.done")
+    job = desk.enqueue("env")
+    desk.wait(job, "completed", SOON)
+    output = (desk.home / "logs" / f"{job}.log").read_text()
+    assert "QUEUECTL_JOB_ID" in output
+    assert "RECONCILE" not in output
+    assert workers.stop() == 0
+
+
+# The server.
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_server_that_starts_tells_what_differs(desk: Desk, folder: Path, lost: Job, workers: int) -> None:
+    running = desk.start(f"serve --port 0 --log-format json --workers {workers}", cwd=folder)
+    running.wait_for("server.started")
+    if workers:
+        running.wait_for("worker.started", workers)
+    check_told(running, lost)
+    assert running.stop() == 0
+    assert len(running.events("reconcile.done")) == 1
+    report = last_report(desk.queue)
+    assert report is not None
+    assert report.differing == 1
+
+
+def test_a_server_that_is_told_not_to_does_not(desk: Desk, folder: Path, lost: Job) -> None:
+    running = desk.start("serve --port 0 --log-format json --workers 1 --no-reconcile", cwd=folder)
+    running.wait_for("worker.started")
+    running.wait_for("server.started")
+    works(desk, running)
+    assert "reconcile" not in running.output()
+    assert last_report(desk.queue) is None
+
+
+def test_a_server_that_replaces_another_does_not_reconcile_again(desk: Desk, folder: Path, lost: Job) -> None:
+    running = desk.start("serve --port 0 --log-format json --workers 0", cwd=folder)
+    check_told(running, lost)
+    os.kill(running.events("server.started")[0]["pid"], signal.SIGKILL)
+    running.wait_for("server.started", 2)
+    assert running.stop() == 0
+    assert len(running.events("reconcile.done")) == 1
+
+
+# What goes wrong.
+
+
+def test_a_broken_check_is_told_and_the_worker_goes_on(desk: Desk, folder: Path) -> None:
+    job = complete(desk, "broken")
+    workers = desk.workers("--app app:queue", cwd=folder)
+    done = workers.wait_for("reconcile.done")
+    assert (done["differing"], done["unchecked"]) == (0, 1)
+    [found] = workers.events("reconcile.discrepancy")
+    assert (found["job_id"], found["problem"]) == (job, "it could not be checked: OSError: no route to host")
+    works(desk, workers)
+
+
+@pytest.mark.parametrize("line", ["worker start", "serve --port 0 --workers 1"])
+def test_an_error_of_the_database_is_told_and_the_work_goes_on(
+    desk: Desk, folder: Path, lost: Job, line: str
+) -> None:
+    (folder / "full").touch()
+    running = desk.start(f"{line} --log-format json --app app:queue", cwd=folder)
+    failed = running.wait_for("reconcile.failed")
+    assert (failed["level"], failed["error"]) == ("error", "StoreUnavailable: disk I/O error")
+    works(desk, running)
+    assert not running.events("reconcile.done")
+    assert not running.events("worker.died")
+
+
+@pytest.mark.parametrize("line", ["worker start", "serve --port 0 --workers 1"])
+def test_a_costly_check_is_not_made_at_start(desk: Desk, folder: Path, line: str) -> None:
+    job = complete(desk, "costly")
+    running = desk.start(f"{line} --log-format json --app app:queue", cwd=folder)
+    assert running.wait_for("reconcile.done")["jobs"] == 0
+    works(desk, running)
+    assert not (folder / "paid").exists()
+    assert job in desk("reconcile --app app:queue", expect=1, cwd=folder).out
+    assert (folder / "paid").exists()
+
+
+@pytest.mark.parametrize("line", ["worker start", "serve --port 0 --workers 1"])
+def test_a_check_that_hangs_holds_up_neither_the_work_nor_the_end(
+    desk: Desk, folder: Path, line: str
+) -> None:
+    complete(desk, "hanging")
+    running = desk.start(f"{line} --log-format json --app app:queue", cwd=folder)
+    wait_until((folder / "asked").exists, SOON, "the check has begun")
+    greeting = desk.queue.enqueue("greet", {}).id
+    desk.wait(greeting, "completed", SOON)
+    asked = time.monotonic()
+    assert running.stop() == 0
+    assert time.monotonic() - asked < SOON
+    assert running.errors() == ""
+    assert "reconcile" not in running.output()
+    desk.wait_empty()
+
+
+def test_workers_that_end_at_once_cut_it_short_without_a_word(desk: Desk, folder: Path, lost: Job) -> None:
+    """Whether it is done by then or not, nothing is told that is not so."""
+    running = desk.start("worker start --log-format json --drain --count 2", cwd=folder)
+    assert running.wait() == 0
+    assert running.errors() == ""
+    assert not running.events("reconcile.failed")
+    assert len(running.events("reconcile.done")) <= 1
