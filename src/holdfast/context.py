@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from holdfast.config import find_setting
 from holdfast.core.clock import Clock
-from holdfast.core.job import Job
+from holdfast.core.job import Job, Status
 from holdfast.core.lifecycle import completion
 from holdfast.core.payload import decode, encode_payload, encode_result
 from holdfast.core.settings import Settings
@@ -96,6 +96,10 @@ class Attempt:
         if self.claim.timeout is not None:
             self.deadline = self.started + self.claim.timeout
 
+    def is_overdue(self) -> bool:
+        """Whether its lease should have been renewed by now. In a process of its own, nobody knows."""
+        return bool(self.leased) and time.monotonic() > self.leased + self.host.settings().lease_seconds
+
     def context(self) -> Context:
         return Context(self)
 
@@ -143,10 +147,18 @@ class Context:
     def check(self) -> None:
         """A safe point: ends the attempt here if it should stop.
 
-        At shutdown the job is given back and the attempt not counted; after a cancel it ends cancelled.
+        At shutdown the job is given back and the attempt not counted; after a cancel it ends cancelled. An
+        attempt that has lost its job ends here, too, so this belongs before every effect that is not undone.
         """
         if self._attempt.stop_reason is not None:
             raise Interrupted(self._attempt.stop_reason)
+        if self._attempt.is_overdue() and not self._holds_job():
+            raise Interrupted(LOST)  # nobody has come to tell: this process was stopped for a while
+
+    def _holds_job(self) -> bool:
+        claim = self._attempt.claim
+        job = self._attempt.host.store.get_job(claim.id)
+        return job is not None and (job.version, job.status) == (claim.version, Status.PROCESSING)
 
     def on_interrupt(self, stop: Callable[[], None]) -> None:
         """Let a sync handler be stopped: `stop` is called, in another thread, when its time is up.

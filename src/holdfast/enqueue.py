@@ -112,7 +112,7 @@ class Admission:
         text, defaults = self._prepared(job.type, payload, settings)
         try:
             before = self._prepared(job.type, job.payload, settings)[1]
-        except HoldfastError:
+        except Exception:  # what is stored may be from before this handler
             before = {}
         if job.key is None or before.get("key") != job.key or "key" not in defaults:
             return text, None

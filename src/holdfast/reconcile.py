@@ -236,7 +236,7 @@ def _ask(job: Job, how: Reconcile, report: Report, scratch: Scratch) -> None:
                 return
         problem = how.check(job)
         is_checked = True
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         problem = f"it could not be checked: {_words(error)}"
         is_checked = False
     report.checked += is_checked
@@ -287,7 +287,7 @@ def _subject(job: Job, how: Reconcile) -> str | None:
     """What a job is about, if that can be told: what its handler would refuse changes nothing."""
     try:
         return None if how.subject is None else _text(how.subject(job))
-    except Exception:
+    except (Exception, SystemExit):
         return None
 
 
@@ -319,5 +319,5 @@ def _tell(queue: Queue, report: Report, seconds: float) -> None:
     )
 
 
-def _words(error: Exception) -> str:
+def _words(error: BaseException) -> str:
     return str(error) if isinstance(error, HoldfastError) else f"{type(error).__name__}: {error}"

@@ -241,9 +241,9 @@ def test_an_error_of_the_database_is_told_and_the_work_goes_on(
     (folder / "full").touch()
     running = desk.start(f"{line} --log-format json --app app:queue", cwd=folder)
     failed = running.wait_for("reconcile.failed")
-    assert (failed["level"], failed["error"]) == ("error", "StoreUnavailable: disk I/O error")
+    assert (failed["level"], failed["error"]) == ("error", "its report could not be kept: disk I/O error")
     works(desk, running)
-    assert not running.events("reconcile.done")
+    assert [found["job_id"] for found in running.events("reconcile.discrepancy")] == [lost.id]
     assert not running.events("worker.died")
 
 

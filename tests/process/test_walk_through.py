@@ -105,7 +105,10 @@ def shown(commands: list[str], folder: Path) -> list[str]:
     path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("QUEUECTL_", "AWS_"))}
     kept.pop("PYTHONDONTWRITEBYTECODE", None)  # who compiles every module anew takes twice as long to start
-    environment = {**kept, "PATH": path, "TMPDIR": str(folder), "NO_COLOR": "1", "TERM": "xterm"}
+    environment = {
+        **{**kept, "PATH": path, "TMPDIR": str(folder), "NO_COLOR": "1", "TERM": "xterm"},
+        **{"COLUMNS": str(COLUMNS), "LINES": "50"},  # who runs the tests may have other ones
+    }
     master, terminal = pty.openpty()
     try:
         ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 50, COLUMNS, 0, 0))

@@ -18,9 +18,8 @@ from holdfast.errors import StoreUnavailable
 from holdfast.jobs import install
 from holdfast.reconcile import Covered, Discrepancy, Report, reconcile
 from holdfast.store.sqlite.database import Database
-from holdfast.store.sqlite.store import SqliteStore
 from holdfast.testing import MovableClock
-from holdfast.web import create_app
+from holdfast.web import create_app, reconciler
 from tests.support import wait_until
 from tests.surfaces.answers import NOW
 from tests.surfaces.browser import NewPage, Serve, expect, serious_findings, shot
@@ -217,12 +216,12 @@ def test_check_that_takes_longer_runs_on_and_is_shown(
 def test_check_that_fails_says_why_until_one_has_succeeded(
     web: Reader, queue: Queue, world: World, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise StoreUnavailable("the disk is full")
 
     world.make(queue, ["a"])
     with monkeypatch.context() as patched:
-        patched.setattr(SqliteStore, "write_reconciliation", fail)
+        patched.setattr(reconciler, "reconcile", fail)
         page = web.submit(web.open("/reconcile").form("/reconcile"))
     assert page.notice == "The check has ended without a report."
     assert page.section("notice").one("p").classes == {"notice", "problem"}

@@ -20,9 +20,8 @@ from holdfast.errors import StoreUnavailable
 from holdfast.events import ReconciliationFailed
 from holdfast.jobs import BUILT_IN, install
 from holdfast.reconcile import last_report, reconcile
-from holdfast.store.sqlite.store import SqliteStore
 from holdfast.testing import MovableClock
-from holdfast.web import create_app
+from holdfast.web import create_app, reconciler
 from holdfast.web.reconciler import Asked, Run
 from tests.conformance.steps import everything
 from tests.support import wait_until
@@ -457,7 +456,7 @@ def test_what_goes_wrong_is_answered_and_told_and_the_next_one_is_fine(
     status: int,
     code: str,
 ) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise error
 
     told: list[Any] = []
@@ -466,7 +465,7 @@ def test_what_goes_wrong_is_answered_and_told_and_the_next_one_is_fine(
     )
     world.make(queue, ["a"])
     with monkeypatch.context() as patched:
-        patched.setattr(SqliteStore, "write_reconciliation", fail)
+        patched.setattr(reconciler, "reconcile", fail)
         refused(post(api), status, code)
     assert [event.error for event in told] == [f"{type(error).__name__}: {error}"]
     assert state(api) == {"running": None, "report": None}

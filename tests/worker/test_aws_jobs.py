@@ -26,7 +26,7 @@ from holdfast.jobs.aws.compare import difference, equal, same
 from holdfast.jobs.aws.trouble import secrets_of, without
 from tests.support import Recorder, wait_until
 from tests.worker.aws_cloud_control import CloudControl, HangUp, Refused, Script, served
-from tests.worker.support import PATIENCE, get, run_script
+from tests.worker.support import PATIENCE, get, run_script, supersede
 
 StartWorker = Callable[..., Any]
 Config = dict[str, Any]
@@ -1084,3 +1084,32 @@ def test_what_is_wanted_is_the_same_as_what_is_found(wanted: Any, found: Any, is
 def test_equal_leaves_nothing_out() -> None:
     assert not equal({"a": 1}, {"a": 1, "b": 2})
     assert equal({"a": 1, "b": None}, {"a": 1})
+
+
+@pytest.mark.parametrize("lost_before", ["GetParameter", "PutParameter"])
+def test_attempt_that_lost_its_job_changes_nothing_any_more(
+    queue: Queue, cloud: None, monkeypatch: pytest.MonkeyPatch, lost_before: str
+) -> None:
+    """As after a pause of the whole machine: another attempt has done the work, and a later job more."""
+    checked: list[str] = []
+    made = access.Access._made
+
+    def watched(self: access.Access, service: str) -> Any:
+        client = made(self, service)
+
+        def pause(model: Any, **_: Any) -> None:
+            checked.append(model.name)
+            if model.name == lost_before:
+                supersede(queue, "late")
+                assert self._ctx is not None
+                self._ctx._attempt.leased -= 3600
+
+        client.meta.events.register_first("before-call", pause)
+        return client
+
+    monkeypatch.setattr(access.Access, "_made", watched)
+    queue.enqueue("sync_aws", payload("ssm_parameter", "/a", {"Value": "old", "Type": "String"}), id="late")
+    queue.drain(limit=1)
+    assert checked[-1] == lost_before
+    assert client("ssm").describe_parameters()["Parameters"] == []
+    assert (get(queue, "late").status, get(queue, "late").worker_id) == ("processing", "another")

@@ -114,7 +114,7 @@ def test_batch_is_stored_in_order_each_with_options_of_its_own(queue: Queue, oth
     later = datetime(2040, 1, 1, tzinfo=UTC)
     batch: list[Item] = [
         ("mail", {"to": "a"}, {"id": "first", "priority": 5, "timeout": 30, "max_attempts": 7}),
-        ("shell:media", None, {"id": "second", "run_at": later}),
+        ("crawl:media", None, {"id": "second", "run_at": later}),
         ("mail", {"to": "b"}, {"key": "k", "key_for": 60}),
     ]
     stored = queue.enqueue_batch(batch)
@@ -123,7 +123,7 @@ def test_batch_is_stored_in_order_each_with_options_of_its_own(queue: Queue, oth
     first, second, third = (get(other_queue, found.id) for found, _ in stored)
     assert (first.id, first.priority, first.timeout, first.max_attempts) == ("first", 5, 30, 7)
     assert (second.type, second.payload, second.status, second.run_at) == (
-        "shell:media",
+        "crawl:media",
         {},
         "scheduled",
         later,

@@ -1386,3 +1386,35 @@ def test_slow_disk_keeps_the_transaction_until_it_is_done(
     queue_with_files.drain(limit=1)
     done = get(queue_with_files, job.id)
     assert (done.status, done.attempts, done.errors) == ("completed", 1, ())
+
+
+def test_worker_whose_folder_is_gone_says_so_and_tries_again(
+    queue_with_files: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It can't tell which files it may touch, and so not whether one of them is gone."""
+    monkeypatch.delenv(VARIABLE)
+    job = queue_with_files.enqueue(DELETE_FILE, {"path": str(tmp_path / "a")})
+    (tmp_path / "a").write_text("here")
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    queue_with_files.drain(limit=1)
+    monkeypatch.chdir(tmp_path)
+    left = get(queue_with_files, job.id)
+    assert left.status == "scheduled"
+    assert (left.error or "").startswith("HoldfastError: the current folder of this worker is gone")
+
+
+def test_result_that_is_no_dict_is_refused_before_anything_is_written(
+    queue_with_files: Queue, root: Path
+) -> None:
+    def handler(payload: dict[str, Any], ctx: Context) -> Any:
+        ctx.result = [1]
+        return files.publish(ctx, str(root / "a"), b"new", overwrite=True)
+
+    queue_with_files.register("mine", handler)
+    job = queue_with_files.enqueue("mine", {}, max_attempts=1)
+    queue_with_files.drain()
+    assert "ctx.result must be a dict or None" in (get(queue_with_files, job.id).error or "")
+    assert tree(root) == {}

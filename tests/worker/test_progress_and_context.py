@@ -362,3 +362,29 @@ def test_check_does_nothing_while_all_is_well(queue: Queue) -> None:
     job = work.enqueue()
     queue.drain()
     assert get(queue, job.id).result == "done"
+
+
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_attempt_that_was_stopped_beyond_its_lease_looks_whether_the_job_is_still_its_own(
+    queue: Queue, recorder: Recorder, is_taken: bool
+) -> None:
+    """After a pause of the whole process the handler's thread may be the first to go on."""
+    effects: list[str] = []
+
+    @queue.job
+    def work(ctx: Context) -> None:
+        if is_taken:
+            supersede(queue, ctx.job.id)
+        ctx._attempt.leased -= 3600
+        ctx.check()
+        effects.append("done")
+
+    job = work.enqueue()
+    queue.drain(limit=1)
+    left = get(queue, job.id)
+    if is_taken:
+        assert effects == []
+        assert (left.status, left.worker_id, left.errors) == ("processing", "another", ())
+    else:
+        assert effects == ["done"]
+        assert left.status == "completed"

@@ -20,8 +20,8 @@ import pytest
 from holdfast import Context, HoldfastError, Job, Queue, Reconcile
 from holdfast.core.job import base_type
 from holdfast.core.lifecycle import Errored, LeaseEnded, Outcome
-from holdfast.errors import ConfigError, StoreUnavailable
-from holdfast.events import DiscrepancyFound, JobsPruned, Reconciled
+from holdfast.errors import ConfigError, StoreBusy, StoreUnavailable
+from holdfast.events import DiscrepancyFound, Event, JobsPruned, Reconciled
 from holdfast.jobs import files, install
 from holdfast.reconcile import KEPT, Report, as_json, checkable_types, last_report, reconcile
 from holdfast.testing import MovableClock
@@ -1149,3 +1149,31 @@ def test_jobs_of_very_many_lanes_are_read_in_their_order(queue: Queue) -> None:
     moments = [found.completed_at for found in report.discrepancies]
     assert len(moments) == 150
     assert moments == sorted(moments, reverse=True)
+
+
+def test_check_that_exits_is_listed_as_not_checked(queue: Queue) -> None:
+    def leave(job: Job) -> str | None:
+        sys.exit("bye")
+
+    queue.register("mine", lambda payload: None, reconcile=leave)
+    job = queue.enqueue("mine", {})
+    queue.drain()
+    report = reconcile(queue)
+    assert [(found.job_id, found.problem) for found in report.discrepancies] == [
+        (job.id, "it could not be checked: SystemExit: bye")
+    ]
+
+
+def test_report_that_can_not_be_kept_is_still_told(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue.register("mine", lambda payload: None, reconcile=lambda job: "it is gone")
+    queue.enqueue("mine", {})
+    queue.drain()
+
+    def busy(report: str) -> None:
+        raise StoreBusy(5)
+
+    monkeypatch.setattr(queue.store, "write_reconciliation", busy)
+    told: list[Event] = []
+    queue.events.subscribe(told.append)
+    assert reconcile(queue).differing == 1
+    assert [event.name for event in told] == ["reconcile.discrepancy", "reconcile.done", "reconcile.failed"]

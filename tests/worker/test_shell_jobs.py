@@ -24,7 +24,7 @@ from holdfast.jobs.output_log import TAIL_BYTES, log_path
 from holdfast.worker import maintenance
 from holdfast.worker.executors.threads import ThreadExecutor
 from tests.support import Recorder, wait_until
-from tests.worker.support import PATIENCE, Gate, get, is_alive, supersede
+from tests.worker.support import PATIENCE, Gate, get, is_alive, sql, supersede
 
 StartWorker = Callable[..., Any]
 
@@ -429,10 +429,12 @@ def test_what_is_optional_may_be_null(
 def test_wrong_payload_from_elsewhere_fails_for_good(
     queue: Queue, other_queue: Queue, start_worker: StartWorker
 ) -> None:
-    """A process without the built-in types could not check it."""
+    """A program of another release, or of somebody else, may have written it."""
     queue.set_config("max_attempts", 5)
+    job = other_queue.enqueue("shell", {"command": "true"})
+    sql(queue, "UPDATE holdfast_jobs SET payload = ? WHERE id = ?", '{"comand": "true"}', job.id)
     start_worker()
-    job = queue.wait(other_queue.enqueue("shell", {"comand": "true"}).id, timeout=PATIENCE)
+    job = queue.wait(job.id, timeout=PATIENCE)
     assert (job.status, job.attempts) == ("failed", 1)
     assert "InvalidPayload" in (job.error or "")
 

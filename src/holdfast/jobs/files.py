@@ -24,8 +24,8 @@ from msgspec import Meta, Struct
 from holdfast.context import Context
 from holdfast.core.clock import from_datetime
 from holdfast.core.job import Job
-from holdfast.errors import Fail, HoldfastError, InvalidPayload, LeaseLost, Retry
-from holdfast.jobs.roots import open_folder, real_path, refuse_unless_file, whole_path
+from holdfast.errors import Fail, HoldfastError, InvalidPayload, LeaseLost, Retry, shown
+from holdfast.jobs.roots import MissingFolder, open_folder, real_path, refuse_unless_file, whole_path
 
 _PERMANENT = {
     errno.EACCES,
@@ -79,7 +79,7 @@ def delete_file(payload: OldFile, ctx: Context) -> dict[str, Any]:
         try:
             with open_folder(path) as (folder, name):
                 return _delete(ctx, folder, name, payload)
-        except FileNotFoundError:  # of a folder on the way
+        except MissingFolder:
             if payload.require_exists:
                 raise Fail(f"{path!r} is not there") from None
             return {"path": whole_path(path), "changed": False}
@@ -93,6 +93,9 @@ def publish(ctx: Context, path: str, data: bytes, *, overwrite: bool) -> dict[st
     """
     job = ctx.job
     again = job.version > 1
+    facts = ctx.result or {}
+    if not isinstance(facts, dict):
+        raise HoldfastError(f"ctx.result must be a dict or None before publish(), not {shown(facts)}")
     with _explained(path), open_folder(path, make=True, again=again) as (folder, name):
         _remove_marks(job, folder, "new")
         before = refuse_unless_file(folder, name, path)
@@ -100,7 +103,7 @@ def publish(ctx: Context, path: str, data: bytes, *, overwrite: bool) -> dict[st
             ctx.hold()
             changed = _give_name(folder, temporary, name, path, data, overwrite=overwrite)
             ctx.result = {
-                **(ctx.result or {}),
+                **facts,
                 "path": whole_path(path),
                 "bytes": len(data),
                 "sha256": hashlib.sha256(data).hexdigest(),

@@ -21,6 +21,10 @@ LONGEST_PATH = 4095
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
+class MissingFolder(FileNotFoundError):
+    """A folder on the way to a file is not there."""
+
+
 def whole_path(path: str, field: str = "path") -> str:
     """The path as it is stored with a job: absolute, without `.`, `..` and double slashes."""
     where = f"payload.{field}"
@@ -49,9 +53,14 @@ def roots() -> list[str]:
     By default its current folder, but not one that a home lies in.
     """
     said = os.environ.get(VARIABLE)
-    if said is not None:
-        return [os.path.abspath(folder) for folder in said.split(os.pathsep) if folder]
-    current = os.getcwd()
+    try:
+        if said is not None:
+            return [os.path.abspath(folder) for folder in said.split(os.pathsep) if folder]
+        current = os.getcwd()
+    except FileNotFoundError:
+        raise HoldfastError(
+            f"the current folder of this worker is gone; start it anew, or set {VARIABLE}"
+        ) from None
     home = os.path.realpath(os.path.expanduser("~"))
     return [] if os.path.commonpath([current, home]) == current else [current]
 
@@ -62,7 +71,7 @@ def open_folder(path: str, *, make: bool = False, again: bool = False) -> Iterat
 
     With `make`, missing folders are made; `again` is for a second attempt, since the first may have made some
     and died before they were on disk. Raises Fail for a path outside the roots or through a link, and
-    FileNotFoundError where a folder is missing.
+    MissingFolder where one is missing.
     """
     root, names = _below_root(path)
     try:
@@ -126,6 +135,8 @@ def _step(folder: int, name: str, path: str, *, make: bool, again: bool) -> int:
             os.fsync(folder)
     try:
         return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
+    except FileNotFoundError:
+        raise MissingFolder(errno.ENOENT, "no such folder", path) from None
     except OSError as error:
         if error.errno not in (errno.ENOTDIR, errno.ELOOP):
             raise

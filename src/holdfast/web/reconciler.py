@@ -16,10 +16,9 @@ from datetime import datetime
 from msgspec import Struct
 
 from holdfast.core.clock import to_datetime
-from holdfast.errors import ConfigError
 from holdfast.events import ReconciliationFailed
 from holdfast.queue import Queue
-from holdfast.reconcile import Report, checkable_types, reconcile
+from holdfast.reconcile import Report, reconcile, require_checkable
 from holdfast.web.errors import Refused
 
 _LAST_SECONDS = 1.0
@@ -85,7 +84,7 @@ class Reconciler:
         its own could begin.
         """
         asked = Asked(None if types is None else frozenset(types))
-        self._require_checkable(asked.types or ())
+        require_checkable(self._queue, sorted(asked.types or ()))  # before anybody waits for their turn
         while True:
             run = self.start(asked)
             if run.asked == asked:
@@ -121,14 +120,6 @@ class Reconciler:
         """Wait a moment for its thread, which has been told to end."""
         if self._thread is not None:
             self._thread.join(_LAST_SECONDS)
-
-    def _require_checkable(self, types: Iterable[str]) -> None:
-        """Refuse wrong types before anybody waits for their turn."""
-        for type in sorted(types):
-            handler = self._queue.registry.find(type)
-            if handler is None or handler.reconcile is None:
-                known = ", ".join(checkable_types(self._queue)) or "none"
-                raise ConfigError(f"jobs of type {type!r} can't be checked here; those that can: {known}")
 
     def _work(self, run: Run) -> None:
         try:

@@ -100,7 +100,7 @@ def ending_of_error(attempt: Attempt, error: BaseException) -> Ending:
     """How an attempt ends whose handler raised."""
     if attempt.committed:
         return Committed(describe(error))
-    if isinstance(error, LeaseLost):
+    if isinstance(error, LeaseLost) or (isinstance(error, Interrupted) and attempt.stop_reason is None):
         return LetGo()
     if isinstance(error, Interrupted | asyncio.CancelledError) and attempt.stop_reason is not None:
         return ending_of_stop(attempt)

@@ -120,9 +120,11 @@ class Access:
         with _reading:
             self._session.register_component("data_loader", _descriptions())
             try:
-                return self._session.create_client(service, region_name=region, config=config)
+                client = self._session.create_client(service, region_name=region, config=config)
             except ValueError as error:  # such as an endpoint that is none
                 raise Fail(str(error)) from None
+        client.meta.events.register("before-call", lambda **_: self.check())
+        return client
 
 
 @cache
