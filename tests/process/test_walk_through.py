@@ -106,8 +106,13 @@ def shown(commands: list[str], folder: Path) -> list[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("QUEUECTL_", "AWS_"))}
     kept.pop("PYTHONDONTWRITEBYTECODE", None)  # who compiles every module anew takes twice as long to start
     environment = {
-        **{**kept, "PATH": path, "TMPDIR": str(folder), "NO_COLOR": "1", "TERM": "xterm"},
-        **{"COLUMNS": str(COLUMNS), "LINES": "50"},  # who runs the tests may have other ones
+        **kept,
+        "PATH": path,
+        "TMPDIR": str(folder),
+        "NO_COLOR": "1",
+        "TERM": "xterm",
+        "COLUMNS": str(COLUMNS),  # who runs the tests may have others
+        "LINES": "50",
     }
     master, terminal = pty.openpty()
     try:
