@@ -111,12 +111,30 @@ def reconcile(
                 break
             report.discrepancies.append(json.decode(record, type=Discrepancy))
     report.finished_at = to_datetime(store.now())
-    _tell(queue, report, time.monotonic() - started)
+    for found in report.discrepancies:
+        queue.events.emit(
+            DiscrepancyFound(
+                job_id=found.job_id, type=found.type, subject=found.subject, problem=found.problem
+            )
+        )
+    _keep(queue, report)
+    queue.events.emit(
+        Reconciled(
+            jobs=report.jobs,
+            checked=report.checked,
+            differing=report.differing,
+            unchecked=report.unchecked,
+            seconds=time.monotonic() - started,
+        )
+    )
+    return report
+
+
+def _keep(queue: Queue, report: Report) -> None:
     try:
-        store.write_reconciliation(json.encode(report).decode())
+        queue.store.write_reconciliation(json.encode(report).decode())
     except StoreError as error:
         queue.events.emit(ReconciliationFailed(error=f"its report could not be kept: {error}"))
-    return report
 
 
 def last_report(queue: Queue) -> Report | None:
@@ -299,24 +317,6 @@ def _text(subject: object) -> str:
 
 def _storable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _tell(queue: Queue, report: Report, seconds: float) -> None:
-    for found in report.discrepancies:
-        queue.events.emit(
-            DiscrepancyFound(
-                job_id=found.job_id, type=found.type, subject=found.subject, problem=found.problem
-            )
-        )
-    queue.events.emit(
-        Reconciled(
-            jobs=report.jobs,
-            checked=report.checked,
-            differing=report.differing,
-            unchecked=report.unchecked,
-            seconds=seconds,
-        )
-    )
 
 
 def _words(error: BaseException) -> str:

@@ -1176,4 +1176,4 @@ def test_report_that_can_not_be_kept_is_still_told(queue: Queue, monkeypatch: py
     told: list[Event] = []
     queue.events.subscribe(told.append)
     assert reconcile(queue).differing == 1
-    assert [event.name for event in told] == ["reconcile.discrepancy", "reconcile.done", "reconcile.failed"]
+    assert [event.name for event in told] == ["reconcile.discrepancy", "reconcile.failed", "reconcile.done"]
