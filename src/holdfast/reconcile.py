@@ -12,7 +12,7 @@ import heapq
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from msgspec import DecodeError, Struct, json, to_builtins
@@ -96,21 +96,8 @@ def reconcile(
 
     With `on_start` only the checks that are meant for it. What `progress` raises ends it.
     """
-    wanted = _wanted(queue, types, on_start=on_start)
-    store = queue.store
-    begun = store.now()
     started = time.monotonic()
-    covered = _covered(queue, wanted)
-    report = Report(started_at=to_datetime(begun), finished_at=to_datetime(begun), covered=covered)
-    with Scratch() as scratch:
-        newest = _walk(queue, wanted, report, scratch, progress)
-        if report.differing:
-            _settle(queue, report, scratch, newest)
-        for number, record in enumerate(scratch.records()):
-            if number == KEPT:
-                break
-            report.discrepancies.append(json.decode(record, type=Discrepancy))
-    report.finished_at = to_datetime(store.now())
+    report = _compare(queue, _wanted(queue, types, on_start=on_start), progress)
     for found in report.discrepancies:
         queue.events.emit(
             DiscrepancyFound(
@@ -127,6 +114,19 @@ def reconcile(
             seconds=time.monotonic() - started,
         )
     )
+    return report
+
+
+def _compare(queue: Queue, wanted: set[str], progress: Progress) -> Report:
+    begun = to_datetime(queue.store.now())
+    report = Report(started_at=begun, finished_at=begun, covered=_covered(queue, wanted))
+    with Scratch() as scratch:
+        newest = _walk(queue, wanted, report, scratch, progress)
+        if report.differing:
+            _settle(queue, report, scratch, newest)
+        records = islice(scratch.records(), KEPT)
+        report.discrepancies = [json.decode(record, type=Discrepancy) for record in records]
+    report.finished_at = to_datetime(queue.store.now())
     return report
 
 
