@@ -28,6 +28,10 @@ each share the median of the rounds' shares.
               A line says what it took with 1,000,000, and how many times that with 1,000. Expected: at most 3
               times as long, for the worst. Searches stand there too, without an expectation: they read 10,000
               jobs, and no more
+    reconcile 100,000 and 10,000 completed create_file jobs against their files, by the library and by
+              `queuectl reconcile` on a terminal, in a process of its own each time, against bare Python that
+              reads the same files in the same order and compares their SHA-256. And that its memory stays
+              where it is with 10,000
 
 After each benchmark stands how much of the machine others used meanwhile. Where that is more than a few
 hundredths of a core, the figures say less, and those of pickup and idle next to nothing. The files lie in
@@ -52,13 +56,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Self
 
-from benchmarks import dashboard, drain, enqueue, floor, growth, http, idle, pickup, start_up
+from benchmarks import dashboard, drain, enqueue, floor, growth, http, idle, pickup, reconcile, start_up
 from benchmarks.bench import QUICK, Bench, Sizes
 from benchmarks.figures import Figure, expectations, table
 
 BENCHMARKS: dict[str, Callable[[Bench], list[Figure]]] = {
     module.__name__.rpartition(".")[2]: module.measure
-    for module in (floor, enqueue, drain, pickup, idle, growth, start_up, http, dashboard)
+    for module in (floor, enqueue, drain, pickup, idle, growth, start_up, http, dashboard, reconcile)
 }
 
 

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from holdfast import Context, Fail, HoldfastError, Queue, Reconcile
-from holdfast.jobs.files import not_as_written, publish, subject
+from holdfast.jobs.files import file_subject, not_as_written, publish
 
 FOLDER = Path(os.environ.get("REQUIREMENTS_FOLDER", "data")).absolute()
 
@@ -48,7 +48,11 @@ class Requirement(Struct):
 
 
 # A file that was changed by somebody else is found by `queuectl reconcile --app requirements_app:queue`.
-@queue.job(reconcile=Reconcile(not_as_written, subject=subject))
+@queue.job(
+    reconcile=Reconcile(
+        not_as_written, subject=lambda job: file_subject(str(requirement_file(job.payload["id"])))
+    )
+)
 def create_requirement(ctx: Context, id: Id, text: Text) -> dict[str, Any]:
     """Write the record, and queue what follows from it.
 

@@ -65,7 +65,7 @@ def make_options(given: Mapping[str, Any]) -> Options:
     return Options(**given, said=frozenset(name for name, value in given.items() if value is not None))
 
 
-class BuiltIn(Protocol):
+class FindChecker(Protocol):
     """Finds what checks the payload of a built-in type; None if there is nothing to check."""
 
     def __call__(self, type: str, payload: object, /) -> Handler | None: ...
@@ -75,7 +75,7 @@ class Admission:
     """Turns calls into NewJobs, refusing what is wrong before anything is stored."""
 
     def __init__(
-        self, registry: Registry, *, strict_types: bool, built_in: BuiltIn = lambda _type, _payload: None
+        self, registry: Registry, *, strict_types: bool, built_in: FindChecker = lambda _type, _payload: None
     ) -> None:
         self._registry = registry
         self._built_in = built_in

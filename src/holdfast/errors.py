@@ -263,17 +263,16 @@ class CommandFailed(HoldfastError):
         self.last_line = last_line
 
 
+class ExtractionFailed(HoldfastError):
+    """Claude Code gave no answer that can be kept; another attempt may."""
+
+    def __init__(self, problem: str, *, exit_code: int) -> None:
+        super().__init__(problem)
+        self.exit_code = exit_code
+
+
 class Interrupted(BaseException):
     """Raised by ctx.check() to end an attempt at a safe point.
 
     Not an Exception, so that a handler's `except Exception` lets it pass.
     """
-
-
-class ExtractionFailed(CommandFailed):
-    """Claude Code gave no answer that can be kept; another attempt may."""
-
-    def __init__(self, problem: str | None = None, *, exit_code: int = 0) -> None:
-        HoldfastError.__init__(self, problem)
-        self.exit_code = exit_code
-        self.last_line = problem or ""

@@ -327,7 +327,7 @@ class Reconciled(Event, frozen=True, kw_only=True):
 
 
 class ReconciliationFailed(Event, frozen=True, kw_only=True):
-    """The completed jobs could not be compared with the world."""
+    """The completed jobs could not be compared with the world, or the report of that not be kept."""
 
     name = "reconcile.failed"
     level = ERROR

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
@@ -65,13 +65,15 @@ class Covered(Struct, frozen=True, kw_only=True, rename="camel"):
 class Report(Struct, kw_only=True, rename="camel"):
     """What came of a reconciliation.
 
-    Of the `jobs` read, `checked` were compared with the world. `superseded` were followed by a later job for
-    the same thing; `unsettled` differed, but a job for the same thing is at work.
+    `left_out` are types with completed jobs that were not asked about. Of the `jobs` read, `checked` were
+    compared with the world. `superseded` were followed by a later job for the same thing; `unsettled`
+    differed, but a job for the same thing is at work.
     """
 
     started_at: datetime
     finished_at: datetime
     covered: list[Covered]
+    left_out: list[str] = []
     jobs: int = 0
     checked: int = 0
     superseded: int = 0
@@ -119,11 +121,18 @@ def reconcile(
 
 def _compare(queue: Queue, wanted: set[str], progress: Progress) -> Report:
     begun = to_datetime(queue.store.now())
-    report = Report(started_at=begun, finished_at=begun, covered=_covered(queue, wanted))
+    covered = _covered(queue)
+    report = Report(
+        started_at=begun,
+        finished_at=begun,
+        covered=[type for type in covered if type.type in wanted],
+        left_out=[type.type for type in covered if type.type not in wanted and type.completed],
+    )
     with Scratch() as scratch:
-        newest = _walk(queue, wanted, report, scratch, progress)
+        comparison = _Comparison(queue, wanted, report, scratch, progress)
+        comparison.walk()
         if report.differing:
-            _settle(queue, report, scratch, newest)
+            comparison.settle()
         records = islice(scratch.records(), KEPT)
         report.discrepancies = [json.decode(record, type=Discrepancy) for record in records]
     report.finished_at = to_datetime(queue.store.now())
@@ -184,10 +193,10 @@ def _checks(queue: Queue) -> dict[str, Reconcile]:
     return {type: found.reconcile for type, found in handlers.items() if found and found.reconcile}
 
 
-def _covered(queue: Queue, types: Iterable[str]) -> list[Covered]:
+def _covered(queue: Queue) -> list[Covered]:
     counts, enqueued = queue.store.count_jobs(), queue.store.count_enqueued()
     covered = []
-    for type in sorted(types):
+    for type in sorted(_checks(queue)):
         first = queue.store.list_jobs(replace(_completed(type), ascending=True, limit=1))
         kept = counts.get(type, {})
         covered.append(
@@ -207,34 +216,6 @@ def _completed(type: str, since: int | None = None) -> JobFilter:
     )
 
 
-def _walk(
-    queue: Queue, wanted: set[str], report: Report, scratch: Scratch, progress: Progress
-) -> dict[str, Place]:
-    """Ask about the last job for each thing, the latest first.
-
-    A job of a type that is not asked about may be the last, too, if its subjects are named in the same way.
-    Returns the place of the latest job of each type.
-    """
-    newest: dict[str, Place] = {}
-    checks = _checks(queue)
-    subjects = {checks[type].subject for type in wanted} - {None}
-    checks = {type: how for type, how in checks.items() if type in wanted or how.subject in subjects}
-    counts = queue.store.count_jobs()
-    total = sum(counts.get(type, {}).get(Status.COMPLETED, 0) for type in checks)
-    lists = (_pages(queue, _completed(type)) for type in checks)
-    for done, placed in enumerate(heapq.merge(*lists, key=lambda placed: placed.place, reverse=True), 1):
-        newest.setdefault(placed.job.type, placed.place)
-        job = queue.store.get_job(placed.job.id)
-        if job is not None and job.status is Status.COMPLETED:  # it may have been deleted meanwhile
-            if job.type in wanted:
-                report.jobs += 1
-                _ask(job, checks[job.type], report, scratch)
-            elif subject := _subject(job, checks[job.type]):
-                scratch.add(subject)
-        progress(done, max(total, done))
-    return newest
-
-
 def _pages(queue: Queue, filter: JobFilter) -> Iterator[Placed]:
     while True:
         rows, following = queue.store.list_placed(filter)
@@ -244,56 +225,97 @@ def _pages(queue: Queue, filter: JobFilter) -> Iterator[Placed]:
         filter = replace(filter, after=following)
 
 
-def _ask(job: Job, how: Reconcile, report: Report, scratch: Scratch) -> None:
-    subject = job.id
-    try:
-        if how.subject is not None:
-            subject = _text(how.subject(job))
-            if not scratch.add(subject):
-                report.superseded += 1
-                return
-        problem = how.check(job)
-        is_checked = True
-    except (Exception, SystemExit) as error:
-        problem = f"it could not be checked: {_words(error)}"
-        is_checked = False
-    report.checked += is_checked
-    if problem is None:
-        return
-    report.differing += is_checked
-    report.unchecked += not is_checked
-    found = Discrepancy(
-        job_id=job.id,
-        type=job.type,
-        subject=subject[:_LONGEST],
-        problem=_storable(str(problem))[:_LONGEST],
-        completed_at=job.finished_at or job.updated_at,
-        is_checked=is_checked,
-    )
-    # What could not be checked is not settled by a later job: it is kept under no name.
-    scratch.record(subject if is_checked else "", json.encode(found))
+class _Comparison:
+    """The walk over the jobs, and what it has come upon."""
 
+    def __init__(
+        self, queue: Queue, wanted: set[str], report: Report, scratch: Scratch, progress: Progress
+    ) -> None:
+        self._queue = queue
+        self._wanted = wanted
+        self._report = report
+        self._scratch = scratch
+        self._progress = progress
+        self._newest: dict[str, Place] = {}
+        self._done = self._total = 0
 
-def _settle(queue: Queue, report: Report, scratch: Scratch, newest: Mapping[str, Place]) -> None:
-    """Drop what a job has changed that the walk has not read, or may just be changing.
+    def walk(self) -> None:
+        """Ask about the last job for each thing, the latest first."""
+        checks = self._checks()
+        counts = self._queue.store.count_jobs()
+        self._total = sum(counts.get(type, {}).get(Status.COMPLETED, 0) for type in checks)
+        lists = (_pages(self._queue, _completed(type)) for type in checks)
+        for placed in heapq.merge(*lists, key=lambda placed: placed.place, reverse=True):
+            self._newest.setdefault(placed.job.type, placed.place)
+            job = self._queue.store.get_job(placed.job.id)
+            if job is not None and job.status is Status.COMPLETED:  # it may have been deleted meanwhile
+                if job.type in self._wanted:
+                    self._report.jobs += 1
+                    self._ask(job, checks[job.type])
+                elif subject := _subject(job, checks[job.type]):
+                    self._scratch.add(subject)
+            self._done += 1
+            self._tell()
 
-    Those at work are read first: one that completes meanwhile is then found among the completed.
-    """
-    for type, how in _checks(queue).items():
-        if how.subject is None:
-            continue
-        last = newest.get(type)
-        completed = _completed(type, since=last.key if last else None)
-        for placed in chain(_pages(queue, _at_work(type)), _pages(queue, completed)):
-            is_read = last and placed.job.status is Status.COMPLETED and placed.place <= last
-            if is_read or not placed.job.attempts:  # the latter has not begun
-                continue
-            job = queue.store.get_job(placed.job.id)
-            subject = job and _subject(job, how)
-            if subject:
-                settled = scratch.forget(subject)
-                report.unsettled += settled
-                report.differing -= settled
+    def settle(self) -> None:
+        """Drop what a job has changed that the walk has not read, or may just be changing.
+
+        Those at work are read first: one that completes meanwhile is then found among the completed.
+        """
+        for type, how in self._checks().items():
+            last = self._newest.get(type)
+            completed = _completed(type, since=last.key if last else None)
+            for placed in chain(_pages(self._queue, _at_work(type)), _pages(self._queue, completed)):
+                self._tell()
+                is_read = last and placed.job.status is Status.COMPLETED and placed.place <= last
+                if is_read or not placed.job.attempts:  # the latter has not begun
+                    continue
+                job = self._queue.store.get_job(placed.job.id)
+                subject = job and _subject(job, how)
+                if subject:
+                    settled = self._scratch.forget(subject)
+                    self._report.unsettled += settled
+                    self._report.differing -= settled
+
+    def _tell(self) -> None:
+        self._progress(self._done, max(self._total, self._done))
+
+    def _checks(self) -> dict[str, Reconcile]:
+        """How to check the types that are asked about, and those that name their subjects in the same way:
+        a job of these may be the last for a thing, too."""
+        checks = _checks(self._queue)
+        subjects = {checks[type].subject for type in self._wanted if type in checks} - {None}
+        return {type: how for type, how in checks.items() if type in self._wanted or how.subject in subjects}
+
+    def _ask(self, job: Job, how: Reconcile) -> None:
+        report = self._report
+        subject = job.id
+        try:
+            if how.subject is not None:
+                subject = _text(how.subject(job))
+                if not self._scratch.add(subject):
+                    report.superseded += 1
+                    return
+            problem = how.check(job)
+            is_checked = True
+        except (Exception, SystemExit) as error:
+            problem = f"it could not be checked: {_words(error)}"
+            is_checked = False
+        report.checked += is_checked
+        if problem is None:
+            return
+        report.differing += is_checked
+        report.unchecked += not is_checked
+        found = Discrepancy(
+            job_id=job.id,
+            type=job.type,
+            subject=subject[:_LONGEST],
+            problem=_storable(str(problem))[:_LONGEST],
+            completed_at=job.finished_at or job.updated_at,
+            is_checked=is_checked,
+        )
+        # What could not be checked is not settled by a later job: it is kept under no name.
+        self._scratch.record(subject if is_checked else "", json.encode(found))
 
 
 def _at_work(type: str) -> JobFilter:

@@ -229,7 +229,9 @@ def test_only_the_types_asked_for_are_checked(cli: Cli, filed: Queue, folder: Pa
     completed(filed, "delete_file", {"path": str(folder / "b")})
     (folder / "a").unlink()
     (folder / "b").touch()
-    assert [row[0] for row in cli("reconcile", "--type", "delete_file").rows[:-2]] == ["delete_file"]
+    alone = cli("reconcile", "--type", "delete_file")
+    assert [row[0] for row in alone.rows[:-3]] == ["delete_file"]
+    assert alone.rows[-2] == ["not asked about: create_file"]
     both = cli("reconcile", "--type", "delete_file", "--type", "create_file")
     assert [row[0] for row in both.rows[:-3]] == ["delete_file", "create_file"]
     assert cli("reconcile", "--type", "claude_extraction").code == 0
@@ -290,6 +292,7 @@ def test_json_has_camel_case_names_and_instants_in_utc(cli: Cli, filed: Queue, f
         "startedAt",
         "finishedAt",
         "covered",
+        "leftOut",
         "jobs",
         "checked",
         "superseded",

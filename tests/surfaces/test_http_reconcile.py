@@ -146,6 +146,7 @@ def test_report_of_file_jobs_written_out(
     assert report == {
         "startedAt": at(minutes=2),
         "finishedAt": at(minutes=2),
+        "leftOut": [],
         "jobs": 6,
         "checked": 5,
         "superseded": 1,

@@ -992,6 +992,7 @@ def test_a_report_as_json_has_the_names_of_the_api(queue: Queue, folder: Path) -
     moment = f"{job.finished_at:%Y-%m-%dT%H:%M:%S.%f}Z"
     assert {name: shape[name] for name in shape if not name.endswith("At")} == {
         "covered": [{"type": "create_file", "completed": 1, "since": moment, "removed": 0}],
+        "leftOut": [],
         "jobs": 1,
         "checked": 1,
         "superseded": 0,
@@ -1177,3 +1178,42 @@ def test_report_that_can_not_be_kept_is_still_told(queue: Queue, monkeypatch: py
     queue.events.subscribe(told.append)
     assert reconcile(queue).differing == 1
     assert [event.name for event in told] == ["reconcile.discrepancy", "reconcile.failed", "reconcile.done"]
+
+
+def test_types_that_were_not_asked_about_are_told(queue: Queue, folder: Path) -> None:
+    queue.register("costly", lambda payload: None, reconcile=Reconcile(lambda job: "gone", on_start=False))
+    ran(queue, "costly", {})
+    write(queue, folder / "file")
+    assert reconcile(queue, on_start=True).left_out == ["costly"]
+    assert reconcile(queue, types=["costly"]).left_out == ["create_file"]
+    assert reconcile(queue).left_out == []
+
+
+def test_older_job_of_a_type_that_is_not_asked_about_settles_nothing(queue: Queue) -> None:
+    """Its subjects are named by another function, so nobody has read which of its jobs are older."""
+    queue.register("old", lambda payload: None, reconcile=Reconcile(lambda job: None, lambda job: "thing"))
+    queue.register("new", lambda payload: None, reconcile=Reconcile(lambda job: "gone", lambda job: "thing"))
+    ran(queue, "old", {})
+    ran(queue, "new", {})
+    for types in (None, ["new"]):
+        report = reconcile(queue, types=types)
+        assert (report.differing, report.unsettled) == (1, 0)
+
+
+def test_settling_can_be_ended(queue: Queue, folder: Path) -> None:
+    for name in ("a", "b"):
+        write(queue, folder / name)
+        (folder / name).unlink()
+    waiting = queue.enqueue("create_file", {"path": str(folder / "c"), "content": ""})
+    told: list[tuple[int, int]] = []
+
+    def progress(done: int, total: int) -> None:
+        told.append((done, total))
+        if len(told) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        reconcile(queue, progress=progress)
+    assert told == [(1, 2), (2, 2), (2, 2)]
+    assert get(queue, waiting.id).status == "pending"
+    assert last_report(queue) is None

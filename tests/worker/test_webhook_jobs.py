@@ -596,7 +596,7 @@ def test_shutdown_gives_a_hanging_request_back(
 
 # Signatures.
 
-SECRET = "a secret that is nowhere to be read".replace(" ", "-")
+SECRET = "a secret that is nowhere to be read"
 
 
 def signatures(seen: Seen, *keys: bytes) -> str:

@@ -14,7 +14,9 @@ from holdfast.reconcile import Report, as_json, checkable_types, reconcile
 
 def _arguments(parser: Parser) -> None:
     parser.add_argument("--app", metavar="PKG.MODULE:QUEUE", help="check the jobs of your own handlers, too")
-    parser.add_argument("--type", metavar="T", action="append", help="only jobs of this type; repeat it")
+    parser.add_argument(
+        "--type", metavar="T", action="append", help="only jobs of this type and its lanes; repeat it"
+    )
 
 
 @command(
@@ -71,6 +73,8 @@ def _print(report: Report, checkable: list[str]) -> None:
         since = f"since {moment_text(type.since)}" if type.since else "none"
         removed = f"; no longer kept: {type.removed}" if type.removed else ""
         print_line(f"{type.type}: {_count(type.completed, 'completed job')}, {since}{removed}")
+    if report.left_out:
+        print_line(f"not asked about: {', '.join(report.left_out)}")
     unsettled = f", unsettled while a job is at work {report.unsettled}" if report.unsettled else ""
     print_line(
         f"{_count(report.checked, 'effect')} checked: {_differ(report.differing)}, "

@@ -70,12 +70,13 @@ def _reconcile(queue: Queue) -> None:
     """Compare the completed jobs with the world, beside the work."""
     from holdfast.reconcile import reconcile
 
+    store = queue.store  # later it may be closed, and asking for it would open it again
     try:
         reconcile(queue, on_start=True)
     except Exception as error:
         queue.events.emit(ReconciliationFailed(error=f"{type(error).__name__}: {error}"))
     finally:
-        queue.store.close_thread()
+        store.close_thread()
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from holdfast.core.clock import from_datetime
 from holdfast.errors import ConfigError, shown
 
 
@@ -84,6 +85,11 @@ class Job(Struct, frozen=True, kw_only=True):
     updated_at: datetime
     started_at: datetime | None = None
     finished_at: datetime | None = None
+
+    @property
+    def origin(self) -> str:
+        """A name that no other job has, of this queue or another."""
+        return f"{self.id}@{from_datetime(self.created_at)}"
 
     @property
     def is_finished(self) -> bool:

@@ -20,7 +20,6 @@ from msgspec import Meta, Struct
 
 from holdfast.config import home_folder, make_private_folder
 from holdfast.context import Context
-from holdfast.core.clock import from_datetime
 from holdfast.errors import CommandNotStarted, ExtractionFailed, Fail, InvalidPayload
 from holdfast.jobs.claude_answer import (
     Run,
@@ -95,20 +94,14 @@ def _digest(prompt: str) -> str:
 def _run(prompt: str, ctx: Context) -> Run:
     import subprocess
 
-    from holdfast.jobs.process_group import RUN_MARK, WORKER_MARK, ProcessGroup, end_marked
+    from holdfast.jobs.process_group import RUN_MARK, ProcessGroup, end_marked, marks_of
 
     job = ctx.job
-    mark = f"{job.id}@{from_datetime(job.created_at)}"
     if job.version > 1:
-        end_marked(f"{RUN_MARK}={mark}")  # an earlier attempt may have left something on this machine
+        end_marked(f"{RUN_MARK}={job.origin}")  # an earlier attempt may have left something on this machine
     # Nothing of the queue's own is passed on: a token or a database's password is none of Claude's business.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("QUEUECTL_")}
-    environment |= {
-        "QUEUECTL_JOB_ID": job.id,
-        "QUEUECTL_ATTEMPT": str(ctx.attempt),
-        WORKER_MARK: job.worker_id or "",
-        RUN_MARK: mark,
-    }
+    environment |= marks_of(job)
     output = _Output()
     with _written(prompt) as prompt_file:
         command = _command(_words(), prompt_file)

@@ -22,7 +22,6 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from holdfast.context import Context
-from holdfast.core.clock import from_datetime
 from holdfast.core.job import Job
 from holdfast.errors import Fail, HoldfastError, InvalidPayload, LeaseLost, Retry, shown
 from holdfast.jobs.roots import MissingFolder, open_folder, real_path, refuse_unless_file, whole_path
@@ -118,9 +117,19 @@ def with_whole_path(payload: dict[str, Any]) -> tuple[dict[str, Any], dict[str, 
 
 
 def subject(job: Job) -> str:
-    """The file that a job is about, for reconciliation."""
-    path = job.result.get("path") if isinstance(job.result, dict) else None
-    return f"file {real_path(str(path or job.payload.get('path', job.payload.get('targetPath'))))}"
+    """The file that a job is about, by the path in its result or payload."""
+    named = [job.payload.get("path"), job.payload.get("targetPath")]
+    if isinstance(job.result, dict):
+        named.insert(0, job.result.get("path"))
+    path = next((path for path in named if isinstance(path, str)), None)
+    if path is None:
+        raise HoldfastError("neither the result nor the payload of the job names a path")
+    return file_subject(path)
+
+
+def file_subject(path: str) -> str:
+    """What a job is about that changes this file, for reconciliation: the same for every way to name it."""
+    return f"file {real_path(path)}"
 
 
 def not_as_written(job: Job) -> str | None:
@@ -273,7 +282,7 @@ def _remove_marks(job: Job, folder: int, kind: str) -> None:
 
 def _marks(job: Job, kind: str) -> list[str]:
     """The names of what this and earlier attempts leave beside a file: no other job's, in no other queue."""
-    origin = hashlib.sha256(f"{job.id}@{from_datetime(job.created_at)}".encode()).hexdigest()[:20]
+    origin = hashlib.sha256(job.origin.encode()).hexdigest()[:20]
     return [f".holdfast-{origin}-{kind}-{version}" for version in range(1, job.version + 1)]
 
 

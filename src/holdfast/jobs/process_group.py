@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Self
 
+from holdfast.core.job import Job
 from holdfast.lifeline import KERNEL_KILLS, Lifeline, kill_group_at_end
 
 WORKER_MARK, RUN_MARK = "QUEUECTL_WORKER_ID", "QUEUECTL_RUN"
@@ -34,6 +35,16 @@ _BEGIN = 'exec </dev/null\nexec /bin/sh -c -- "$1"'
 # Where the kernel can't watch the pipe for us (macOS), a process of the group does. It is put into the
 # background twice, so that it is no child of the command's.
 _GUARD = "exec 3<&0\n( { read -r gone <&3; kill -KILL 0; } </dev/null >/dev/null 2>&1 & )"
+
+
+def marks_of(job: Job) -> dict[str, str]:
+    """What a command finds in its environment: who runs it, and for which job."""
+    return {
+        "QUEUECTL_JOB_ID": job.id,
+        "QUEUECTL_ATTEMPT": str(job.attempts),
+        WORKER_MARK: job.worker_id or "",
+        RUN_MARK: job.origin,
+    }
 
 
 class ProcessGroup:

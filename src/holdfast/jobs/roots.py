@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import errno
 import os
+import pwd
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from holdfast.errors import Fail, HoldfastError, InvalidPayload
 
@@ -61,8 +62,14 @@ def roots() -> list[str]:
         raise HoldfastError(
             f"the current folder of this worker is gone; start it anew, or set {VARIABLE}"
         ) from None
-    home = os.path.realpath(os.path.expanduser("~"))
-    return [] if os.path.commonpath([current, home]) == current else [current]
+    return [] if any(os.path.commonpath([current, home]) == current for home in _homes()) else [current]
+
+
+def _homes() -> list[str]:
+    homes = [os.path.expanduser("~")]
+    with suppress(KeyError):  # a container's user may have no entry
+        homes.append(pwd.getpwuid(os.getuid()).pw_dir)
+    return [os.path.realpath(home) for home in homes if os.path.isabs(home)]
 
 
 @contextmanager
@@ -75,6 +82,7 @@ def open_folder(path: str, *, make: bool = False, again: bool = False) -> Iterat
     """
     root, names = _below_root(path)
     try:
+        # Anew for each job, since a root may be mounted later. The way to the root itself is trusted.
         folder = os.open(root, _FOLDER)
     except FileNotFoundError:
         raise HoldfastError(f"the folder for files {root} is not there") from None

@@ -21,7 +21,7 @@ from holdfast.errors import CommandFailed, CommandNotStarted, one_line
 from holdfast.events import Event, JobDeleted, JobsPruned
 from holdfast.jobs import SHELL
 from holdfast.jobs.output_log import OutputLog, log_path
-from holdfast.jobs.process_group import RUN_MARK, WORKER_MARK, ProcessGroup, end_marked
+from holdfast.jobs.process_group import RUN_MARK, ProcessGroup, end_marked, marks_of
 
 LONGEST_COMMAND = 128 * 1024 - 1
 """Bytes that Linux takes as one argument of a program."""
@@ -50,19 +50,11 @@ class Command(Struct, rename="camel", forbid_unknown_fields=True):
 def run_command(payload: Command, ctx: Context) -> dict[str, Any]:
     """Run a command to its end; its exit code and the end of its output are the result."""
     job = ctx.job
-    mark = f"{job.id}@{from_datetime(job.created_at)}"
     if job.version > 1:
-        end_marked(f"{RUN_MARK}={mark}")  # an earlier attempt may have left something on this machine
+        end_marked(f"{RUN_MARK}={job.origin}")  # an earlier attempt may have left something on this machine
     log = OutputLog(job.id, ctx.setting("max_log_bytes"), anew=job.version == 1)
     log.heading(f"attempt {ctx.attempt}, {_now(job)}, worker {job.worker_id}")
-    environment = {
-        **os.environ,
-        **(payload.env or {}),
-        "QUEUECTL_JOB_ID": job.id,
-        "QUEUECTL_ATTEMPT": str(ctx.attempt),
-        WORKER_MARK: job.worker_id or "",
-        RUN_MARK: mark,
-    }
+    environment = {**os.environ, **(payload.env or {}), **marks_of(job)}
     try:
         group = ProcessGroup(
             payload.command,

@@ -323,12 +323,13 @@ def _keys() -> list[bytes]:
     """The keys to sign with: several while one is replaced by the next."""
     path = os.environ.get(SECRET_FILE)
     if not path:
-        return [_key(secret, SECRET) for secret in os.environ.get(SECRET, "").split()]
+        secret = os.environ.get(SECRET, "")
+        return [_key(secret, SECRET)] if secret else []
     if os.environ.get(SECRET):
         raise ConfigError(f"{SECRET} and {SECRET_FILE} are both set; unset one")
     try:
         with open(path, encoding="utf-8") as file:
-            secrets = file.read().split()
+            secrets = [line.strip() for line in file if line.strip()]
     except (OSError, ValueError) as error:
         raise ConfigError(f"{SECRET_FILE} can't be read: {type(error).__name__}") from None
     if not secrets:

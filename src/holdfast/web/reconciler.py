@@ -18,7 +18,7 @@ from msgspec import Struct
 from holdfast.core.clock import to_datetime
 from holdfast.events import ReconciliationFailed
 from holdfast.queue import Queue
-from holdfast.reconcile import Report, reconcile, require_checkable
+from holdfast.reconcile import Report, last_report, reconcile, require_checkable
 from holdfast.web.errors import Refused
 
 _LAST_SECONDS = 1.0
@@ -70,6 +70,7 @@ class Reconciler:
         self._is_closed = False
         self.running: Run | None = None
         self.failure: Failure | None = None
+        self.last: Report | None = None
 
     def open(self) -> None:
         """Take orders (again)."""
@@ -155,9 +156,16 @@ class Reconciler:
                 return  # the server stops; nobody waits
             self.running, self.failure = None, failure
             if isinstance(outcome, Report):
+                self.last = outcome
                 run.outcome.set_result(outcome)
             else:
                 run.outcome.set_exception(outcome)
+
+
+def latest_report(queue: Queue, own: Report | None) -> Report | None:
+    """The last report: the one that is kept, or a later one of this server that could not be."""
+    kept = last_report(queue)
+    return own if own and (kept is None or kept.finished_at < own.finished_at) else kept
 
 
 class _Ended(Exception):

@@ -450,6 +450,7 @@ class Reconciliation(BaseModel):
     startedAt: Instant
     finishedAt: Instant
     covered: list[Covered]
+    leftOut: Annotated[list[str], Field(description="types with completed jobs that were not asked about")]
     jobs: Annotated[int, Field(description="completed jobs that were read")]
     checked: Annotated[int, Field(description="effects that were compared with the world")]
     superseded: Annotated[int, Field(description="jobs that a later one for the same thing follows")]

@@ -18,6 +18,7 @@ from holdfast.core.payload import decode, encode_result
 from holdfast.errors import (
     CommandFailed,
     CommandNotStarted,
+    ExtractionFailed,
     Fail,
     Interrupted,
     InvalidPayload,
@@ -105,7 +106,7 @@ def ending_of_error(attempt: Attempt, error: BaseException) -> Ending:
     if isinstance(error, Interrupted | asyncio.CancelledError) and attempt.stop_reason is not None:
         return ending_of_stop(attempt)
     # Where our own code raised these would tell nobody anything: they carry no traceback.
-    if isinstance(error, CommandFailed):
+    if isinstance(error, CommandFailed | ExtractionFailed):
         return Errored(describe(error), detail=attempt.detail)
     if isinstance(error, CommandNotStarted):
         return Errored(describe(error), permanent=error.permanent)

@@ -11,7 +11,6 @@ from functools import cache
 from typing import Any, Self
 
 from holdfast.context import Context
-from holdfast.core.clock import from_datetime
 from holdfast.errors import Fail, Retry
 
 FIRST_PAUSE = 0.5
@@ -88,8 +87,7 @@ class Access:
         """A name for an operation of this job, the same in every attempt: a service that has seen it does
         not do it twice."""
         assert self._ctx is not None, "who only looks has no operations"
-        job = self._ctx.job
-        parts = "\0".join((job.id, str(from_datetime(job.created_at)), *operation))
+        parts = "\0".join((self._ctx.job.origin, *operation))
         return hashlib.sha256(parts.encode()).hexdigest()
 
     def failed_requests(self) -> list[Any]:

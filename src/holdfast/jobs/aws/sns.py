@@ -44,7 +44,8 @@ class Topic(Adapter):
         wanted, found = self.wanted, self.found
         changes = {}
         attributes = difference(wanted.get("Attributes", {}), found["Attributes"])
-        if attributes.pop("FifoTopic", "false") != found["Attributes"].get("FifoTopic", "false") == "false":
+        is_fifo = found["Attributes"].get("FifoTopic", "false")
+        if attributes.pop("FifoTopic", is_fifo) != is_fifo:
             raise self.cannot_change("FifoTopic")
         if attributes:
             changes["Attributes"] = attributes

@@ -42,7 +42,8 @@ class MessageQueue(Adapter):
         wanted, found = self.wanted, self.found
         changes = {}
         attributes = difference(wanted.get("Attributes", {}), found["Attributes"])
-        if attributes.pop("FifoQueue", "false") != found["Attributes"].get("FifoQueue", "false") == "false":
+        is_fifo = found["Attributes"].get("FifoQueue", "false")
+        if attributes.pop("FifoQueue", is_fifo) != is_fifo:
             raise self.cannot_change("FifoQueue")
         if attributes:
             changes["Attributes"] = attributes

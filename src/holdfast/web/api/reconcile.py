@@ -8,12 +8,12 @@ from fastapi import APIRouter, Body, Request, Response
 
 from holdfast.observe import shapes
 from holdfast.queue import Queue
-from holdfast.reconcile import as_json, last_report
+from holdfast.reconcile import Report, as_json
 from holdfast.web import schema
 from holdfast.web.answer import json_response
 from holdfast.web.api.documented import BODY, errors
 from holdfast.web.desk import desk_of
-from holdfast.web.reconciler import Run
+from holdfast.web.reconciler import Run, latest_report
 from holdfast.web.route import StrictRoute
 
 router = APIRouter(prefix="/api/reconcile", tags=["control"], route_class=StrictRoute)
@@ -52,7 +52,10 @@ async def last(request: Request) -> Response:
     desk = desk_of(request)
     running = desk.reconciler.running
     return json_response(
-        {"running": running and _progress(running), "report": await desk.call(_last, desk.queue)}
+        {
+            "running": running and _progress(running),
+            "report": await desk.call(_last, desk.queue, desk.reconciler.last),
+        }
     )
 
 
@@ -60,6 +63,6 @@ def _progress(run: Run) -> dict[str, Any]:
     return {"done": run.done, "total": run.total, "startedAt": shapes.instant(run.started_at)}
 
 
-def _last(queue: Queue) -> dict[str, Any] | None:
-    report = last_report(queue)
+def _last(queue: Queue, own: Report | None) -> dict[str, Any] | None:
+    report = latest_report(queue, own)
     return None if report is None else as_json(report)

@@ -11,11 +11,11 @@ from msgspec import Struct
 
 from holdfast.core.clock import to_datetime
 from holdfast.queue import Queue
-from holdfast.reconcile import Report, checkable_types, last_report
+from holdfast.reconcile import Report, checkable_types
 from holdfast.web.dashboard import words
 from holdfast.web.dashboard.page import done, page, submitted
 from holdfast.web.desk import desk_of
-from holdfast.web.reconciler import Asked
+from holdfast.web.reconciler import Asked, latest_report
 
 router = APIRouter(include_in_schema=False)
 
@@ -27,15 +27,15 @@ _SHORT_SECONDS = 0.5
 async def reconcile(request: Request) -> Response:
     desk = desk_of(request)
     running = desk.reconciler.running  # before the report: one that ends meanwhile is in it
-    view = await desk.call(_look, desk.queue)
+    view = await desk.call(_look, desk.queue, desk.reconciler.last)
     failure, report = desk.reconciler.failure, view["report"]
     if failure is not None and report is not None and report.started_at > failure.at:
         failure = None
     return page(request, "reconcile.html", events="limit=1", running=running, failure=failure, **view)
 
 
-def _look(queue: Queue) -> dict[str, Any]:
-    report = last_report(queue)
+def _look(queue: Queue, own: Report | None) -> dict[str, Any]:
+    report = latest_report(queue, own)
     return {
         "now": to_datetime(queue.store.now()),
         "report": report,
@@ -48,6 +48,8 @@ def _look(queue: Queue) -> dict[str, Any]:
 async def start(request: Request) -> Response:
     await submitted(request)
     run = desk_of(request).reconciler.start(Asked())
+    if run.asked != Asked():
+        return done(request, "/reconcile", "Another check is under way; ask again when it is over.")
     if not await run.wait_briefly(_SHORT_SECONDS):
         return done(request, "/reconcile", "The check runs; its report comes here when it is over.")
     if run.outcome.exception() is not None:
@@ -78,7 +80,8 @@ def verdict(report: Report | None, checkable: Sequence[str]) -> Verdict:
         return Verdict("problem", "Differs", f"{told}.")
     if report.unchecked:
         return Verdict("warning", "Not all checked", f"{told}.")
-    return Verdict("good", "As it should be", "What the completed jobs have done is still there.")
+    asked = f" Not asked about: {', '.join(report.left_out)}." if report.left_out else ""
+    return Verdict("good", "As it should be", f"What the completed jobs have done is still there.{asked}")
 
 
 def differences(differing: int, unchecked: int) -> str:
