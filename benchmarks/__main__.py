@@ -36,7 +36,7 @@ each share the median of the rounds' shares.
 After each benchmark stands how much of the machine others used meanwhile. Where that is more than a few
 hundredths of a core, the figures say less, and those of pickup and idle next to nothing. The files lie in
 a temporary folder below the current one, so that this disk is measured (--folder chooses another); all of
-it takes about six minutes and 2 GB. With --quick the sizes are small and there is one round: enough to
+it takes about ten minutes and 2 GB. With --quick the sizes are small and there is one round: enough to
 see that the benchmarks work, not to judge by. Exit status 1 if an expectation was not met.
 """
 

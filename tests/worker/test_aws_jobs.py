@@ -408,6 +408,8 @@ def test_what_is_first_in_first_out_stays_so(type: str, switch: str, queue: Queu
     assert outcome(run(queue, type, name, {"Attributes": attributes})) == "created"
     assert outcome(run(queue, type, name, {"Attributes": {switch: "true"}})) == "unchanged"
     assert outcome(run(queue, type, name, {"Attributes": {"ContentBasedDeduplication": True}})) == "updated"
+    refused = run(queue, type, name, {"Attributes": {switch: "false"}})
+    assert (refused.error or "").endswith(f"is there with another {switch}, which can't be changed")
 
 
 def test_a_bucket_with_objects_is_not_emptied(queue: Queue, cloud: None) -> None:

@@ -12,6 +12,7 @@ import pwd
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 
 from holdfast.errors import Fail, HoldfastError, InvalidPayload
 
@@ -62,11 +63,13 @@ def roots() -> list[str]:
         raise HoldfastError(
             f"the current folder of this worker is gone; start it anew, or set {VARIABLE}"
         ) from None
-    return [] if any(os.path.commonpath([current, home]) == current for home in _homes()) else [current]
+    homes = _homes(os.path.expanduser("~"))
+    return [] if any(os.path.commonpath([current, home]) == current for home in homes) else [current]
 
 
-def _homes() -> list[str]:
-    homes = [os.path.expanduser("~")]
+@lru_cache(maxsize=8)
+def _homes(own: str) -> list[str]:
+    homes = [own]
     with suppress(KeyError):  # a container's user may have no entry
         homes.append(pwd.getpwuid(os.getuid()).pw_dir)
     return [os.path.realpath(home) for home in homes if os.path.isabs(home)]
