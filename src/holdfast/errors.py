@@ -268,6 +268,7 @@ class ExtractionFailed(HoldfastError):
 
     def __init__(self, problem: str, *, exit_code: int) -> None:
         super().__init__(problem)
+        self.problem = problem
         self.exit_code = exit_code
 
 

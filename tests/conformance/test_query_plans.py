@@ -7,6 +7,7 @@ on its own file and SQLite then plans by the numbers it finds.
 from __future__ import annotations
 
 import re
+import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -44,12 +45,27 @@ PLANS = {
 """The statement of each duty, and the index that is made for it."""
 
 
+@pytest.fixture(scope="module")
+def analyzed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a queue with many jobs, made once."""
+    path = tmp_path_factory.mktemp("analyzed") / "queue.db"
+    with closing(
+        open_store(f"sqlite:///{path}?synchronous=off", MovableClock(datetime(2030, 1, 1, tzinfo=UTC)))
+    ) as store:
+        fill(store)
+        store.database.connection().execute("ANALYZE")
+        store.database.connection().execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    return path
+
+
 @pytest.fixture(params=["empty", "analyzed"])
-def store(request: pytest.FixtureRequest, tmp_path: Path, clock: MovableClock) -> Iterator[SqliteStore]:
-    with closing(open_store(f"sqlite:///{tmp_path / 'queue.db'}?synchronous=off", clock)) as store:
-        if request.param == "analyzed":
-            fill(store)
-            store.database.connection().execute("ANALYZE")
+def store(
+    request: pytest.FixtureRequest, tmp_path: Path, clock: MovableClock, analyzed: Path
+) -> Iterator[SqliteStore]:
+    path = tmp_path / "queue.db"
+    if request.param == "analyzed":
+        shutil.copyfile(analyzed, path)
+    with closing(open_store(f"sqlite:///{path}?synchronous=off", clock)) as store:
         yield store
 
 

@@ -408,8 +408,9 @@ def test_check_without_javascript(new_page: NewPage, serve: Serve, queue: Queue,
     expect(page.locator("#differences tbody tr")).to_have_count(1)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", [{"width": 1280, "height": 800}, NARROW, NARROWEST])
+@pytest.mark.parametrize(
+    ("size", "scheme"), [({"width": 1280, "height": 800}, "light"), (NARROW, "dark"), (NARROWEST, "light")]
+)
 def test_page_is_accessible_and_fits_every_screen(
     new_page: NewPage, serve: Serve, differing: World, scheme: str, size: dict[str, int]
 ) -> None:

@@ -30,6 +30,7 @@ from holdfast.web import create_app
 from tests.surfaces.live import live
 
 EXAMPLES = 50
+FEWER = 15
 """How many requests are made of each operation, with and without a token."""
 
 TOKEN, READ_TOKEN = "the-token-that-may-change", "the-token-that-may-look"
@@ -254,12 +255,14 @@ def _end_at_once(case: Case[Any]) -> Case[Any]:
     return case
 
 
-def explore(label: str, schema: BaseSchema, bearers: list[str | None], check: Check) -> None:
+def explore(
+    label: str, schema: BaseSchema, bearers: list[str | None], check: Check, examples: int = EXAMPLES
+) -> None:
     """Ask for examples of an operation, always the same ones; the first that is answered wrong is shrunk."""
     asked: list[int] = []
 
     @settings(
-        max_examples=EXAMPLES,
+        max_examples=examples,
         derandomize=True,
         database=None,
         deadline=None,
@@ -277,7 +280,7 @@ def explore(label: str, schema: BaseSchema, bearers: list[str | None], check: Ch
     with requests.Session() as session:
         ask()
     # Where nothing can be chosen but the token, every choice is made once.
-    assert len(asked) in (EXAMPLES, len(bearers))
+    assert len(asked) in (examples, len(bearers))
 
 
 def test_the_operations_tried_here_are_those_of_the_document(stocked: Queue) -> None:
@@ -309,4 +312,5 @@ def test_with_a_token_every_answer_is_one_that_the_document_names(label: str, st
 
     app = create_app(stocked, TOKEN, READ_TOKEN, needs_workers=False)
     with live(app) as address:
-        explore(label, load(address, Authorization=full), [full, look, "Bearer wrong", None], check)
+        bearers = [full, look, "Bearer wrong", None]
+        explore(label, load(address, Authorization=full), bearers, check, FEWER)

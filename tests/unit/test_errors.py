@@ -30,6 +30,7 @@ from holdfast.errors import (
 
 # How to make each error that needs to be told something.
 ARGUMENTS: dict[str, dict[str, Any]] = {
+    "ExtractionFailed": {"problem": "the answer is empty", "exit_code": 0},
     "StoreBusy": {"seconds": 5.0},
     "JobNotFound": {"job_id": "job1"},
     "DuplicateJob": {"job_id": "job1"},
