@@ -23,9 +23,9 @@ run: $(RUNS) ## serve the dashboard, the API and a worker with example jobs; ARG
 	@$(BIN)/python -m examples.demo
 	@$(BIN)/queuectl serve --app examples.demo:queue $(ARGS)
 
-# Four at a time: half of the tests' time is waiting for processes and leases.
+# Three at a time: half of the tests' time is waiting for processes and leases.
 test: $(READY) browser ## run the tests; ARGS="-k lease -x" goes to pytest, -n0 runs one at a time
-	$(BIN)/python -m pytest -ra -n 4 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -ra -n 3 --dist worksteal $(ARGS)
 
 # Only where nobody has to be asked. Elsewhere the tests in a browser are skipped and say what to install.
 INSTALL = env DEBIAN_FRONTEND=noninteractive apt-get -qq
