@@ -14,11 +14,16 @@ import pytest
 
 from holdfast import Queue
 from holdfast.events import LOGGER
+from tests import postgres
 from tests.support import wait_until
 
 # Ten thousand tests are a million objects that stay. The garbage collector looks at none of them: not while
 # they are made, which takes half the time without it, and not afterwards.
 gc.disable()
+
+
+def pytest_configure() -> None:
+    postgres.share_server()
 
 
 def pytest_collection_finish() -> None:

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -182,6 +183,9 @@ class Enqueuer:
         elif hasattr(connection, "run_sync"):  # SQLAlchemy's way into its asyncio connections and sessions
             async with self._turn_with(connection):
                 verdict = (await connection.run_sync(self._store.insert_jobs_with, [new]))[0]
+        elif iscoroutinefunction(getattr(connection, "execute", None)):
+            async with self._turn_with(connection):
+                verdict = (await self._store.insert_jobs_awaiting(connection, [new]))[0]
         else:
             verdict = self._store.insert_jobs_with(connection, [new])[0]
         return self._settle(new, verdict), verdict.inserted

@@ -30,8 +30,11 @@ def clock() -> MovableClock:
 @pytest.fixture
 def store(engine: Engine, tmp_path: Path, clock: MovableClock) -> Iterator[Store]:
     """A store on an empty database."""
-    with closing(engine.open(tmp_path, clock)) as store:
-        yield store
+    try:
+        with closing(engine.open(tmp_path, clock)) as store:
+            yield store
+    finally:
+        engine.drop(tmp_path)
 
 
 @pytest.fixture

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psycopg
+
 from holdfast.core.clock import Clock
 from holdfast.store.open import open_store
 from holdfast.store.protocol import Store
+from tests import postgres
 
 
 @dataclass(frozen=True)
@@ -19,12 +23,13 @@ class Engine:
 
     `open` gives a store on the test's own database, made by the first call; a second call is a second,
     independent handle on the same one. `connect` is an application's own connection to it, which runs plain
-    SQL with `execute`. What is committed need not survive a power cut: that is tested elsewhere.
+    SQL with `execute`. `drop` removes the database when the test is over. What is committed need not survive a power cut: that is tested elsewhere.
     """
 
     name: str
     open: Callable[[Path, Clock], Store]
     connect: Callable[[Path], Any]
+    drop: Callable[[Path], None] = lambda folder: None
 
 
 def _open_sqlite(folder: Path, clock: Clock) -> Store:
@@ -35,6 +40,27 @@ def _connect_sqlite(folder: Path) -> sqlite3.Connection:
     return sqlite3.connect(folder / "queue.db", isolation_level=None)
 
 
+def _open_postgres(folder: Path, clock: Clock) -> Store:
+    schema = _schema(folder)
+    return open_store(f"{postgres.schema_url(schema)}&options=-csearch_path%3D{schema}", clock)
+
+
+def _connect_postgres(folder: Path) -> Any:
+    connection = psycopg.connect(postgres.server_url(), autocommit=True)
+    connection.execute(f"SET search_path TO {_schema(folder)}")
+    return connection
+
+
+def _schema(folder: Path) -> str:
+    """The schema that belongs to a test's folder."""
+    return f"t_{hashlib.sha256(str(folder).encode()).hexdigest()[:16]}"
+
+
+def _drop_postgres(folder: Path) -> None:
+    postgres.drop_schema(_schema(folder))
+
+
 ENGINES = [
     Engine("sqlite", _open_sqlite, _connect_sqlite),
+    Engine("postgres", _open_postgres, _connect_postgres, _drop_postgres),
 ]

@@ -21,14 +21,15 @@ from msgspec.structs import replace
 
 from holdfast.core.job import RETRYING, Status
 from holdfast.core.lifecycle import Completed, Errored, LeaseEnded, Outcome, Released
+from holdfast.store import pages, ranges
+from holdfast.store.look import OLDEST
 from holdfast.store.protocol import SORTS, Claim, JobFilter, Place
-from holdfast.store.sqlite import SqliteStore, open_store, pages, ranges
+from holdfast.store.ranges import conditions
+from holdfast.store.sqlite import SqliteStore, open_store
 from holdfast.store.sqlite.claim import CANDIDATES
 from holdfast.store.sqlite.insert import HOLDER
 from holdfast.store.sqlite.keep import CANCELLING
-from holdfast.store.sqlite.look import OLDEST
 from holdfast.store.sqlite.operate import OLDEST_FINISHED, PRUNABLE
-from holdfast.store.sqlite.ranges import conditions
 from holdfast.store.sqlite.store import EXPIRED, PROMOTABLE
 from holdfast.testing import MovableClock
 from tests.conformance.steps import claim, ending, finish, insert, new_job

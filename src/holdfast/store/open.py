@@ -12,16 +12,34 @@ from holdfast.store.protocol import Store
 Opener = Callable[[str, Clock], Store]
 
 
-def open_store(url: str, clock: Clock) -> Store:
-    """Open the database that `url` names, with the engine of its scheme."""
+def open_store(url: str, clock: Clock, *, notify: bool = True, migrate: bool = False) -> Store:
+    """Open the database that `url` names, with the engine of its scheme.
+
+    Where it is an engine's choice, `notify` tells workers of new jobs, and `migrate` brings older tables up
+    to date.
+    """
     if "://" not in url:
-        raise ConfigError(f"{url!r} is not a database address; write sqlite:///queue.db")
+        raise ConfigError(
+            f"{url!r} is not a database address; write sqlite:///queue.db, or postgresql://host/database"
+        )
     scheme = url.partition("://")[0]
     if scheme == "sqlite":
         from holdfast.store.sqlite import open_store as open_sqlite
 
         return open_sqlite(url, clock)
+    if scheme in ("postgresql", "postgres"):
+        return _open_postgres(url, clock, notify=notify, migrate=migrate)
     return _find_engine(scheme)(url, clock)
+
+
+def _open_postgres(url: str, clock: Clock, *, notify: bool, migrate: bool) -> Store:
+    try:
+        from holdfast.store.postgres import open_store as open_postgres
+    except ImportError as error:
+        raise ConfigError(
+            "PostgreSQL needs psycopg, which is not installed", hint="pip install 'holdfast[postgres]'"
+        ) from error
+    return open_postgres(url, clock, notify=notify, migrate=migrate)
 
 
 def _find_engine(scheme: str) -> Opener:
@@ -29,6 +47,6 @@ def _find_engine(scheme: str) -> Opener:
 
     found = {point.name: point for point in entry_points(group="holdfast.stores")}
     if scheme not in found:
-        known = ", ".join(sorted({"sqlite", *found}))
+        known = ", ".join(sorted({"sqlite", "postgresql", *found}))
         raise ConfigError(f"there is no engine for {scheme}:// addresses; installed: {known}")
     return cast(Opener, found[scheme].load())

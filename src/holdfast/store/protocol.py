@@ -372,7 +372,9 @@ class Store(Protocol):
     def transaction(self) -> AbstractContextManager[Any]:
         """Run several writes of this thread in one commit; entered again inside, it is the same one."""
 
-    def watch(self) -> Watch: ...
+    def watch(self, *, for_work: bool = False) -> Watch:
+        """For every change that others commit; with `for_work`, those that give a worker something to do
+        are enough."""
 
     # Enqueue.
 
@@ -384,6 +386,9 @@ class Store(Protocol):
 
     def insert_jobs_with(self, connection: Any, jobs: Sequence[NewJob]) -> list[Verdict]:
         """The same, atomic, inside the caller's own transaction, which neither commits nor aborts by it."""
+
+    async def insert_jobs_awaiting(self, connection: Any, jobs: Sequence[NewJob]) -> list[Verdict]:
+        """The same through a connection that can only be awaited."""
 
     # The turn.
 

@@ -116,7 +116,7 @@ class Dispatcher:
         self.paused = False
         self._stop_at: float | None = None
         self.ready = threading.Event()
-        self._watch = self._store.watch()
+        self._watch = self._store.watch(for_work=True)
 
     # For other threads.
 

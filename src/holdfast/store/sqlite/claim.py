@@ -12,10 +12,9 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
-from msgspec import Struct
-
 from holdfast.core.clock import microseconds
-from holdfast.core.rate_limit import Bucket, full
+from holdfast.core.rate_limit import Bucket
+from holdfast.store.limits import Limits
 from holdfast.store.protocol import Activity, Claim, Claimed, Demand
 
 ACTIVE_TYPES = """
@@ -84,7 +83,7 @@ def claim_jobs(
     for demand, rows in chosen:
         claims += _take(connection, worker_id, demand, rows, lease_expires_at, now)
     claims.sort(key=lambda claim: (-claim.priority, claim.seq))
-    limits.save()
+    _save(connection, limits)
     return Claimed(claims, limits.wait(), _unpaused(connection, limits.held_back))
 
 
@@ -96,15 +95,40 @@ def _unpaused(connection: sqlite3.Connection, types: set[str]) -> frozenset[str]
     return frozenset() if "" in paused else frozenset(types - paused)
 
 
+def _limits(connection: sqlite3.Connection, demands: Sequence[Demand], now: int) -> Limits:
+    names = sorted({demand.rate_name for demand in demands if demand.rate})
+    stored = [
+        connection.execute(
+            "SELECT name, tokens, refilled_at FROM holdfast_limits WHERE name = ?", (name,)
+        ).fetchone()
+        for name in names
+    ]
+    buckets = {row[0]: Bucket(row[1], row[2]) for row in stored if row is not None}
+    running: dict[str, int] = {}
+    if any(demand.max_running for demand in demands):
+        active = activity_from(connection.execute(ACTIVE_TYPES).fetchone()[0])
+        running = {type: activity.running for type, activity in active.items()}
+    return Limits(demands, buckets, running, now)
+
+
+def _save(connection: sqlite3.Connection, limits: Limits) -> None:
+    for name in sorted(limits.changed):
+        bucket = limits.buckets[name]
+        connection.execute(
+            "REPLACE INTO holdfast_limits (name, tokens, refilled_at) VALUES (?, ?, ?)",
+            (name, bucket.tokens, bucket.at),
+        )
+
+
 Row = list[Any]
 
 
 def _choose_within_size(
     connection: sqlite3.Connection, demands: Sequence[Demand], limit: int, now: int
-) -> tuple[_Limits, list[tuple[Demand, list[Row]]]]:
+) -> tuple[Limits, list[tuple[Demand, list[Row]]]]:
     """Choose rows; fewer, if as many as asked for would be more than SQLite puts into one value."""
     while True:
-        limits = _Limits(connection, demands, now)
+        limits = _limits(connection, demands, now)
         try:
             return limits, _choose(connection, demands, limits, limit)
         except sqlite3.DataError:
@@ -114,7 +138,7 @@ def _choose_within_size(
 
 
 def _choose(
-    connection: sqlite3.Connection, demands: Sequence[Demand], limits: _Limits, limit: int
+    connection: sqlite3.Connection, demands: Sequence[Demand], limits: Limits, limit: int
 ) -> list[tuple[Demand, list[Row]]]:
     """The rows to take of each demand."""
     if len(demands) == 1:
@@ -177,88 +201,3 @@ def _take(
         )
         for seq, id, payload, priority, attempts, max_attempts, version, timeout, created_at, due_at in rows
     ]
-
-
-class _Limits:
-    """The shared caps of the demands: tokens left and running jobs, read once and written back."""
-
-    def __init__(self, connection: sqlite3.Connection, demands: Sequence[Demand], now: int) -> None:
-        self._connection = connection
-        self._changed: set[str] = set()
-        self.held_back: set[str] = set()
-        """The types whose jobs a limit kept from starting."""
-        self._short: set[str] = set()
-        self._buckets = {d.rate_name: self._bucket(d, now) for d in demands if d.rate}
-        self._rates = {d.rate_name: d.rate for d in demands if d.rate}
-        running: dict[str, Activity] = {}
-        if any(d.max_running for d in demands):
-            running = activity_from(connection.execute(ACTIVE_TYPES).fetchone()[0])
-        self._running = {
-            d.running_name: _Running(
-                d.max_running, sum(a.running for type, a in running.items() if type in d.running_types)
-            )
-            for d in demands
-            if d.max_running
-        }
-
-    def _bucket(self, demand: Demand, now: int) -> Bucket:
-        row = self._connection.execute(
-            "SELECT tokens, refilled_at FROM holdfast_limits WHERE name = ?", (demand.rate_name,)
-        ).fetchone()
-        if row and row[1] > now:  # the clock stepped back: from now on count from here
-            self._changed.add(demand.rate_name)
-        return (Bucket(row[0], row[1]) if row else full(demand.rate, now)).refill(demand.rate, now)
-
-    def room(self, demand: Demand) -> int:
-        room = demand.limit
-        if demand.rate:
-            available = self._buckets[demand.rate_name].available()
-            if available < room:
-                self._short.add(demand.rate_name)
-            room = min(room, available)
-        if demand.max_running:
-            room = min(room, self._running[demand.running_name].room())
-        if room < min(demand.limit, demand.pending):
-            self.held_back.add(demand.type)
-        return room
-
-    def take(self, demand: Demand) -> bool:
-        bucket = self._buckets[demand.rate_name] if demand.rate else None
-        if bucket is not None and not bucket.available():
-            self._short.add(demand.rate_name)
-            self.held_back.add(demand.type)
-            return False
-        if demand.max_running and not self._running[demand.running_name].take():
-            self.held_back.add(demand.type)
-            return False
-        if bucket is not None:
-            self._buckets[demand.rate_name] = bucket.take(1)
-            self._changed.add(demand.rate_name)
-        return True
-
-    def save(self) -> None:
-        for name in sorted(self._changed):
-            bucket = self._buckets[name]
-            self._connection.execute(
-                "REPLACE INTO holdfast_limits (name, tokens, refilled_at) VALUES (?, ?, ?)",
-                (name, bucket.tokens, bucket.at),
-            )
-
-    def wait(self) -> float | None:
-        """Seconds until the first limit that held something back lets one through."""
-        waits = [self._buckets[name].seconds_until_next(self._rates[name]) for name in self._short]
-        return min(waits, default=None)
-
-
-class _Running(Struct):
-    allowed: int
-    count: int
-
-    def room(self) -> int:
-        return max(0, self.allowed - self.count)
-
-    def take(self) -> bool:
-        if self.count >= self.allowed:
-            return False
-        self.count += 1
-        return True

@@ -164,6 +164,14 @@ class Database:
     def _abandon_connections(self) -> None:
         _abandoned.extend([*self._holders, *self.open_attempts])
 
+    among_numbers = among_texts = "IN (SELECT value FROM json_each(?))"
+    elements = "json_each(?)"
+    reads_whole_types = True
+    orders_recursion = True
+
+    def by_index(self, name: str | None) -> str:
+        return "NOT INDEXED" if name is None else f"INDEXED BY {name}"
+
     def close_thread(self) -> None:
         """Close this thread's connection, for threads that end before the queue does."""
         holder = self._local.holder

@@ -7,11 +7,18 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from msgspec.json import Decoder
-
-from holdfast.config import Value
-from holdfast.core.clock import microseconds, to_datetime
-from holdfast.store.protocol import HOUR, LIFETIME, Beat, Minute, TypeRecord, WorkerRecord, empty_minute
+from holdfast.core.clock import microseconds
+from holdfast.store.protocol import Beat, Minute, TypeRecord, WorkerRecord
+from holdfast.store.statistics import (
+    ALL_MINUTES,
+    SINGLE_MINUTES,
+    STATISTICS_COLUMNS,
+    added_up,
+    hour_of,
+    lifetime_of,
+    minute_from,
+    minute_row,
+)
 
 _RENEW = """
 UPDATE holdfast_jobs SET lease_expires_at = ?1
@@ -120,92 +127,22 @@ def remove_silent_workers(connection: sqlite3.Connection, silent_since: int) -> 
     return [row[0] for row in rows]
 
 
-def worker_from(row: Sequence[Any]) -> WorkerRecord:
-    id, host, pid, state, concurrency, types, slots, started_at, heartbeat_at, turned_at = row
-    return WorkerRecord(
-        id=id,
-        host=host,
-        pid=pid,
-        state=state,
-        concurrency=concurrency,
-        types=tuple(json.loads(types)),
-        slots=json.loads(slots),
-        started_at=to_datetime(started_at),
-        heartbeat_at=to_datetime(heartbeat_at),
-        turned_at=None if turned_at is None else to_datetime(turned_at),
-    )
-
-
-def settings_from(rows: Sequence[Any]) -> dict[tuple[str, str], Value]:
-    return {(name, type): json.loads(value) for name, type, value in rows}
-
-
-STATISTICS_COLUMNS = (
-    "minute, type, worker_id, completed, failed, retried, reaped, wait_seconds, run_seconds,"
-    " limited_seconds, waits, runs"
-)
-
-
-_histogram = Decoder(list[int]).decode  # an hour of many workers has thousands
-
-
-def minute_from(row: Sequence[Any]) -> Minute:
-    (
-        minute, type, worker_id, completed, failed, retried, reaped, wait_seconds, run_seconds,
-        limited_seconds, waits, runs,
-    ) = row  # fmt: skip
-    return Minute(
-        minute=minute,
-        type=type,
-        worker_id=worker_id,
-        completed=completed,
-        failed=failed,
-        retried=retried,
-        reaped=reaped,
-        wait_seconds=wait_seconds,
-        run_seconds=run_seconds,
-        limited_seconds=limited_seconds,
-        waits=_histogram(waits),
-        runs=_histogram(runs),
-    )
-
-
 def write_statistics(connection: sqlite3.Connection, minutes: Sequence[Minute]) -> None:
     connection.executemany(
         f"REPLACE INTO holdfast_statistics ({STATISTICS_COLUMNS})"
         " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        [
-            (
-                m.minute,
-                m.type,
-                m.worker_id,
-                m.completed,
-                m.failed,
-                m.retried,
-                m.reaped,
-                m.wait_seconds,
-                m.run_seconds,
-                m.limited_seconds,
-                json.dumps(m.waits),
-                json.dumps(m.runs),
-            )
-            for m in minutes
-        ],
+        [minute_row(minute) for minute in minutes],
     )
-
-
-_SINGLE_MINUTES = f"minute > {LIFETIME} AND minute < ? AND (worker_id <> '' OR minute % {HOUR} <> 0)"
-_ALL_MINUTES = f"minute > {LIFETIME} AND minute < ?"
 
 
 def fold_hours(connection: sqlite3.Connection, before_minute: int) -> None:
     """Move rows older than the minute into one row per type and hour."""
-    _fold(connection, _SINGLE_MINUTES, before_minute, lambda minute: minute // HOUR * HOUR)
+    _fold(connection, SINGLE_MINUTES, before_minute, hour_of)
 
 
 def fold_statistics(connection: sqlite3.Connection, before_minute: int) -> None:
     """Move rows older than the minute into one lifetime row per type."""
-    _fold(connection, _ALL_MINUTES, before_minute, lambda _: LIFETIME)
+    _fold(connection, ALL_MINUTES, before_minute, lifetime_of)
 
 
 def _fold(
@@ -215,14 +152,11 @@ def _fold(
     if not parts:
         return
     connection.execute(f"DELETE FROM holdfast_statistics WHERE {which}", (before_minute,))
-    totals: dict[tuple[int, str], Minute] = {}
-    for part in parts:
-        minute = target(part.minute)
-        if (minute, part.type) not in totals:
-            found = _statistics(connection, "minute = ? AND type = ? AND worker_id = ''", minute, part.type)
-            totals[minute, part.type] = found[0] if found else empty_minute(minute, part.type, "")
-        totals[minute, part.type].add(part)
-    write_statistics(connection, list(totals.values()))
+
+    def stored(minute: int, type: str) -> list[Minute]:
+        return _statistics(connection, "minute = ? AND type = ? AND worker_id = ''", minute, type)
+
+    write_statistics(connection, added_up(parts, target, stored))
 
 
 def _statistics(connection: sqlite3.Connection, which: str, *parameters: Any) -> list[Minute]:

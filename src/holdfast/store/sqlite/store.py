@@ -12,6 +12,7 @@ from holdfast.core.clock import Clock, microseconds
 from holdfast.core.job import Job, Status
 from holdfast.core.rate_limit import Bucket
 from holdfast.errors import CommitUncertain, JobNotFound
+from holdfast.store import look, pages
 from holdfast.store.protocol import (
     Activity,
     Beat,
@@ -36,11 +37,19 @@ from holdfast.store.protocol import (
     Waiting,
     WorkerRecord,
 )
-from holdfast.store.sqlite import caller, claim, finish, insert, keep, look, operate, pages
+from holdfast.store.rows import (
+    BRIEF_COLUMNS,
+    JOB_COLUMNS,
+    failure_from,
+    job_from,
+    settings_from,
+    worker_from,
+)
+from holdfast.store.sqlite import caller, claim, finish, insert, keep, operate
 from holdfast.store.sqlite.attempt import SqliteAttemptTransaction
 from holdfast.store.sqlite.database import PATIENCE, Database
-from holdfast.store.sqlite.rows import BRIEF_COLUMNS, JOB_COLUMNS, failure_from, job_from
 from holdfast.store.sqlite.watch import SqliteWatch
+from holdfast.store.statistics import STATISTICS_COLUMNS, minute_from
 
 PROMOTABLE = """
 SELECT json_group_array(json_array(seq, id, type)) FROM (
@@ -79,7 +88,7 @@ class SqliteStore:
     def transaction(self) -> AbstractContextManager[Any]:
         return self.database.transaction()
 
-    def watch(self) -> SqliteWatch:
+    def watch(self, *, for_work: bool = False) -> SqliteWatch:  # noqa: ARG002 -- it wakes for both
         return SqliteWatch(self.database)
 
     # Enqueue.
@@ -96,6 +105,9 @@ class SqliteStore:
 
     def insert_jobs_with(self, connection: Any, jobs: Sequence[NewJob]) -> list[Verdict]:
         return insert.insert_all_or_none(caller.checked(connection, self.database), jobs, self.now())
+
+    async def insert_jobs_awaiting(self, connection: Any, jobs: Sequence[NewJob]) -> list[Verdict]:
+        return self.insert_jobs_with(connection, jobs)  # which says what connections it takes
 
     # The turn.
 
@@ -192,7 +204,7 @@ class SqliteStore:
 
     def list_workers(self) -> list[WorkerRecord]:
         return [
-            keep.worker_from(row)
+            worker_from(row)
             for row in self.database.read(
                 "SELECT id, host, pid, state, concurrency, types, slots, started_at, heartbeat_at, turned_at"
                 " FROM holdfast_workers ORDER BY started_at, id"
@@ -352,7 +364,7 @@ class SqliteStore:
     # Settings, pauses, statistics.
 
     def get_settings(self) -> dict[tuple[str, str], Value]:
-        return keep.settings_from(self.database.read("SELECT name, type, value FROM holdfast_settings"))
+        return settings_from(self.database.read("SELECT name, type, value FROM holdfast_settings"))
 
     def set_setting(self, name: str, type: str, value: Value) -> None:
         with self.database.transaction() as connection:
@@ -393,11 +405,10 @@ class SqliteStore:
 
     def list_statistics(self, since_minute: int) -> list[Minute]:
         rows = self.database.read(
-            f"SELECT {keep.STATISTICS_COLUMNS} FROM holdfast_statistics"
-            " WHERE minute >= ? ORDER BY minute, type",
+            f"SELECT {STATISTICS_COLUMNS} FROM holdfast_statistics WHERE minute >= ? ORDER BY minute, type",
             (since_minute,),
         )
-        return [keep.minute_from(row) for row in rows]
+        return [minute_from(row) for row in rows]
 
     def fold_hours(self, before_minute: int) -> None:
         with self.database.transaction() as connection:

@@ -13,8 +13,7 @@ from msgspec.structs import replace
 
 from holdfast.core.job import RETRYING, Status
 from holdfast.store.protocol import CREATED, FINISHED_AT, PRIORITY, JobFilter, Place, Placed
-from holdfast.store.sqlite.database import Database
-from holdfast.store.sqlite.ranges import (
+from holdfast.store.ranges import (
     KEYS,
     RUNNING,
     Range,
@@ -29,7 +28,8 @@ from holdfast.store.sqlite.ranges import (
     within,
     words_of,
 )
-from holdfast.store.sqlite.rows import BRIEF_COLUMNS, JOB_COLUMNS, job_from
+from holdfast.store.reader import Reader
+from holdfast.store.rows import BRIEF_COLUMNS, JOB_COLUMNS, job_from
 
 DEEPEST = 10_000
 """Jobs that may be passed over by an offset; beyond that the table is read."""
@@ -40,25 +40,25 @@ _FEW = 8
 _COLUMNS = JOB_COLUMNS.split(", ")
 
 
-def list_placed(database: Database, filter: JobFilter) -> tuple[list[Placed], Place | None]:
+def list_placed(reader: Reader, filter: JobFilter) -> tuple[list[Placed], Place | None]:
     if filter.limit <= 0 or not words_of(filter):
         return [], None
-    with database.snapshot():
-        window = window_of(database, filter)
-        places = _places(database, filter, window)
+    with reader.snapshot():
+        window = window_of(reader, filter)
+        places = _places(reader, filter, window)
         if places is None:
-            return _from_table(database, filter, window)
-        return _from_places(database, filter, places)
+            return _from_table(reader, filter, window)
+        return _from_places(reader, filter, places)
 
 
-def _from_table(database: Database, filter: JobFilter, window: Window) -> tuple[list[Placed], Place | None]:
+def _from_table(reader: Reader, filter: JobFilter, window: Window) -> tuple[list[Placed], Place | None]:
     columns = BRIEF_COLUMNS if filter.brief else JOB_COLUMNS
     if filter.sort == CREATED:  # of two bounds on one side SQLite might follow the wider
         window, filter = window.after(filter.after, filter.ascending), replace(filter, after=None)
     where, parameters = conditions(filter)
     bounds, limits = within(window)
-    rows = database.read(
-        f"SELECT {columns} FROM holdfast_jobs {_source(filter)}{where or ' WHERE true'}{bounds}"
+    rows = reader.read(
+        f"SELECT {columns} FROM holdfast_jobs {_source(reader, filter)}{where or ' WHERE true'}{bounds}"
         f" ORDER BY {_order(filter)} LIMIT ? OFFSET ?",
         (*parameters, *limits, filter.limit + 1, filter.offset),
     )
@@ -67,15 +67,15 @@ def _from_table(database: Database, filter: JobFilter, window: Window) -> tuple[
 
 
 def _from_places(
-    database: Database, filter: JobFilter, places: Sequence[Place]
+    reader: Reader, filter: JobFilter, places: Sequence[Place]
 ) -> tuple[list[Placed], Place | None]:
     """The jobs at the places, but for those that a clock which was set back has put among them."""
     columns = BRIEF_COLUMNS if filter.brief else JOB_COLUMNS
     where, parameters = conditions(replace(filter, after=None))
     shown = places[: filter.limit]
-    rows = database.read(
-        f"SELECT {columns} FROM holdfast_jobs NOT INDEXED{where or ' WHERE true'}"
-        " AND seq IN (SELECT value FROM json_each(?))",
+    rows = reader.read(
+        f"SELECT {columns} FROM holdfast_jobs {reader.by_index(None)}{where or ' WHERE true'}"
+        f" AND seq {reader.among_numbers}",
         (*parameters, json.dumps([place.seq for place in shown])),
     )
     found = [_placed(row, filter) for row in rows]
@@ -88,11 +88,17 @@ def _placed(row: Sequence[Any], filter: JobFilter) -> Placed:
     return Placed(Place(key, row[0]), job_from(row))
 
 
-def _source(filter: JobFilter) -> str:
+def _source(reader: Reader, filter: JobFilter) -> str:
     """How the table itself is read: along the index that the filter is narrowest in."""
     if filter.parent_id is not None:
-        return "INDEXED BY holdfast_jobs_parent"
-    return "NOT INDEXED" if filter.type is None else "INDEXED BY holdfast_jobs_type"
+        return reader.by_index("holdfast_jobs_parent")
+    return reader.by_index(None if filter.type is None else "holdfast_jobs_type")
+
+
+def _is_whole(reader: Reader, filter: JobFilter) -> bool:
+    """Whether the jobs of every state are asked for, and lie in one index together."""
+    is_whole = not filter.statuses and filter.error is None
+    return is_whole and (filter.type is None or reader.reads_whole_types)
 
 
 def _order(filter: JobFilter) -> str:
@@ -105,53 +111,53 @@ def _order(filter: JobFilter) -> str:
 # The places of a page.
 
 
-def _places(database: Database, filter: JobFilter, window: Window) -> list[Place] | None:
+def _places(reader: Reader, filter: JobFilter, window: Window) -> list[Place] | None:
     """The places of a page, and one more if there is one; None if the table is to be read."""
     depth = filter.offset + filter.limit + 1
-    is_whole = not filter.statuses and filter.error is None and filter.sort == CREATED
+    is_whole = _is_whole(reader, filter) and filter.sort == CREATED
     if is_whole or filter.parent_id is not None or depth > DEEPEST:
         return None
     if filter.sort == PRIORITY:
-        found = _by_priority(database, filter, window, depth)
+        found = _by_priority(reader, filter, window, depth)
     else:
-        found = _from_ranges(database, filter, window, depth)
+        found = _from_ranges(reader, filter, window, depth)
     if found is None:
         return None
     return sorted(found, reverse=not filter.ascending)[filter.offset : depth]
 
 
-def _from_ranges(database: Database, filter: JobFilter, window: Window, depth: int) -> list[Place] | None:
-    ranges = all_ranges(database, filter)
+def _from_ranges(reader: Reader, filter: JobFilter, window: Window, depth: int) -> list[Place] | None:
+    ranges = all_ranges(reader, filter)
     if ranges is None:
         return None
     return [
-        *_running(database, filter, window, depth),
-        *_merged(database, filter, window, ranges, depth),
+        *_running(reader, filter, window, depth),
+        *_merged(reader, filter, window, ranges, depth),
     ]
 
 
-def _by_priority(database: Database, filter: JobFilter, window: Window, depth: int) -> list[Place] | None:
+def _by_priority(reader: Reader, filter: JobFilter, window: Window, depth: int) -> list[Place] | None:
     """Down the priorities, until the page is full."""
-    levels = highest_ranges(database, filter, depth)
+    levels = highest_ranges(reader, filter, depth)
     if levels is None:
         return None
     ranges, floor = levels
     ranges = sorted((r for r in ranges if floor is None or r.rank > floor), key=lambda r: -r.rank)
     sign = -1 if filter.ascending else 1
-    found = _running(database, filter, window, depth)
+    found = _running(reader, filter, window, depth)
     start = 0
     while start < len(ranges):
         stop = min(start + _LEVELS_AT_ONCE, len(ranges))
         while stop < len(ranges) and ranges[stop].rank == ranges[stop - 1].rank:
             stop += 1
-        found += _merged(database, filter, window, ranges[start:stop], depth)
+        found += _merged(reader, filter, window, ranges[start:stop], depth)
         if sum(sign * place.key >= ranges[stop - 1].rank for place in found) >= depth:
             return found
         start = stop
     return found if floor is None else None
 
 
-def _running(database: Database, filter: JobFilter, window: Window, depth: int) -> list[Place]:
+def _running(reader: Reader, filter: JobFilter, window: Window, depth: int) -> list[Place]:
     """The places of running jobs; few run at a time, and they are sorted."""
     if Status.PROCESSING not in words_of(filter):
         return []
@@ -160,8 +166,8 @@ def _running(database: Database, filter: JobFilter, window: Window, depth: int) 
     if filter.after is not None:
         more, values = beyond(filter)
         condition, parameters = f"{condition} AND {more}", [*parameters, *values]
-    rows = database.read(
-        f"SELECT {KEYS[filter.sort]}, seq FROM holdfast_jobs INDEXED BY {RUNNING}"
+    rows = reader.read(
+        f"SELECT {KEYS[filter.sort]}, seq FROM holdfast_jobs {reader.by_index(RUNNING)}"
         f" WHERE {condition}{bounds} ORDER BY {_order(filter)} LIMIT ?",
         (*parameters, *limits, depth),
     )
@@ -169,14 +175,14 @@ def _running(database: Database, filter: JobFilter, window: Window, depth: int) 
 
 
 def _merged(
-    database: Database, filter: JobFilter, window: Window, ranges: Sequence[Range], depth: int
+    reader: Reader, filter: JobFilter, window: Window, ranges: Sequence[Range], depth: int
 ) -> list[Place]:
     """Places of the ranges, with the first `depth` of them all among them.
 
     A little of each is read, and then the whole only of those whose part of the page may go on.
     """
     each = min(depth, max(_FEW, 2 * depth // max(1, len(ranges))))
-    ends = _ends_of(database, filter, window, ranges, each)
+    ends = _ends_of(reader, filter, window, ranges, each)
     if each < depth:
         found = sorted((place for end in ends for place in end), reverse=not filter.ascending)
         last = found[depth - 1] if len(found) >= depth else None
@@ -185,14 +191,14 @@ def _merged(
             for number, end in enumerate(ends)
             if len(end) == each and (last is None or (end[-1] < last) == filter.ascending)
         ]
-        whole = _ends_of(database, filter, window, [ranges[number] for number in longer], depth)
+        whole = _ends_of(reader, filter, window, [ranges[number] for number in longer], depth)
         for number, end in zip(longer, whole, strict=True):
             ends[number] = end
     return [place for end in ends for place in end]
 
 
 def _ends_of(
-    database: Database, filter: JobFilter, window: Window, ranges: Sequence[Range], depth: int
+    reader: Reader, filter: JobFilter, window: Window, ranges: Sequence[Range], depth: int
 ) -> list[list[Place]]:
     """The first places of each range."""
     ends: list[list[Place]] = [[] for _ in ranges]
@@ -203,11 +209,11 @@ def _ends_of(
             condition, values = bounded(filter, window, part)
             selects.append(
                 f"SELECT {number}, * FROM (SELECT {KEYS[filter.sort]}, seq"
-                f" FROM holdfast_jobs INDEXED BY {part.index}"
-                f" WHERE {condition} ORDER BY {_order_within(filter)} LIMIT {depth})"
+                f" FROM holdfast_jobs {reader.by_index(part.index)}"
+                f" WHERE {condition} ORDER BY {_order_within(filter)} LIMIT {depth}) AS part"
             )
             parameters += values
-        for number, key, seq in database.read(" UNION ALL ".join(selects), parameters):
+        for number, key, seq in reader.read(" UNION ALL ".join(selects), parameters):
             ends[number].append(Place(key, seq))
     return ends
 
@@ -221,31 +227,31 @@ def _order_within(filter: JobFilter) -> str:
 # How many.
 
 
-def count_matching(database: Database, filter: JobFilter, cap: int) -> int:
+def count_matching(reader: Reader, filter: JobFilter, cap: int) -> int:
     words = words_of(filter)
     if cap <= 0 or not words:
         return 0
     is_plain = (filter.parent_id, filter.since, filter.until, filter.after) == (None,) * 4
     if is_plain and filter.error is not None and filter.type is not None:
         sql = "SELECT jobs FROM holdfast_errors WHERE type = ? AND error_group = ?"
-        row = database.read_one(sql, (filter.type, filter.error))
+        row = reader.read_one(sql, (filter.type, filter.error))
         return min(row[0], cap) if row else 0
     if is_plain and filter.error is None and RETRYING not in words:
         where, parameters = ("", []) if filter.type is None else (" WHERE type = ?", [filter.type])
-        row = database.read_one(f"SELECT sum({' + '.join(words)}) FROM holdfast_counts{where}", parameters)
-        return min(row[0] or 0, cap)
-    with database.snapshot():
-        window = window_of(database, filter)
-        is_whole = not filter.statuses and filter.error is None and filter.sort != FINISHED_AT
+        row = reader.read_one(f"SELECT sum({' + '.join(words)}) FROM holdfast_counts{where}", parameters)
+        return min(int(row[0] or 0), cap)
+    with reader.snapshot():
+        window = window_of(reader, filter)
+        is_whole = _is_whole(reader, filter) and filter.sort != FINISHED_AT
         if is_whole or filter.parent_id is not None or (filter.after and filter.sort != CREATED):
-            return _count_in_table(database, filter, window, cap)
-        ranges = all_ranges(database, filter)
+            return _count_in_table(reader, filter, window, cap)
+        ranges = all_ranges(reader, filter)
         if ranges is None:
-            return _count_in_table(database, filter, window, cap)
-        return _count_in_ranges(database, filter, window, ranges, cap)
+            return _count_in_table(reader, filter, window, cap)
+        return _count_in_ranges(reader, filter, window, ranges, cap)
 
 
-def _count_in_table(database: Database, filter: JobFilter, window: Window, cap: int) -> int:
+def _count_in_table(reader: Reader, filter: JobFilter, window: Window, cap: int) -> int:
     if filter.sort == CREATED:
         window, filter = window.after(filter.after, filter.ascending), replace(filter, after=None)
     if filter.sort != FINISHED_AT and filter.parent_id is None:
@@ -253,16 +259,16 @@ def _count_in_table(database: Database, filter: JobFilter, window: Window, cap: 
         filter = replace(filter, since=None, until=None)
     where, parameters = conditions(filter)
     bounds, limits = within(window)
-    row = database.read_one(
-        f"SELECT count(*) FROM (SELECT 1 FROM holdfast_jobs {_source(filter)}"
-        f"{where or ' WHERE true'}{bounds} LIMIT ?)",
+    row = reader.read_one(
+        f"SELECT count(*) FROM (SELECT 1 FROM holdfast_jobs {_source(reader, filter)}"
+        f"{where or ' WHERE true'}{bounds} LIMIT ?) AS found",
         (*parameters, *limits, cap),
     )
     return int(row[0])
 
 
 def _count_in_ranges(
-    database: Database, filter: JobFilter, window: Window, ranges: Sequence[Range], cap: int
+    reader: Reader, filter: JobFilter, window: Window, ranges: Sequence[Range], cap: int
 ) -> int:
     """By the indexes alone; after a clock was set back it may differ a little from what a list shows."""
     parts = list(ranges)
@@ -275,10 +281,10 @@ def _count_in_ranges(
         parameters: list[str | int] = []
         for part in parts[start : start + _AT_ONCE]:
             condition, limits = bounded(filter, window, part)
-            selects.append(f"SELECT 1 FROM holdfast_jobs INDEXED BY {part.index} WHERE {condition}")
+            selects.append(f"SELECT 1 FROM holdfast_jobs {reader.by_index(part.index)} WHERE {condition}")
             parameters += limits
-        sql = f"SELECT count(*) FROM ({' UNION ALL '.join(selects)} LIMIT ?)"
-        count += int(database.read_one(sql, (*parameters, cap - count))[0])
+        sql = f"SELECT count(*) FROM ({' UNION ALL '.join(selects)} LIMIT ?) AS parts"
+        count += int(reader.read_one(sql, (*parameters, cap - count))[0])
         if count >= cap:
             return cap
     return count

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from holdfast.core.job import FINISHED, RETRYING, Status
 from holdfast.store.protocol import CREATED, FINISHED_AT, PRIORITY, JobFilter, Place
-from holdfast.store.sqlite.database import Database
+from holdfast.store.reader import Reader
 
 MOST_RANGES = 2000
 """Where jobs lie in more places than these, the table is read: right, but slow."""
@@ -134,7 +134,7 @@ def within(window: Window) -> tuple[str, list[int]]:
 # Where the jobs of a time lie.
 
 
-def window_of(database: Database, filter: JobFilter) -> Window:
+def window_of(reader: Reader, filter: JobFilter) -> Window:
     """The `seq` of the jobs that were created between a filter's instants.
 
     The instants of creation have no index, but they rise with `seq`, so their bounds are found by bisection.
@@ -143,22 +143,23 @@ def window_of(database: Database, filter: JobFilter) -> Window:
     """
     if filter.sort == FINISHED_AT or (filter.since is None and filter.until is None):
         return Window()
-    first, last = database.read_one(
+    first, last = reader.read_one(
         "SELECT (SELECT min(seq) FROM holdfast_jobs), (SELECT max(seq) FROM holdfast_jobs)"
     )
     if first is None:
         return Window()
-    start = 0 if filter.since is None else _first_since(database, filter.since, first, last + 1)
-    stop = 2**63 - 1 if filter.until is None else _first_since(database, filter.until, first, last + 1)
+    start = 0 if filter.since is None else _first_since(reader, filter.since, first, last + 1)
+    stop = 2**63 - 1 if filter.until is None else _first_since(reader, filter.until, first, last + 1)
     return Window(start, stop)
 
 
-def _first_since(database: Database, instant: int, low: int, high: int) -> int:
+def _first_since(reader: Reader, instant: int, low: int, high: int) -> int:
     """The lowest `seq` that was given at the instant or later; `high` if there is none."""
     while low < high:
         middle = (low + high) // 2
-        row = database.read_one(
-            "SELECT seq, created_at FROM holdfast_jobs NOT INDEXED WHERE seq >= ? ORDER BY seq LIMIT 1",
+        row = reader.read_one(
+            f"SELECT seq, created_at FROM holdfast_jobs {reader.by_index(None)}"
+            " WHERE seq >= ? ORDER BY seq LIMIT 1",
             (middle,),
         )
         if row is None or row[1] >= instant:
@@ -171,15 +172,15 @@ def _first_since(database: Database, instant: int, low: int, high: int) -> int:
 # The ranges.
 
 
-def all_ranges(database: Database, filter: JobFilter) -> list[Range] | None:
+def all_ranges(reader: Reader, filter: JobFilter) -> list[Range] | None:
     """Where the jobs of a filter lie, but for those that run; None if that is too many places."""
     if filter.sort != FINISHED_AT:
-        found = _all_levels(database, filter)
+        found = _all_levels(reader, filter)
         return None if found is None or len(found) > MOST_RANGES else found
     ranges = [
         part
         for word in words_of(filter)
-        for type in _types_with(database, filter, word)
+        for type in _types_with(reader, filter, word)
         for part in _by_end(filter, _lane(filter, word), type)
     ]
     return None if len(ranges) > MOST_RANGES else ranges
@@ -210,40 +211,38 @@ def _lane(filter: JobFilter, word: str) -> Lane:
     return (_ENDS if filter.sort == FINISHED_AT else _LANES)[word]
 
 
-def _types_with(database: Database, filter: JobFilter, word: str) -> list[str]:
+def _types_with(reader: Reader, filter: JobFilter, word: str) -> list[str]:
     if filter.type is not None:
         return [filter.type]
     column = Status.SCHEDULED if word == RETRYING else Status(word)
-    return [row[0] for row in database.read(f"SELECT type FROM holdfast_counts WHERE {column.value} > 0")]
+    return [row[0] for row in reader.read(f"SELECT type FROM holdfast_counts WHERE {column.value} > 0")]
 
 
-def _all_levels(database: Database, filter: JobFilter) -> list[Range] | None:
+def _all_levels(reader: Reader, filter: JobFilter) -> list[Range] | None:
     """A range for each state, type and priority."""
     ranges: list[Range] = []
     for word in words_of(filter):
         if word != Status.PROCESSING:
-            types = _types_with(database, filter, word)
+            types = _types_with(reader, filter, word)
             if len(ranges) + len(types) > MOST_RANGES:
                 return None
-            ranges += _leaps(database, filter, word, types, MOST_RANGES + len(types) + 1)
+            ranges += _leaps(reader, filter, word, types, MOST_RANGES + len(types) + 1)
     return ranges
 
 
-def highest_ranges(
-    database: Database, filter: JobFilter, depth: int
-) -> tuple[list[Range], int | None] | None:
+def highest_ranges(reader: Reader, filter: JobFilter, depth: int) -> tuple[list[Range], int | None] | None:
     """The ranges that a page by priority may need, and the rank down to which some may be missing."""
     ranges: list[Range] = []
     floor: int | None = None
     for word in words_of(filter):
         if word == Status.PROCESSING:
             continue
-        types = _types_with(database, filter, word)
+        types = _types_with(reader, filter, word)
         if len(types) > MOST_RANGES:
             return None
         # Each range holds a job, but for those of the priority where the page before it ended.
         most = max(MOST_RANGES // 4, 2 * len(types) + depth + 1)
-        found = _leaps(database, filter, word, types, most, filter.after)
+        found = _leaps(reader, filter, word, types, most, filter.after)
         if len(found) == most:
             floor = found[-1].rank if floor is None else max(floor, found[-1].rank)
         ranges += found
@@ -253,21 +252,21 @@ def highest_ranges(
 # Priorities are found by leaps, not by reading all that wait; by all types together, the highest first.
 _LEAPS = """
 WITH RECURSIVE leaps (type, rank) AS (
-    SELECT types.value, (SELECT {sign}priority FROM holdfast_jobs AS j INDEXED BY {index}
+    SELECT types.value, (SELECT {sign}priority FROM holdfast_jobs AS j {by_index}
         WHERE {condition} AND j.type = types.value AND priority {beyond}= ? ORDER BY priority {order} LIMIT 1)
-    FROM json_each(?) AS types
+    FROM {elements} AS types
     UNION ALL
-    SELECT leaps.type, (SELECT {sign}priority FROM holdfast_jobs AS j INDEXED BY {index}
+    SELECT leaps.type, (SELECT {sign}priority FROM holdfast_jobs AS j {by_index}
         WHERE {condition} AND j.type = leaps.type AND priority {beyond} {sign}leaps.rank
         ORDER BY priority {order} LIMIT 1)
-    FROM leaps WHERE leaps.rank IS NOT NULL
-    ORDER BY 2 DESC LIMIT ?)
-SELECT type, rank FROM leaps WHERE rank IS NOT NULL
+    FROM leaps WHERE leaps.rank IS NOT NULL{most_of_leaps})
+SELECT type, rank FROM leaps WHERE rank IS NOT NULL{most_in_all}
 """
+_MOST = " ORDER BY 2 DESC LIMIT ?"
 
 
 def _leaps(
-    database: Database,
+    reader: Reader,
     filter: JobFilter,
     word: str,
     types: Sequence[str],
@@ -278,14 +277,17 @@ def _leaps(
     lane = _lane(filter, word)
     sign = -1 if filter.ascending else 1
     sql = _LEAPS.format(
-        index=lane.index,
+        by_index=reader.by_index(lane.index),
+        most_of_leaps=_MOST if reader.orders_recursion else "",
+        most_in_all="" if reader.orders_recursion else _MOST,
+        elements=reader.elements,
         condition=lane.condition,
         sign="-" if filter.ascending else "",
         order="ASC" if filter.ascending else "DESC",
         beyond=">" if filter.ascending else "<",
     )
     first = sign * 2**31 if after is None else after.key
-    rows = database.read(sql, (*lane.parameters, first, json.dumps(types), *lane.parameters, most))
+    rows = reader.read(sql, (*lane.parameters, first, json.dumps(types), *lane.parameters, most))
     condition = f"{lane.condition} AND type = ? AND priority = ?"
     return [Range(lane.index, condition, (*lane.parameters, type, sign * rank), rank) for type, rank in rows]
 

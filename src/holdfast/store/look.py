@@ -7,15 +7,15 @@ import json
 from holdfast.core.clock import to_datetime
 from holdfast.core.job import FINISHED, Status
 from holdfast.store.protocol import ErrorGroup, ReusedKey, Running, Waiting
-from holdfast.store.sqlite.database import Database
+from holdfast.store.reader import Reader
 
 OLDEST = "SELECT id, type, due_at FROM holdfast_jobs WHERE status = 'pending' ORDER BY due_at LIMIT 1"
 
 
-def count_retrying(database: Database) -> dict[str, int]:
+def count_retrying(reader: Reader) -> dict[str, int]:
     return dict(
-        database.read(
-            "SELECT type, count(*) FROM holdfast_jobs INDEXED BY holdfast_jobs_retrying"
+        reader.read(
+            f"SELECT type, count(*) FROM holdfast_jobs {reader.by_index('holdfast_jobs_retrying')}"
             " WHERE status = 'scheduled' AND attempts > 0 GROUP BY type"
         )
     )
@@ -23,22 +23,23 @@ def count_retrying(database: Database) -> dict[str, int]:
 
 _FINISHED = """
 SELECT counts.type, states.value,
-    (SELECT count(*) FROM holdfast_jobs INDEXED BY holdfast_jobs_finished
+    (SELECT count(*) FROM holdfast_jobs {by_index}
     WHERE type = counts.type AND status = states.value AND finished_at IS NOT NULL AND finished_at >= ?)
-FROM holdfast_counts AS counts CROSS JOIN json_each(?) AS states ORDER BY counts.type
+FROM holdfast_counts AS counts CROSS JOIN {elements} AS states ORDER BY counts.type
 """
 
 
-def count_finished(database: Database, since: int) -> dict[str, dict[Status, int]]:
+def count_finished(reader: Reader, since: int) -> dict[str, dict[Status, int]]:
     counts: dict[str, dict[Status, int]] = {}
-    for type, status, count in database.read(_FINISHED, (since, json.dumps(sorted(FINISHED)))):
+    sql = _FINISHED.format(by_index=reader.by_index("holdfast_jobs_finished"), elements=reader.elements)
+    for type, status, count in reader.read(sql, (since, json.dumps(sorted(FINISHED)))):
         if count:
             counts.setdefault(type, {})[Status(status)] = count
     return counts
 
 
-def list_running(database: Database, limit: int) -> list[Running]:
-    rows = database.read(
+def list_running(reader: Reader, limit: int) -> list[Running]:
+    rows = reader.read(
         "SELECT id, type, worker_id, attempts, started_at, lease_expires_at, cancel_requested"
         " FROM holdfast_jobs WHERE status = 'processing' ORDER BY lease_expires_at LIMIT ?",
         (limit,),
@@ -57,22 +58,22 @@ def list_running(database: Database, limit: int) -> list[Running]:
     ]
 
 
-def oldest_waiting(database: Database) -> Waiting | None:
-    row = database.read_one(OLDEST)
+def oldest_waiting(reader: Reader) -> Waiting | None:
+    row = reader.read_one(OLDEST)
     return Waiting(id=row[0], type=row[1], since=to_datetime(row[2])) if row else None
 
 
-def list_reused_keys(database: Database, limit: int) -> list[ReusedKey]:
-    rows = database.read(
+def list_reused_keys(reader: Reader, limit: int) -> list[ReusedKey]:
+    rows = reader.read(
         "SELECT type, key, count(*) AS jobs FROM holdfast_jobs WHERE key IS NOT NULL"
-        " GROUP BY type, key HAVING jobs > 1 ORDER BY jobs DESC, type, key LIMIT ?",
+        " GROUP BY type, key HAVING count(*) > 1 ORDER BY jobs DESC, type, key LIMIT ?",
         (limit,),
     )
     return [ReusedKey(type=type, key=key, jobs=jobs) for type, key, jobs in rows]
 
 
-def list_error_groups(database: Database, limit: int) -> list[ErrorGroup]:
-    rows = database.read(
+def list_error_groups(reader: Reader, limit: int) -> list[ErrorGroup]:
+    rows = reader.read(
         "SELECT type, error_group, jobs, last_at FROM holdfast_errors"
         " ORDER BY jobs DESC, last_at DESC, type DESC, error_group DESC LIMIT ?",
         (max(0, limit),),

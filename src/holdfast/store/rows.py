@@ -1,4 +1,4 @@
-"""How rows of the SQLite schema become values."""
+"""How rows become values."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from holdfast.config import Value
 from holdfast.core.clock import to_datetime
 from holdfast.core.job import Failure, Job, Progress, Status
+from holdfast.store.protocol import WorkerRecord
 
 JOB_COLUMNS = (
     "seq, id, type, status, priority, attempts, max_attempts, version, key, key_for, run_at, due_at,"
@@ -66,6 +68,26 @@ def failure_from(row: Sequence[Any]) -> Failure:
         traceback=traceback,
         detail=None if detail is None else json.loads(detail),
     )
+
+
+def worker_from(row: Sequence[Any]) -> WorkerRecord:
+    id, host, pid, state, concurrency, types, slots, started_at, heartbeat_at, turned_at = row
+    return WorkerRecord(
+        id=id,
+        host=host,
+        pid=pid,
+        state=state,
+        concurrency=concurrency,
+        types=tuple(json.loads(types)),
+        slots=json.loads(slots),
+        started_at=to_datetime(started_at),
+        heartbeat_at=to_datetime(heartbeat_at),
+        turned_at=None if turned_at is None else to_datetime(turned_at),
+    )
+
+
+def settings_from(rows: Sequence[Any]) -> dict[tuple[str, str], Value]:
+    return {(name, type): json.loads(value) for name, type, value in rows}
 
 
 def _moment(instant: int | None) -> Any:

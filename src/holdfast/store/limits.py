@@ -1,0 +1,88 @@
+"""The caps that workers share, while one of them claims: tokens left and jobs that run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+from holdfast.core.rate_limit import Bucket, full
+from holdfast.store.protocol import Demand
+
+
+class Limits:
+    """What the demands of a claim may still take. `buckets` are the stored ones, by their names, and
+    `running` the jobs that run, by their types."""
+
+    def __init__(
+        self, demands: Sequence[Demand], buckets: Mapping[str, Bucket], running: Mapping[str, int], now: int
+    ) -> None:
+        self.changed: set[str] = set()
+        """The buckets that are to be stored."""
+        self.held_back: set[str] = set()
+        """The types whose jobs a limit kept from starting."""
+        self._short: set[str] = set()
+        self.buckets = {
+            d.rate_name: self._refilled(d, buckets.get(d.rate_name), now) for d in demands if d.rate
+        }
+        self._rates = {d.rate_name: d.rate for d in demands if d.rate}
+        self._running = {
+            d.running_name: _Running(
+                d.max_running, sum(count for type, count in running.items() if type in d.running_types)
+            )
+            for d in demands
+            if d.max_running
+        }
+
+    def _refilled(self, demand: Demand, stored: Bucket | None, now: int) -> Bucket:
+        if stored is None:
+            return full(demand.rate, now)
+        if stored.at > now:  # the clock stepped back: from now on count from here
+            self.changed.add(demand.rate_name)
+        return stored.refill(demand.rate, now)
+
+    def room(self, demand: Demand) -> int:
+        room = demand.limit
+        if demand.rate:
+            available = self.buckets[demand.rate_name].available()
+            if available < room:
+                self._short.add(demand.rate_name)
+            room = min(room, available)
+        if demand.max_running:
+            room = min(room, self._running[demand.running_name].room())
+        if room < min(demand.limit, demand.pending):
+            self.held_back.add(demand.type)
+        return room
+
+    def take(self, demand: Demand) -> bool:
+        bucket = self.buckets[demand.rate_name] if demand.rate else None
+        if bucket is not None and not bucket.available():
+            self._short.add(demand.rate_name)
+            self.held_back.add(demand.type)
+            return False
+        if demand.max_running and not self._running[demand.running_name].take():
+            self.held_back.add(demand.type)
+            return False
+        if bucket is not None:
+            self.buckets[demand.rate_name] = bucket.take(1)
+            self.changed.add(demand.rate_name)
+        return True
+
+    def wait(self) -> float | None:
+        """Seconds until the first limit that held something back lets one through."""
+        waits = [self.buckets[name].seconds_until_next(self._rates[name]) for name in self._short]
+        return min(waits, default=None)
+
+
+class _Running(Struct):
+    allowed: int
+    count: int
+
+    def room(self) -> int:
+        return max(0, self.allowed - self.count)
+
+    def take(self) -> bool:
+        if self.count >= self.allowed:
+            return False
+        self.count += 1
+        return True

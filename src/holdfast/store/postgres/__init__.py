@@ -1,0 +1,6 @@
+"""The PostgreSQL engine: psycopg 3, many writers at a time, on as many machines as there are."""
+
+from holdfast.store.postgres.open import open_store
+from holdfast.store.postgres.store import PostgresStore
+
+__all__ = ["PostgresStore", "open_store"]

@@ -1,0 +1,239 @@
+"""ctx.transaction() on PostgreSQL: the handler's own transaction, which completes its job as it commits.
+
+It holds a lock on its job's row, and nothing else of the queue's: other jobs go on. Whoever renews leases or
+takes jobs from lost workers passes over a row that is locked. When its time is up it is rolled back, and its
+connection shut to the handler; should this process be gone, the server itself ends it.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from holdfast.core.job import Status
+from holdfast.core.lifecycle import Decision
+from holdfast.errors import CommitUncertain, HoldfastError, LeaseLost, TransactionExpired
+from holdfast.store.postgres.database import Database, Session, raise_translated
+from holdfast.store.postgres.finish import finish_jobs
+from holdfast.store.protocol import Claim, Finish, NewJob
+
+_HELD = """
+SELECT 1 FROM holdfast_jobs WHERE seq = $1 AND status = 'processing' AND version = $2 AND worker_id = $3
+FOR UPDATE
+"""
+
+# The server ends what its client has left alone for so long, and finds out when the client is gone.
+_BOUNDED = """
+SELECT set_config('idle_in_transaction_session_timeout', $1, true),
+    set_config('tcp_keepalives_idle', '5', true), set_config('tcp_keepalives_interval', '3', true),
+    set_config('tcp_keepalives_count', '3', true)
+"""
+_MARGIN = 1.0
+
+_ENDS_IT = re.compile(
+    r"(?:\s|--[^\n]*\n|/\*.*?\*/)*"
+    r"(?:commit|end|abort|begin|start\s+transaction|prepare\s+transaction|rollback(?!\s+(?:\w+\s+)?to\b))\b",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+class HandlerCursor(psycopg.Cursor[Any]):
+    """A cursor that stops working when its transaction is over."""
+
+    def execute(self, query: Any, *args: Any, **kwargs: Any) -> Any:
+        with self._guarded(query):
+            return super().execute(query, *args, **kwargs)
+
+    def executemany(self, query: Any, *args: Any, **kwargs: Any) -> Any:
+        with self._guarded(query):
+            return super().executemany(query, *args, **kwargs)
+
+    def stream(self, query: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        with self._guarded(query):
+            yield from super().stream(query, *args, **kwargs)
+
+    @contextmanager
+    def copy(self, statement: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        with self._guarded(statement), super().copy(statement, *args, **kwargs) as copy:
+            yield copy
+
+    @contextmanager
+    def _guarded(self, query: Any) -> Iterator[None]:
+        connection = self.connection
+        assert isinstance(connection, HandlerConnection)
+        connection.check()
+        text = query.as_string(connection) if hasattr(query, "as_string") else query
+        if _ENDS_IT.match(text.decode(errors="replace") if isinstance(text, bytes) else text):
+            raise HoldfastError(
+                "leaving the block ends the transaction", hint="connection.transaction() makes a savepoint"
+            )
+        try:
+            yield
+        finally:
+            connection.check()  # a statement that was cut short says why
+
+
+class HandlerConnection(psycopg.Connection[Any]):
+    """The connection a handler gets: a plain one, but for what would end the transaction early."""
+
+    expired_after: float | None = None
+    over = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.cursor_factory = HandlerCursor
+
+    def check(self) -> None:
+        if self.expired_after is not None:
+            raise TransactionExpired(
+                f"the transaction took longer than {self.expired_after:g} s and was rolled back",
+                hint="keep it short, or raise transaction_seconds",
+            )
+        if self.over:
+            raise HoldfastError("the transaction is over; its connection can't be used any more")
+
+    def cursor(self, *args: Any, **kwargs: Any) -> Any:
+        self.check()
+        return super().cursor(*args, **kwargs)
+
+    def commit(self) -> NoReturn:
+        raise HoldfastError("leaving the block commits the transaction")
+
+    def rollback(self) -> NoReturn:
+        raise HoldfastError("raise an exception to roll the transaction back")
+
+    def close(self) -> None:
+        if not self.over:
+            raise HoldfastError("leaving the block closes the connection")
+        super().close()
+
+
+class PostgresAttemptTransaction:
+    """See AttemptTransaction in the protocol."""
+
+    connection: HandlerConnection
+
+    def __init__(self, database: Database, claim: Claim, seconds: float) -> None:
+        self._database = database
+        self._claim = claim
+        self._seconds = seconds
+        self._settling = threading.Lock()
+        self._timer = threading.Timer(seconds, self._expire)
+        self._timer.daemon = True
+
+    def begin(self) -> None:
+        connection = self._database.connect(HandlerConnection)
+        assert isinstance(connection, HandlerConnection)
+        self.connection = connection
+        self._session = Session(connection, self._database)
+        claim = self._claim
+        try:
+            self._database.begin(connection)
+            milliseconds = round(1000 * (self._seconds + _MARGIN))
+            self._session.rows(_BOUNDED, [str(milliseconds)])
+            if not self._session.rows(_HELD, [claim.seq, claim.version, claim.worker_id]):
+                raise LeaseLost
+        except psycopg.Error as error:
+            self._close()
+            raise_translated(error, self._database.url)
+        except BaseException:
+            self._close()
+            raise
+        self._timer.start()
+
+    def hold(self) -> None:
+        with self._settling:
+            self.connection.check()
+            self._timer.cancel()
+            try:
+                self._session.rows("SELECT set_config('idle_in_transaction_session_timeout', '0', true)")
+            except psycopg.Error as error:
+                raise_translated(error, self._database.url)
+
+    def commit(
+        self, decision: Decision, children: Sequence[NewJob], done: Callable[[], None] = lambda: None
+    ) -> None:
+        with self._settling:  # from here on it can't expire
+            self._timer.cancel()
+            try:
+                self.connection.check()
+                self._check_open()
+                self._finish(decision, children)
+                self._commit()
+                done()
+            finally:
+                self._close()
+        if children:
+            self._database.notifier.touch()
+
+    def rollback(self) -> None:
+        with self._settling:
+            self._timer.cancel()
+            self._close()
+
+    def _check_open(self) -> None:
+        status = self.connection.info.transaction_status
+        if status == TransactionStatus.INERROR:
+            raise HoldfastError(
+                "a statement inside ctx.transaction() failed, so nothing of it can be committed",
+                hint="try what may fail inside connection.transaction(), which makes a savepoint",
+            )
+        if status == TransactionStatus.IDLE:
+            raise HoldfastError("some SQL inside ctx.transaction() has ended the transaction")
+
+    def _finish(self, decision: Decision, children: Sequence[NewJob]) -> None:
+        claim = self._claim
+        finish = Finish(
+            seq=claim.seq,
+            version=claim.version,
+            worker_id=claim.worker_id,
+            attempt=claim.attempts,
+            decision=decision,
+            started_at=0,
+            children=tuple(children),
+        )
+        try:
+            accepted = finish_jobs(self._session, [finish], self._database.instant)
+        except psycopg.Error as error:
+            raise_translated(error, self._database.url)
+        if not accepted:
+            raise LeaseLost
+
+    def _commit(self) -> None:
+        try:
+            self._database.commit(self.connection)
+        except CommitUncertain:
+            if not self._is_committed():
+                raise
+
+    def _is_committed(self) -> bool:
+        row = self._database.read_one(
+            "SELECT status, version FROM holdfast_jobs WHERE seq = $1", [self._claim.seq]
+        )
+        return bool(row == (Status.COMPLETED, self._claim.version))
+
+    def _expire(self) -> None:
+        if not self._settling.acquire(blocking=False):
+            return
+        try:
+            connection = self.connection
+            if connection.over:
+                return
+            connection.expired_after = self._seconds
+            with suppress(psycopg.Error):
+                connection.cancel()
+            with suppress(psycopg.Error):  # waits until the handler's statement has ended
+                psycopg.RawCursor(connection).execute("ROLLBACK")
+        finally:
+            self._settling.release()
+
+    def _close(self) -> None:
+        connection = self.connection
+        connection.over = True
+        connection.close()  # which rolls back what is not committed

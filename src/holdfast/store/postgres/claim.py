@@ -1,0 +1,239 @@
+"""Claiming: which pending jobs a worker takes, within every limit, while others claim too.
+
+Rows that another worker has locked are left to it. Where types compete, a look without locks says how many
+of each to take, so that no more rows are locked than are claimed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from holdfast.core.clock import microseconds
+from holdfast.core.rate_limit import Bucket
+from holdfast.store.limits import Limits
+from holdfast.store.postgres.clock import CLOCK
+from holdfast.store.postgres.database import Session
+from holdfast.store.protocol import Activity, Claim, Claimed, Demand
+
+HELD_BACK_PAUSE = 0.1
+"""Seconds after which a worker looks again whether max_running lets it start more: nobody wakes it."""
+
+# With the types that have nothing, too: how many additions their counts are made of is of interest.
+ACTIVE_TYPES = """
+SELECT type, sum(pending)::bigint, sum(processing)::bigint, count(*) FROM holdfast_tallies GROUP BY type
+"""
+UNPAUSED_TYPES = """
+SELECT type, sum(pending)::bigint, sum(processing)::bigint, count(*) FROM holdfast_tallies AS t
+WHERE NOT EXISTS (SELECT 1 FROM holdfast_pauses AS p WHERE p.type IN ('', t.type)) GROUP BY type
+"""
+# In one statement: a retry that becomes due meanwhile must not be missed in both.
+BUSY_TYPES = """
+SELECT type FROM holdfast_counts WHERE pending > 0 OR processing > 0
+UNION SELECT type FROM holdfast_jobs WHERE status = 'scheduled' AND attempts > 0
+"""
+
+# Taken before the statement that reads the pauses: whoever pauses waits for all who hold it, so that after a
+# pause is committed nothing starts.
+SHARED_WITH_PAUSES = "SELECT pg_advisory_xact_lock_shared(1751346273, hashtext($1))"
+APART_FROM_CLAIMS = "SELECT pg_advisory_xact_lock(1751346273, hashtext($1))"
+
+_SET = """
+    status = 'processing', attempts = attempts + 1, version = version + 1,
+    worker_id = $2, lease_expires_at = clock.now + $3::bigint, started_at = clock.now, updated_at = clock.now,
+    progress = NULL, progress_message = NULL
+"""
+_RETURNING = """
+RETURNING j.seq, j.id, j.type, j.payload, j.priority, j.attempts, j.max_attempts, j.version, j.timeout,
+    j.created_at, j.due_at
+"""
+
+# What enqueue left open is fixed here, at the first claim.
+_CLAIM_ONE = f"""
+WITH {CLOCK}
+UPDATE holdfast_jobs AS j SET
+    max_attempts = coalesce(j.max_attempts, $5::integer), timeout = coalesce(j.timeout, $6::double precision),
+    {_SET}
+FROM clock WHERE j.seq = ANY (ARRAY(
+    SELECT seq FROM holdfast_jobs WHERE status = 'pending' AND type = $4
+        AND NOT EXISTS (SELECT 1 FROM holdfast_pauses WHERE type IN ('', $4))
+    ORDER BY priority DESC, seq LIMIT $7 FOR UPDATE SKIP LOCKED))
+{_RETURNING}
+"""
+
+_DEMANDS = """demands AS MATERIALIZED (
+    SELECT * FROM unnest($4::text[], $5::integer[], $6::double precision[], $7::bigint[])
+        AS d (type, max_attempts, timeout, room)
+    WHERE NOT EXISTS (SELECT 1 FROM holdfast_pauses AS p WHERE p.type IN ('', d.type)))"""
+
+_BEST = """
+SELECT d.type, c.priority, c.seq FROM demands AS d CROSS JOIN LATERAL (
+    SELECT seq, priority FROM holdfast_jobs WHERE status = 'pending' AND type = d.type
+    ORDER BY priority DESC, seq LIMIT d.room) AS c
+ORDER BY c.priority DESC, c.seq LIMIT $8
+"""
+
+_CLAIM_COUNTS = f"""
+UPDATE holdfast_jobs AS j SET
+    max_attempts = coalesce(j.max_attempts, d.max_attempts), timeout = coalesce(j.timeout, d.timeout),
+    {_SET}
+FROM clock, demands AS d WHERE j.type = d.type AND j.seq = ANY (ARRAY(
+    SELECT c.seq FROM counts CROSS JOIN LATERAL (
+        SELECT seq FROM holdfast_jobs WHERE status = 'pending' AND type = counts.type
+        ORDER BY priority DESC, seq LIMIT counts.wanted FOR UPDATE SKIP LOCKED) AS c))
+{_RETURNING}
+"""
+_CLAIM_BEST = f"""
+WITH {CLOCK}, {_DEMANDS},
+counts AS MATERIALIZED (SELECT type, count(*) AS wanted FROM ({_BEST}) AS best GROUP BY type)
+{_CLAIM_COUNTS}
+"""
+_CLAIM_CHOSEN = f"""
+WITH {CLOCK}, {_DEMANDS},
+counts AS MATERIALIZED (SELECT type, room AS wanted FROM demands)
+{_CLAIM_COUNTS}
+"""
+
+_CANDIDATES = f"""
+WITH demands AS MATERIALIZED (SELECT * FROM unnest($1::text[], $2::bigint[]) AS d (type, room)
+    WHERE NOT EXISTS (SELECT 1 FROM holdfast_pauses AS p WHERE p.type IN ('', d.type)))
+{_BEST.replace("$8", "$3")}
+"""
+
+_ENSURE_LIMITS = """
+INSERT INTO holdfast_limits (name, tokens, refilled_at) SELECT name, 0, -1 FROM unnest($1::text[]) AS n (name)
+WHERE NOT EXISTS (SELECT 1 FROM holdfast_limits AS l WHERE l.name = n.name)
+ORDER BY name ON CONFLICT DO NOTHING
+"""
+# Held until the commit: those who share a limit claim one after another.
+_LOCK_LIMITS = """
+SELECT name, tokens, refilled_at FROM holdfast_limits WHERE name = ANY ($1::text[]) ORDER BY name FOR UPDATE
+"""
+_PRESENT = "SELECT coalesce($1::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)"
+_RUNNING = "SELECT type, count(*) FROM holdfast_jobs WHERE status = 'processing' GROUP BY type"
+_SAVE_LIMITS = """
+UPDATE holdfast_limits AS l SET tokens = n.tokens, refilled_at = n.refilled_at
+FROM unnest($1::text[], $2::double precision[], $3::bigint[]) AS n (name, tokens, refilled_at)
+WHERE l.name = n.name
+"""
+
+
+def activity_from(rows: Sequence[Any]) -> tuple[dict[str, Activity], int]:
+    """The answer of ACTIVE_TYPES or UNPAUSED_TYPES, and how many additions it was made of."""
+    active = {
+        type: Activity(pending, running) for type, pending, running, _ in rows if pending > 0 or running > 0
+    }
+    return active, sum(row[3] for row in rows)
+
+
+def claim_jobs(
+    session: Session,
+    worker_id: str,
+    demands: Sequence[Demand],
+    *,
+    limit: int,
+    lease_seconds: float,
+    now: int | None,
+) -> Claimed:
+    """Claim inside the open transaction."""
+    session.rows(SHARED_WITH_PAUSES, [session.database.schema])
+    lease = microseconds(lease_seconds)
+    if any(demand.rate or demand.max_running for demand in demands):
+        return _claim_limited(session, worker_id, demands, limit, lease, now)
+    if len(demands) == 1:
+        [demand] = demands
+        rows = session.rows(
+            _CLAIM_ONE,
+            [now, worker_id, lease, demand.type, demand.max_attempts, _timeout(demand),
+             min(limit, demand.limit)],
+        )  # fmt: skip
+    else:
+        rooms = [demand.limit for demand in demands]
+        rows = session.rows(_CLAIM_BEST, [now, worker_id, lease, *_columns(demands, rooms), limit])
+    return Claimed(_claims(rows, worker_id))
+
+
+def _claim_limited(
+    session: Session, worker_id: str, demands: Sequence[Demand], limit: int, lease: int, now: int | None
+) -> Claimed:
+    buckets, running, present = _lock_limits(session, demands, now)
+    limits = Limits(demands, buckets, running, present)
+    by_type = {demand.type: demand for demand in demands}
+    rooms = {demand.type: min(limit, limits.room(demand)) for demand in demands}
+    open_types = [type for type, room in rooms.items() if room > 0]
+    candidates = session.rows(_CANDIDATES, [open_types, [rooms[type] for type in open_types], 2**62])
+    wanted: Counter[str] = Counter()
+    for type, _, _ in candidates:
+        if wanted.total() == limit:
+            break
+        if limits.take(by_type[type]):
+            wanted[type] += 1
+    rows = []
+    if wanted:
+        chosen = [by_type[type] for type in wanted]
+        rows = session.rows(_CLAIM_CHOSEN, [now, worker_id, lease, *_columns(chosen, [*wanted.values()])])
+    taken = Limits(demands, buckets, running, present)  # of what was wanted, others may hold some
+    for row in rows:
+        taken.take(by_type[row[2]])
+    _save(session, taken)
+    wait = limits.wait()
+    held_back = _unpaused(session, limits.held_back)
+    if any(by_type[type].max_running for type in held_back):
+        wait = HELD_BACK_PAUSE if wait is None else min(wait, HELD_BACK_PAUSE)
+    return Claimed(_claims(rows, worker_id), wait, held_back)
+
+
+def _lock_limits(
+    session: Session, demands: Sequence[Demand], now: int | None
+) -> tuple[dict[str, Bucket], dict[str, int], int]:
+    """The stored buckets, the jobs that run, and the instant of both; until the commit they are ours."""
+    rates = {demand.rate_name: rate_row(demand.rate_name) for demand in demands if demand.rate}
+    caps = {f"max_running {demand.running_name}" for demand in demands if demand.max_running}
+    names = sorted({*rates.values(), *caps})
+    session.rows(_ENSURE_LIMITS, [names])
+    rows = {name: Bucket(tokens, at) for name, tokens, at in session.rows(_LOCK_LIMITS, [names])}
+    [(present,)] = session.rows(_PRESENT, [now])
+    buckets = {name: rows[row] for name, row in rates.items() if rows[row].at >= 0}
+    return buckets, dict(session.rows(_RUNNING)) if caps else {}, present
+
+
+def rate_row(name: str) -> str:
+    """The name of a rate limit in the table, beside which stand those of max_running."""
+    return f"rate {name}"
+
+
+def _save(session: Session, limits: Limits) -> None:
+    names = sorted(limits.changed)
+    if names:
+        buckets = [limits.buckets[name] for name in names]
+        session.rows(
+            _SAVE_LIMITS, [[rate_row(n) for n in names], [b.tokens for b in buckets], [b.at for b in buckets]]
+        )
+
+
+def _unpaused(session: Session, types: set[str]) -> frozenset[str]:
+    """Those that are not paused: what is, no limit holds back."""
+    if not types:
+        return frozenset()
+    paused = {row[0] for row in session.rows("SELECT type FROM holdfast_pauses")}
+    return frozenset() if "" in paused else frozenset(types - paused)
+
+
+def _columns(demands: Sequence[Demand], rooms: Sequence[int]) -> list[Sequence[Any]]:
+    return [
+        [demand.type for demand in demands],
+        [demand.max_attempts for demand in demands],
+        [_timeout(demand) for demand in demands],
+        rooms,
+    ]
+
+
+def _timeout(demand: Demand) -> float | None:
+    return None if demand.timeout is None else float(demand.timeout)
+
+
+def _claims(rows: Sequence[Any], worker_id: str) -> list[Claim]:
+    claims = [Claim(*row, worker_id=worker_id) for row in rows]
+    claims.sort(key=lambda claim: (-claim.priority, claim.seq))
+    return claims

@@ -1,0 +1,421 @@
+"""A PostgreSQL database: connections, transactions, and what its errors mean.
+
+Connections are taken from a small pool for each transaction or read, and made in the thread that needs one,
+so that whoever is kept waiting is told why. Nothing is kept in a session: no setting, no prepared statement
+that must be there, no lock that outlives its transaction. So a pooler in between may hand each transaction
+to another server process.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from typing import Any, NoReturn
+
+import psycopg
+from psycopg import RawCursor
+from psycopg.pq import TransactionStatus
+
+from holdfast.core.clock import Clock, system_clock
+from holdfast.errors import CommitUncertain, NestedWrite, QueueClosed, StoreBusy, StoreError, StoreUnavailable
+from holdfast.store.postgres.address import Address
+from holdfast.store.postgres.notify import Notifier, Silence
+from holdfast.store.postgres.schema import qualified
+from holdfast.store.scope import attempt_transaction
+
+PATIENCE = 5.0
+"""Seconds to wait for a connection, and to find out what became of a commit."""
+
+OLDEST_SERVER = 130000
+NOW = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
+_BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
+_SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+_FRESH = 5.0
+"""Seconds for which a connection that lies idle is taken for alive."""
+_CLOCK_KEPT = 30.0
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+
+class ConnectionLost(StoreUnavailable):
+    """The connection broke before the commit: nothing was written."""
+
+
+class Session:
+    """A connection inside a transaction, and how our SQL is run on it."""
+
+    def __init__(self, connection: Connection, database: Database) -> None:
+        self.connection = connection
+        self.database = database
+        self.wakes = False
+        """Whether workers are to be told of it once it is committed."""
+
+    def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        cursor = RawCursor(self.connection).execute(self.database.text(sql), parameters)
+        return cursor.fetchall() if cursor.description is not None else []
+
+    def count(self, sql: str, parameters: Sequence[Any] = ()) -> int:
+        """How many rows a statement has changed."""
+        return RawCursor(self.connection).execute(self.database.text(sql), parameters).rowcount
+
+
+class _Local(threading.local):
+    session: Session | None = None
+
+
+class Database:
+    """The database and this process's connections to it."""
+
+    among_numbers = "= ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(?::jsonb)))"
+    among_texts = "= ANY (ARRAY(SELECT value FROM jsonb_array_elements_text(?::jsonb)))"
+    elements = "jsonb_array_elements_text(?::jsonb)"
+    reads_whole_types = False
+    orders_recursion = False
+
+    def __init__(self, address: Address, clock: Clock, *, notify: bool = True) -> None:
+        self.url = address.shown
+        self.notifies = notify
+        self._address = address
+        self._clock = None if clock is system_clock else clock
+        self.schema = ""
+        """The schema's name as it stands in SQL; known once a connection was made."""
+        self.identity = ""
+        self.is_pooled = False
+        """Whether a pooler stands in between, which gives each transaction to any server process."""
+        self.server_version = 0
+        self._begin = _BEGIN
+        self.synchronous_commit: str | None = None
+        """What our transactions say of it, if anything."""
+        self._texts: dict[str, str] = {}
+        self._closed = False
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
+        self._local = _Local()
+        self._changed = threading.Condition()
+        self._idle: list[tuple[Connection, float]] = []
+        self._taken = 0
+        self._offset = (0.0, 0)
+        self.notifier = Notifier(self) if self.notifies else Silence()
+
+    @property
+    def hears(self) -> bool:
+        """Whether workers can be told that there is something to do."""
+        return self.notifies and not self.is_pooled
+
+    # SQL.
+
+    def by_index(self, _name: str | None) -> str:
+        return ""
+
+    def text(self, sql: str) -> str:
+        """Our SQL as the server takes it: `?` numbered, and our tables in their schema."""
+        found = self._texts.get(sql)
+        if found is None:
+            if len(self._texts) > 2000:  # lists are made of ever new parts
+                self._texts.clear()
+            found = self._texts[sql] = qualified(_numbered(sql), self.schema)
+        return found
+
+    # The clock.
+
+    @property
+    def instant(self) -> int | None:
+        """The present instant as a parameter: None lets the server's own clock decide."""
+        return None if self._clock is None else self._clock()
+
+    def now(self) -> int:
+        """The server's clock, by what was last read of it."""
+        if self._clock is not None:
+            return self._clock()
+        read_at, offset = self._offset
+        if not read_at or time.monotonic() - read_at > _CLOCK_KEPT:
+            with suppress(StoreError):
+                self._read_clock()
+            offset = self._offset[1]
+        return time.monotonic_ns() // 1000 + offset
+
+    def _read_clock(self) -> None:
+        before = time.monotonic_ns()
+        [(now,)] = self.read(f"SELECT {NOW}")
+        after = time.monotonic_ns()
+        self._offset = (time.monotonic(), now - (before + after) // 2000)
+
+    # Connections.
+
+    def connect(self, kind: type[Connection] = psycopg.Connection) -> Connection:
+        """A new connection, which is the caller's to close."""
+        try:
+            connection = kind.connect(
+                self._address.conninfo,
+                autocommit=True,
+                prepare_threshold=None if self.is_pooled else 5,
+            )
+        except psycopg.Error as error:
+            raise_translated(error, self.url, connecting=True)
+        try:
+            self._greet(connection)
+        except psycopg.Error as error:
+            connection.close()
+            raise_translated(error, self.url)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _greet(self, connection: Connection) -> None:
+        [(schema, pid, version, synchronous, in_recovery)] = (
+            RawCursor(connection)
+            .execute(
+                "SELECT quote_ident(coalesce($1, current_schema())), pg_backend_pid(),"
+                " current_setting('server_version_num')::integer, current_setting('synchronous_commit'),"
+                " pg_is_in_recovery()",
+                [self._address.schema],
+            )
+            .fetchall()
+        )
+        if in_recovery:
+            raise StoreUnavailable(
+                f"{self.url} is a standby, which can't be written", hint="name the primary in the address"
+            )
+        if schema is None:
+            raise StoreUnavailable(
+                f"{self.url}: no schema of the search path exists", hint="say ?schema=name in the address"
+            )
+        if version < OLDEST_SERVER:
+            needed = OLDEST_SERVER // 10000
+            raise StoreUnavailable(f"PostgreSQL {version // 10000} is too old; {needed} or newer is needed")
+        self.schema = self.schema or schema
+        self.server_version = version
+        wanted = self._address.synchronous_commit
+        if wanted is None and synchronous in ("off", "local"):
+            wanted = "on"  # weaker is an explicit choice, which was not made for us
+        if wanted is not None and wanted != synchronous:
+            self.synchronous_commit = wanted
+            self._begin = f"{_BEGIN}; SET LOCAL synchronous_commit = {wanted}"
+        if pid != connection.info.backend_pid:
+            self.is_pooled = True
+            connection.prepare_threshold = None
+
+    def _take(self, *, fresh: bool = False) -> Connection:
+        if self._closed:
+            raise QueueClosed("the queue is closed")
+        if self._pid != os.getpid():
+            self._abandon()
+        deadline = time.monotonic() + PATIENCE
+        with self._changed:
+            while self._taken >= self._address.pool:
+                if not self._changed.wait(deadline - time.monotonic()):
+                    raise StoreUnavailable(
+                        f"all {self._address.pool} connections were in use for {PATIENCE:g} s",
+                        hint="say ?pool= in the address for more",
+                    )
+            self._taken += 1
+            found = None if fresh or not self._idle else self._idle.pop()
+        try:
+            if found is not None:
+                connection, since = found
+                if time.monotonic() - since < _FRESH or _answers(connection):
+                    return connection
+                self._forget_idle()
+            return self.connect()
+        except BaseException:
+            self._leave()
+            raise
+
+    def _give(self, connection: Connection) -> None:
+        is_usable = not connection.closed and connection.info.transaction_status == TransactionStatus.IDLE
+        if is_usable and not self._closed and self._pid == os.getpid():
+            with self._changed:
+                self._idle.append((connection, time.monotonic()))
+        else:
+            broken = connection.broken
+            connection.close()
+            if broken:  # the others will not be better
+                self._forget_idle()
+        self._leave()
+
+    def _leave(self) -> None:
+        with self._changed:
+            self._taken -= 1
+            self._changed.notify()
+
+    def _forget_idle(self) -> None:
+        with self._changed:
+            idle, self._idle = self._idle, []
+        for connection, _ in idle:
+            connection.close()
+
+    def _abandon(self) -> None:
+        """In a forked child: what the parent has open is the parent's. To close it here would end it there,
+        and psycopg itself leaves connections of another process alone."""
+        self._reset()
+
+    def close(self) -> None:
+        self.notifier.close()
+        self._closed = True
+        if self._pid == os.getpid():
+            self._forget_idle()
+
+    # Reading.
+
+    def read(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        """All rows of a query."""
+        session = self.session
+        if session is not None:
+            try:
+                return session.rows(sql, parameters)
+            except psycopg.Error as error:
+                raise_translated(error, self.url)
+        try:
+            return self._read(sql, parameters)
+        except ConnectionLost:  # perhaps it only lay idle for too long
+            return self._read(sql, parameters, fresh=True)
+
+    def _read(self, sql: str, parameters: Sequence[Any], *, fresh: bool = False) -> list[Any]:
+        connection = self._take(fresh=fresh)
+        try:
+            return Session(connection, self).rows(sql, parameters)
+        except psycopg.Error as error:
+            raise_translated(error, self.url)
+        finally:
+            self._give(connection)
+
+    def read_one(self, sql: str, parameters: Sequence[Any] = ()) -> Any:
+        """The first row, or None."""
+        rows = self.read(sql, parameters)
+        return rows[0] if rows else None
+
+    @property
+    def session(self) -> Session | None:
+        """This thread's open transaction."""
+        return self._local.session if self._pid == os.getpid() else None
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Around reads that must see one state of the database; inside a transaction, what that sees."""
+        if self.session is not None:
+            yield
+            return
+        with self._opened(_SNAPSHOT) as session:
+            try:
+                yield
+            finally:
+                _roll_back(session.connection)
+
+    # Writing.
+
+    @contextmanager
+    def transaction(self) -> Iterator[Session]:
+        """A write transaction of this thread; entered again inside, it is the same one."""
+        if attempt_transaction.get() == self.url:
+            raise NestedWrite
+        if self.session is not None:
+            yield self.session
+            return
+        with self._opened(self._begin) as session:
+            try:
+                yield session
+            except psycopg.Error as error:
+                _roll_back(session.connection)
+                raise_translated(error, self.url)
+            except BaseException:
+                _roll_back(session.connection)
+                raise
+            self.commit(session.connection)
+        if session.wakes:
+            self.notifier.touch()
+
+    @contextmanager
+    def _opened(self, begin: str) -> Iterator[Session]:
+        try:
+            connection = self._take_begun(begin)
+        except ConnectionLost:  # nothing has begun; the server was restarted since it was last used
+            connection = self._take_begun(begin, fresh=True)
+        session = self._local.session = Session(connection, self)
+        try:
+            yield session
+        finally:
+            self._local.session = None
+            self._give(connection)
+
+    def _take_begun(self, begin: str, *, fresh: bool = False) -> Connection:
+        connection = self._take(fresh=fresh)
+        try:
+            self.begin(connection, begin)
+        except BaseException:
+            self._give(connection)
+            raise
+        return connection
+
+    def begin(self, connection: Connection, begin: str | None = None) -> None:
+        try:
+            RawCursor(connection).execute(begin or self._begin)
+        except psycopg.Error as error:
+            raise_translated(error, self.url)
+
+    def commit(self, connection: Connection) -> None:
+        try:
+            RawCursor(connection).execute("COMMIT")
+        except psycopg.Error as error:
+            if connection.broken:
+                raise CommitUncertain(f"{self.url}: the connection broke at the commit") from error
+            raise_translated(error, self.url)
+
+
+@lru_cache(4096)
+def _numbered(sql: str) -> str:
+    first, *rest = sql.split("?")
+    return first + "".join(f"${number}{part}" for number, part in enumerate(rest, 1))
+
+
+def _answers(connection: Connection) -> bool:
+    try:
+        connection.execute("SELECT 1")
+    except psycopg.Error:
+        return False
+    return True
+
+
+def _roll_back(connection: Connection) -> None:
+    with suppress(psycopg.Error):
+        if connection.info.transaction_status != TransactionStatus.IDLE:
+            connection.execute("ROLLBACK")
+
+
+_BUSY = ("55P03", "40P01", "40001")
+_HINTS = {
+    "25006": "the server can't be written now: is it a standby?",
+    "28": "check the user and the password in the address",
+    "3D000": "make it with createdb, or name another in the address",
+    "42501": "let the role own the schema, or grant it what it needs",
+    "42P01": "the queue's tables are gone; queuectl migrate makes them",
+    "53100": "the server's disk is full: free some space; work goes on by itself",
+    "53300": "raise max_connections there, or lower ?pool= in the address",
+}
+
+
+def raise_translated(error: psycopg.Error, url: str, *, connecting: bool = False) -> NoReturn:
+    """Raise the driver's error as one of ours. What can only be a mistake in SQL stays as it is."""
+    state = error.sqlstate or ""
+    if state in _BUSY:
+        raise StoreBusy(PATIENCE) from error
+    if state[:2] in ("22", "23", "42") and state not in _HINTS:
+        raise error
+    if not state and not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+        raise error
+    reason = str(error).strip().partition("\n")[0]
+    hint = _HINTS.get(state, _HINTS.get(state[:2]))
+    lost = not connecting and (not state or state.startswith(("57P", "08")))
+    kind = ConnectionLost if lost else StoreUnavailable
+    raise kind(f"{url}: {reason}", hint=hint) from error
+
+
+def storable(text: str | None) -> str | None:
+    """PostgreSQL's texts can hold every character but one."""
+    return None if text is None else text.replace("\0", "\ufffd")

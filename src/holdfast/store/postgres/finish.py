@@ -1,0 +1,169 @@
+"""Ending attempts: finish, release and reap are one guarded statement with different decisions.
+
+Rows are locked in the order of `seq`, so that no two who end attempts wait for each other in a ring.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from holdfast.core.clock import microseconds
+from holdfast.core.error_group import error_group
+from holdfast.core.job import FINISHED, Status
+from holdfast.store.postgres.clock import CLOCK
+from holdfast.store.postgres.database import Session, storable
+from holdfast.store.postgres.insert import insert_jobs, run
+from holdfast.store.protocol import Finish, NewJob
+
+_KEY_UNTIL = "clock.now + (j.key_for * 1000000)::bigint"
+
+# Nearly every attempt ends so.
+_COMPLETE = f"""
+WITH {CLOCK}
+UPDATE holdfast_jobs AS j SET
+    status = 'completed', error = NULL, result = f.result, worker_id = NULL, lease_expires_at = NULL,
+    finished_at = clock.now, updated_at = clock.now,
+    key_held = j.key_held AND j.key_for IS NOT NULL, key_until = {_KEY_UNTIL}
+FROM clock, unnest($2::bigint[], $3::bigint[], $4::text[], $5::text[]) AS f (seq, version, worker_id, result)
+WHERE j.seq = f.seq AND j.status = 'processing' AND j.version = f.version AND j.worker_id = f.worker_id
+RETURNING j.seq, j.version
+"""
+
+# A cancellation may have been asked for until this very moment; then whatever is not a completion is one.
+_END = f"""
+WITH {CLOCK}
+UPDATE holdfast_jobs AS j SET
+    status = CASE WHEN j.cancel_requested THEN 'cancelled' ELSE f.status END,
+    attempts = j.attempts - f.attempts_back,
+    due_at = clock.now + f.delay,
+    error = coalesce(f.error, j.error),
+    error_group = CASE WHEN NOT j.cancel_requested THEN f.error_group END,
+    worker_id = NULL, lease_expires_at = NULL,
+    finished_at = CASE WHEN f.final OR j.cancel_requested THEN clock.now END,
+    key_held = CASE WHEN f.final OR j.cancel_requested THEN j.key_held AND j.key_for IS NOT NULL
+        ELSE j.key_held END,
+    key_until = CASE WHEN (f.final OR j.cancel_requested) AND j.key_for IS NOT NULL THEN {_KEY_UNTIL} END,
+    updated_at = clock.now
+FROM clock, unnest($2::bigint[], $3::bigint[], $4::text[], $5::text[], $6::boolean[], $7::bigint[],
+    $8::text[], $9::integer[], $10::boolean[], $11::text[])
+    AS f (seq, version, worker_id, status, final, delay, error, attempts_back, expired_only, error_group)
+WHERE j.seq = f.seq AND j.status = 'processing' AND j.version = f.version AND j.worker_id = f.worker_id
+    AND (NOT f.expired_only OR j.lease_expires_at <= clock.now)
+RETURNING j.seq, j.version, j.status
+"""
+
+_FAILURES = f"""
+WITH {CLOCK}
+INSERT INTO holdfast_failures
+    (seq, version, attempt, started_at, finished_at, worker_id, error, traceback, detail)
+SELECT f.seq, f.version, f.attempt, f.started_at, clock.now, f.worker_id, f.error, f.traceback, f.detail
+FROM clock, unnest($2::bigint[], $3::bigint[], $4::integer[], $5::bigint[], $6::text[], $7::text[],
+    $8::text[], $9::text[])
+    AS f (seq, version, attempt, started_at, worker_id, error, traceback, detail)
+"""
+
+ENDED = """
+SELECT j.seq, j.version, j.status FROM unnest($1::bigint[], $2::bigint[]) AS e (seq, version)
+JOIN holdfast_jobs AS j ON j.seq = e.seq AND j.version = e.version WHERE j.status <> 'processing'
+"""
+
+# A handler that is inside ctx.transaction() has locked its job, and is alive whatever its lease says.
+_UNLOCKED = "SELECT seq FROM holdfast_jobs WHERE seq = ANY ($1::bigint[]) ORDER BY seq FOR UPDATE SKIP LOCKED"
+
+_LINK = """
+INSERT INTO holdfast_links (parent_id, child_id)
+SELECT id, $1 FROM holdfast_jobs WHERE seq = $2 ON CONFLICT DO NOTHING
+"""
+
+
+def finish_jobs(
+    session: Session, finishes: Sequence[Finish], now: int | None
+) -> dict[tuple[int, int], Status]:
+    """Finish inside the open transaction; the accepted ones, with the state each led to."""
+    finishes = sorted(finishes, key=lambda finish: finish.seq)
+    completed = [f for f in finishes if f.decision.status is Status.COMPLETED]
+    others = [f for f in finishes if f.decision.status is not Status.COMPLETED]
+    ended: dict[tuple[int, int], Status] = {}
+    if completed:
+        for seq, version in session.rows(_COMPLETE, [now, *_completions(completed)]):
+            ended[seq, version] = Status.COMPLETED
+        for finish in completed:
+            if finish.children and (finish.seq, finish.version) in ended:
+                insert_children(session, finish.seq, finish.children, now)
+    if others:
+        others = _not_locked(session, others)
+        for seq, version, status in session.rows(_END, [now, *_endings(others)]):
+            ended[seq, version] = Status(status)
+        _record_failures(session, [f for f in others if (f.seq, f.version) in ended], now)
+    return ended
+
+
+def _not_locked(session: Session, finishes: list[Finish]) -> list[Finish]:
+    reaped = [finish.seq for finish in finishes if finish.expired_only]
+    if not reaped:
+        return finishes
+    unlocked = {row[0] for row in session.rows(_UNLOCKED, [reaped])}
+    return [finish for finish in finishes if not finish.expired_only or finish.seq in unlocked]
+
+
+def _completions(finishes: Sequence[Finish]) -> list[list[Any]]:
+    return [
+        [finish.seq for finish in finishes],
+        [finish.version for finish in finishes],
+        [finish.worker_id for finish in finishes],
+        [finish.decision.result for finish in finishes],
+    ]
+
+
+def _endings(finishes: Sequence[Finish]) -> list[list[Any]]:
+    return [
+        [finish.seq for finish in finishes],
+        [finish.version for finish in finishes],
+        [finish.worker_id for finish in finishes],
+        [finish.decision.status.value for finish in finishes],
+        [finish.decision.status in FINISHED for finish in finishes],
+        [microseconds(finish.decision.delay) for finish in finishes],
+        [storable(finish.decision.error) for finish in finishes],
+        [finish.decision.attempts_back for finish in finishes],
+        [finish.expired_only for finish in finishes],
+        [_group(finish) for finish in finishes],
+    ]
+
+
+def _group(finish: Finish) -> str | None:
+    failed = finish.decision.status is Status.FAILED
+    return storable(error_group(finish.decision.error or "")) if failed else None
+
+
+def _record_failures(session: Session, finishes: Sequence[Finish], now: int | None) -> None:
+    failed = [finish for finish in finishes if finish.decision.error is not None]
+    if failed:
+        session.rows(
+            _FAILURES,
+            [
+                now,
+                [finish.seq for finish in failed],
+                [finish.version for finish in failed],
+                [finish.attempt for finish in failed],
+                [finish.started_at for finish in failed],
+                [finish.worker_id for finish in failed],
+                [storable(finish.decision.error) for finish in failed],
+                [storable(finish.decision.traceback) for finish in failed],
+                [None if f.decision.detail is None else json.dumps(f.decision.detail) for f in failed],
+            ],
+        )
+
+
+def insert_children(session: Session, parent_seq: int, children: Sequence[NewJob], now: int | None) -> None:
+    """Insert a completed job's children; one whose id or key is taken becomes a link to that job.
+
+    They are part of its outcome, so no max_depth holds them back.
+    """
+    unbounded = [replace(child, max_depth=None) for child in children]
+    for verdict in run(insert_jobs(unbounded, now), session.rows):
+        if not verdict.inserted:
+            session.rows(_LINK, [verdict.id, parent_seq])

@@ -1,0 +1,198 @@
+"""Inserting jobs: one statement for all, each with its own verdict.
+
+What is asked of the database is yielded, as SQL and parameters, and the rows come back. So the same steps run
+on our own connections and on those of an application, whichever driver it has, asyncio or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+from holdfast.core.clock import microseconds
+from holdfast.core.job import Status
+from holdfast.core.payload import same_json
+from holdfast.errors import DuplicateJob, HoldfastError, KeyTaken, QueueFull
+from holdfast.store.postgres.clock import CLOCK
+from holdfast.store.protocol import NewJob, Verdict
+
+Statement = tuple[str, Sequence[Any]]
+Steps = Generator[Statement, list[Any], list[Verdict]]
+
+_INSERT = f"""
+WITH {CLOCK}
+INSERT INTO holdfast_jobs (id, type, status, priority, max_attempts, key, key_for, key_held, run_at, due_at,
+    timeout, parent_id, created_at, updated_at, token, payload)
+SELECT id, type, CASE WHEN waits THEN 'scheduled' ELSE 'pending' END, priority, max_attempts, key, key_for,
+    key IS NOT NULL, until, CASE WHEN waits THEN until ELSE now END, timeout, parent_id, now, now, token,
+    payload
+FROM (
+    SELECT n.*, clock.now, coalesce(clock.now + n.delay, n.run_at) AS until,
+        coalesce(coalesce(clock.now + n.delay, n.run_at) > clock.now, false) AS waits
+    FROM clock, unnest($2::text[], $3::text[], $4::integer[], $5::integer[], $6::text[],
+        $7::double precision[], $8::bigint[], $9::bigint[], $10::double precision[], $11::text[],
+        $12::text[], $13::text[]) WITH ORDINALITY
+        AS n (id, type, priority, max_attempts, key, key_for, run_at, delay, timeout, parent_id, token,
+            payload, place)) AS new
+ORDER BY place
+ON CONFLICT DO NOTHING
+RETURNING id, status, created_at, run_at
+"""
+
+FREE_EXPIRED = f"""
+WITH {CLOCK}
+UPDATE holdfast_jobs AS j SET key_held = false
+FROM clock, unnest($2::text[], $3::text[]) AS k (type, key)
+WHERE j.type = k.type AND j.key = k.key AND j.key_held AND j.key_until <= clock.now
+"""
+
+_HOLDER = """
+SELECT id, payload, status, created_at, token FROM holdfast_jobs WHERE type = $1 AND key = $2 AND key_held
+"""
+
+_OWN = "SELECT token, status, created_at, run_at FROM holdfast_jobs WHERE id = $1"
+
+_DEPTHS = "SELECT type, pending + scheduled FROM holdfast_counts WHERE type = ANY ($1::text[])"
+
+_ALONE = "SELECT pg_advisory_xact_lock(1751346276, hashtext($1))"
+
+_TRIES = 5
+
+
+def insert_jobs(jobs: Sequence[NewJob], now: int | None, *, alone: bool = False) -> Steps:
+    """Insert inside the open transaction. A conflict is a verdict, never an abort.
+
+    With `alone`, nobody else who says so inserts jobs of a type with a max_depth until the commit.
+    """
+    if alone:
+        for type in sorted({job.type for job in jobs if job.max_depth is not None}):
+            yield _ALONE, [type]
+    depths = yield from _depths(jobs)
+    if not _may_overflow(jobs, depths):
+        return (yield from _insert(jobs, now))
+    verdicts = []
+    for job in jobs:
+        if job.max_depth is not None and depths.get(job.type, 0) >= job.max_depth:
+            known = yield from _known(job, now)
+            verdicts.append(known or Verdict(id=job.id, error=QueueFull(job.type, job.max_depth)))
+            continue
+        [verdict] = yield from _insert([job], now)
+        verdicts.append(verdict)
+        if verdict.inserted:
+            depths[job.type] = depths.get(job.type, 0) + 1
+    return verdicts
+
+
+def insert_all_or_none(jobs: Sequence[NewJob], now: int | None, *, alone: bool = False) -> Steps:
+    """The same, but with one refusal nothing is inserted, and the transaction around it goes on."""
+    yield "SAVEPOINT holdfast_all", ()
+    verdicts = yield from insert_jobs(jobs, now, alone=alone)
+    if any(verdict.error is not None for verdict in verdicts):
+        yield "ROLLBACK TO SAVEPOINT holdfast_all", ()
+    yield "RELEASE SAVEPOINT holdfast_all", ()
+    return verdicts
+
+
+def run(steps: Steps, execute: Callable[[str, Sequence[Any]], list[Any]]) -> list[Verdict]:
+    """Take the steps, one after another."""
+    try:
+        statement = next(steps)
+        while True:
+            statement = steps.send(execute(*statement))
+    except StopIteration as end:
+        verdicts: list[Verdict] = end.value
+        return verdicts
+
+
+def _depths(jobs: Sequence[NewJob]) -> Generator[Statement, list[Any], dict[str, int]]:
+    types = sorted({job.type for job in jobs if job.max_depth is not None})
+    if not types:
+        return {}
+    rows = yield _DEPTHS, [types]
+    return dict(rows)
+
+
+def _may_overflow(jobs: Sequence[NewJob], depths: dict[str, int]) -> bool:
+    return any(
+        job.max_depth is not None and depths.get(job.type, 0) + len(jobs) > job.max_depth for job in jobs
+    )
+
+
+def _insert(jobs: Sequence[NewJob], now: int | None) -> Steps:
+    """Insert what can be; of what can't, find out why."""
+    keyed = [job for job in jobs if job.key is not None]
+    if keyed:
+        yield FREE_EXPIRED, [now, [job.type for job in keyed], [job.key for job in keyed]]
+    rows = yield _INSERT, [now, *_columns(jobs)]
+    inserted = {row[0]: row for row in rows}
+    verdicts = []
+    for job in jobs:
+        row = inserted.pop(job.id, None)
+        if row is not None:
+            verdicts.append(_inserted(job, *row[1:]))
+        else:
+            verdicts.append((yield from _refused(job, now)))
+    return verdicts
+
+
+def _refused(job: NewJob, now: int | None) -> Generator[Statement, list[Any], Verdict]:
+    for _ in range(_TRIES):
+        known = yield from _known(job, now)
+        if known is not None:
+            return known
+        # What was in the way may be gone since: a job that held the key has finished, or is deleted.
+        rows = yield _INSERT, [now, *_columns([job])]
+        if rows:
+            return _inserted(job, *rows[0][1:])
+    return Verdict(id=job.id, error=DuplicateJob(job.id))
+
+
+def _known(job: NewJob, now: int | None) -> Generator[Statement, list[Any], Verdict | None]:
+    """The verdict on a job that is there already: by its key, by an enqueue whose commit was in doubt, or
+    because its id is another's."""
+    if job.key is not None:
+        yield FREE_EXPIRED, [now, [job.type], [job.key]]
+        rows = yield _HOLDER, [job.type, job.key]
+        if rows:
+            id, payload, status, created_at, token = rows[0]
+            error: HoldfastError | None = None
+            if not same_json(payload, job.payload):
+                error = KeyTaken(id, job.key)
+            return Verdict(
+                id=id,
+                error=error,
+                inserted=token == job.token,
+                status=Status(status),
+                created_at=created_at,
+            )
+    rows = yield _OWN, [job.id]
+    if not rows:
+        return None
+    token, *rest = rows[0]
+    return _inserted(job, *rest) if token == job.token else Verdict(id=job.id, error=DuplicateJob(job.id))
+
+
+def _inserted(job: NewJob, status: str, created_at: int, run_at: int | None) -> Verdict:
+    return Verdict(id=job.id, inserted=True, status=Status(status), created_at=created_at, run_at=run_at)
+
+
+def _columns(jobs: Sequence[NewJob]) -> list[list[Any]]:
+    return [
+        [job.id for job in jobs],
+        [job.type for job in jobs],
+        [job.priority for job in jobs],
+        [job.max_attempts for job in jobs],
+        [job.key for job in jobs],
+        [_float(job.key_for) for job in jobs],
+        [job.run_at for job in jobs],
+        [None if job.delay is None else microseconds(job.delay) for job in jobs],
+        [_float(job.timeout) for job in jobs],
+        [job.parent_id for job in jobs],
+        [job.token for job in jobs],
+        [job.payload for job in jobs],
+    ]
+
+
+def _float(value: float | None) -> float | None:
+    # An array of numbers must be all of one kind.
+    return None if value is None else float(value)

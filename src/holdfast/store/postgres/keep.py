@@ -1,0 +1,191 @@
+"""What is kept beside the jobs: workers and their leases, types, statistics."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+
+from holdfast.core.clock import microseconds
+from holdfast.store.postgres.clock import CLOCK
+from holdfast.store.postgres.database import Session, storable
+from holdfast.store.protocol import Beat, Minute, TypeRecord, WorkerRecord
+from holdfast.store.statistics import (
+    ALL_MINUTES,
+    SINGLE_MINUTES,
+    STATISTICS_COLUMNS,
+    added_up,
+    hour_of,
+    lifetime_of,
+    minute_from,
+    minute_row,
+)
+
+_BEAT = f"""
+WITH {CLOCK}
+UPDATE holdfast_workers AS w SET heartbeat_at = clock.now, turned_at = clock.now - $4::bigint, state = $3
+FROM clock WHERE w.id = $2
+"""
+
+# A locked job is being finished, or inside ctx.transaction(): in both cases nobody takes it from us.
+_RENEW = f"""
+WITH {CLOCK}
+UPDATE holdfast_jobs AS j SET lease_expires_at = clock.now + $5::bigint
+FROM clock WHERE j.seq = ANY (ARRAY(
+    SELECT held.seq FROM unnest($2::bigint[], $3::bigint[]) AS h (seq, version)
+    JOIN holdfast_jobs AS held ON held.seq = h.seq AND held.version = h.version
+    WHERE held.status = 'processing' AND held.worker_id = $4
+    ORDER BY held.seq FOR UPDATE OF held SKIP LOCKED))
+"""
+
+_STILL_HELD = """
+SELECT j.seq, j.version FROM unnest($1::bigint[], $2::bigint[]) AS h (seq, version)
+JOIN holdfast_jobs AS j ON j.seq = h.seq AND j.version = h.version
+WHERE j.status = 'processing' AND j.worker_id = $3
+"""
+
+CANCELLING = """
+SELECT seq, version FROM holdfast_jobs WHERE status = 'processing' AND cancel_requested AND worker_id = $1
+"""
+
+_PROGRESS = f"""
+WITH {CLOCK}
+UPDATE holdfast_jobs AS j SET progress = p.fraction, progress_message = p.message, updated_at = clock.now
+FROM clock, unnest($3::bigint[], $4::bigint[], $5::double precision[], $6::text[])
+    AS p (seq, version, fraction, message)
+WHERE j.seq = p.seq AND j.version = p.version AND j.status = 'processing' AND j.worker_id = $2
+"""
+
+_REGISTER = f"""
+WITH {CLOCK}
+INSERT INTO holdfast_workers AS w
+    (id, host, pid, state, concurrency, types, slots, started_at, heartbeat_at)
+SELECT $2, $3, $4, $5, $6, $7, $8, clock.now, clock.now FROM clock
+ON CONFLICT (id) DO UPDATE SET state = excluded.state, concurrency = excluded.concurrency,
+    types = excluded.types, slots = excluded.slots
+"""
+
+_TYPES = """
+INSERT INTO holdfast_types AS t (type, executor, schema)
+SELECT * FROM unnest($1::text[], $2::text[], $3::text[]) AS n (type, executor, schema) ORDER BY n.type
+ON CONFLICT (type) DO UPDATE SET executor = excluded.executor, schema = excluded.schema
+WHERE (t.executor, t.schema) IS DISTINCT FROM (excluded.executor, excluded.schema)
+"""
+
+_FORGET_SILENT = f"""
+WITH {CLOCK}
+DELETE FROM holdfast_workers AS w USING clock WHERE w.heartbeat_at < clock.now - $2::bigint
+AND NOT EXISTS (SELECT 1 FROM holdfast_jobs AS j WHERE j.status = 'processing' AND j.worker_id = w.id)
+RETURNING w.id
+"""
+
+_STATISTICS = f"""
+INSERT INTO holdfast_statistics ({STATISTICS_COLUMNS})
+SELECT * FROM unnest($1::bigint[], $2::text[], $3::text[], $4::bigint[], $5::bigint[], $6::bigint[],
+    $7::bigint[], $8::double precision[], $9::double precision[], $10::double precision[], $11::text[],
+    $12::text[])
+ON CONFLICT (minute, type, worker_id) DO UPDATE SET
+    completed = excluded.completed, failed = excluded.failed, retried = excluded.retried,
+    reaped = excluded.reaped, wait_seconds = excluded.wait_seconds, run_seconds = excluded.run_seconds,
+    limited_seconds = excluded.limited_seconds, waits = excluded.waits, runs = excluded.runs
+"""
+
+# Two who add up the same rows would count them twice.
+_FOLD_ALONE = "SELECT pg_advisory_xact_lock(1751346274, hashtext($1))"
+
+
+def heartbeat(
+    session: Session,
+    worker_id: str,
+    held: Sequence[tuple[int, int]],
+    state: str,
+    turn_age: float,
+    lease_seconds: float,
+    now: int | None,
+) -> Beat:
+    found = session.count(_BEAT, [now, worker_id, state, microseconds(turn_age)])
+    lost: set[tuple[int, int]] = set()
+    if held:
+        seqs, versions = [seq for seq, _ in held], [version for _, version in held]
+        renewed = session.count(_RENEW, [now, seqs, versions, worker_id, microseconds(lease_seconds)])
+        if renewed != len(held):
+            lost = set(held) - set(session.rows(_STILL_HELD, [seqs, versions, worker_id]))
+    cancelled = frozenset(session.rows(CANCELLING, [worker_id]))
+    return Beat(frozenset(lost), cancelled, registered=found == 1)
+
+
+def write_progress(
+    session: Session,
+    worker_id: str,
+    reports: Sequence[tuple[int, int, float, str | None]],
+    now: int | None,
+) -> None:
+    reports = sorted(reports, key=lambda report: report[0])
+    session.rows(
+        _PROGRESS,
+        [
+            now,
+            worker_id,
+            [seq for seq, _, _, _ in reports],
+            [version for _, version, _, _ in reports],
+            [float(fraction) for _, _, fraction, _ in reports],
+            [storable(message) for _, _, _, message in reports],
+        ],
+    )
+
+
+def register_worker(
+    session: Session, worker: WorkerRecord, types: Sequence[TypeRecord], now: int | None
+) -> None:
+    session.rows(
+        _REGISTER,
+        [
+            now,
+            worker.id,
+            storable(worker.host),
+            worker.pid,
+            worker.state,
+            worker.concurrency,
+            json.dumps(worker.types),
+            json.dumps(worker.slots),
+        ],
+    )
+    session.rows(
+        _TYPES,
+        [[t.type for t in types], [t.executor for t in types], [json.dumps(t.schema) for t in types]],
+    )
+
+
+def remove_silent_workers(session: Session, silent_seconds: float, now: int | None) -> list[str]:
+    return [row[0] for row in session.rows(_FORGET_SILENT, [now, microseconds(silent_seconds)])]
+
+
+def write_statistics(session: Session, minutes: Sequence[Minute]) -> None:
+    if minutes:
+        session.rows(_STATISTICS, [list(column) for column in zip(*map(minute_row, minutes), strict=True)])
+
+
+def fold_hours(session: Session, before_minute: int) -> None:
+    """Move rows older than the minute into one row per type and hour."""
+    _fold(session, SINGLE_MINUTES, before_minute, hour_of)
+
+
+def fold_statistics(session: Session, before_minute: int) -> None:
+    """Move rows older than the minute into one lifetime row per type."""
+    _fold(session, ALL_MINUTES, before_minute, lifetime_of)
+
+
+def _fold(session: Session, which: str, before_minute: int, target: Callable[[int], int]) -> None:
+    session.rows(_FOLD_ALONE, [session.database.schema])
+    gone = session.rows(
+        f"DELETE FROM holdfast_statistics WHERE {which} RETURNING {STATISTICS_COLUMNS}", [before_minute]
+    )
+
+    def stored(minute: int, type: str) -> list[Minute]:
+        rows = session.rows(
+            f"SELECT {STATISTICS_COLUMNS} FROM holdfast_statistics"
+            " WHERE minute = $1 AND type = $2 AND worker_id = ''",
+            [minute, type],
+        )
+        return [minute_from(row) for row in rows]
+
+    write_statistics(session, added_up([minute_from(row) for row in gone], target, stored))

@@ -1,0 +1,77 @@
+"""Telling workers that there is something to do: NOTIFY, at most one in a few milliseconds a process.
+
+A NOTIFY makes commits wait for one another, all over the server, so it is never part of a commit of ours:
+it follows it, in a transaction that writes nothing else. A worker that misses one looks every poll_interval.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from holdfast.errors import StoreError
+
+if TYPE_CHECKING:
+    from holdfast.store.postgres.database import Database
+
+PAUSE = 0.005
+"""Seconds between two."""
+
+NOTIFY = "SELECT pg_notify($1, '')"
+
+
+def channel(identity: str) -> str:
+    """The channel of a queue."""
+    return f"holdfast_{identity}"
+
+
+class Notifier:
+    """Sends the first at once, in the thread that has something to tell; one timer sends for all who come
+    in the pause after it."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._lock = threading.Lock()
+        self._next = 0.0
+        self._timer: threading.Timer | None = None
+
+    def touch(self) -> None:
+        with self._lock:
+            if self._timer is not None:
+                return
+            now = time.monotonic()
+            wait = self._next - now
+            if wait > 0:
+                self._timer = threading.Timer(wait, self._send_late)
+                self._timer.name = "holdfast-notify"
+                self._timer.daemon = True
+                self._timer.start()
+                return
+            self._next = now + PAUSE
+        self._send()
+
+    def close(self) -> None:
+        with self._lock:
+            timer = self._timer
+        if timer is not None and timer is not threading.current_thread():
+            timer.join(1.0)
+
+    def _send_late(self) -> None:
+        with self._lock:
+            self._timer = None
+            self._next = time.monotonic() + PAUSE
+        self._send()
+
+    def _send(self) -> None:
+        with suppress(StoreError):
+            self._database.read(NOTIFY, [channel(self._database.identity)])
+
+
+class Silence:
+    """For those who don't want it: workers look by themselves."""
+
+    def touch(self) -> None: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,89 @@
+"""Opening a PostgreSQL queue: what is refused untouched, and the schema."""
+
+from __future__ import annotations
+
+import psycopg
+
+from holdfast.core.clock import Clock
+from holdfast.errors import ForeignDatabase, SchemaOutOfDate
+from holdfast.store import migrate as migrations
+from holdfast.store.postgres.address import parse_url
+from holdfast.store.postgres.database import Database, Session
+from holdfast.store.postgres.schema import MIGRATIONS, VERSION_TABLE
+from holdfast.store.postgres.store import PostgresStore
+
+# Whoever comes second finds nothing left to do.
+_ALONE = "SELECT pg_advisory_xact_lock(1751346275, hashtext($1))"
+
+
+def open_store(url: str, clock: Clock, *, notify: bool = True, migrate: bool = False) -> PostgresStore:
+    """Open `postgresql://…`, making our tables if there are none.
+
+    Older tables are refused: others may be at work with them, so only `migrate` brings them up to date.
+    """
+    database = Database(parse_url(url), clock, notify=notify)
+    try:
+        _prepare(database, migrate)
+    except BaseException:
+        database.close()
+        raise
+    return PostgresStore(database)
+
+
+def _prepare(database: Database, migrate: bool) -> None:
+    database.read("SELECT 1")  # which makes the schema's name known
+    version = _version(database)
+    if migrations.pending(MIGRATIONS, version):
+        if version and not migrate:
+            raise SchemaOutOfDate(
+                f"the queue has schema version {version}; this Holdfast needs {MIGRATIONS[-1].number}",
+                hint="run `queuectl migrate` once, from any machine",
+            )
+        _migrate(database)
+    [(database.identity,)] = database.read(f"SELECT identity FROM {VERSION_TABLE}")
+
+
+def _version(database: Database) -> int:
+    """The schema's version, 0 if there is none; refuses tables of our names that are not ours."""
+    rows = database.read(
+        "SELECT relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace"
+        " WHERE quote_ident(n.nspname) = $1 AND relkind IN ('r', 'p', 'v', 'm', 'f')"
+        " AND relname LIKE 'holdfast\\_%'",
+        [database.schema],
+    )
+    names = {row[0] for row in rows}
+    if not names:
+        return 0
+    if VERSION_TABLE not in names or "holdfast_jobs" not in names:
+        migrations.refuse_foreign(sorted(names))
+    found = _version_rows(database)
+    if len(found) != 1 or not isinstance(found[0][0], int):
+        raise ForeignDatabase(f"{database.url}: the table {VERSION_TABLE} is not one that Holdfast made")
+    return int(found[0][0])
+
+
+def _version_rows(database: Database) -> list[tuple[object, object]]:
+    try:
+        return database.read(f"SELECT version, identity FROM {VERSION_TABLE}")
+    except psycopg.errors.UndefinedColumn:
+        return []
+
+
+def _migrate(database: Database) -> None:
+    """Apply what is missing, in one transaction."""
+    with database.transaction() as session:
+        session.rows(_ALONE, [database.schema])
+        steps = migrations.pending(MIGRATIONS, _version(database))
+        if steps:
+            _make_schema(session)
+        for step in steps:
+            for statement in step.statements:
+                session.rows(statement)
+            session.rows(f"UPDATE {VERSION_TABLE} SET version = $1", [step.number])
+
+
+def _make_schema(session: Session) -> None:
+    schema = session.database.schema
+    # Asked first: to make one that is there takes a right that a role may not have.
+    if not session.rows("SELECT 1 FROM pg_namespace WHERE quote_ident(nspname) = $1", [schema]):
+        session.rows(f"CREATE SCHEMA {schema}")

