@@ -23,7 +23,8 @@ class Engine:
 
     `open` gives a store on the test's own database, made by the first call; a second call is a second,
     independent handle on the same one. `connect` is an application's own connection to it, which runs plain
-    SQL with `execute`. `drop` removes the database when the test is over. What is committed need not survive a power cut: that is tested elsewhere.
+    SQL with `execute`. `drop` removes it when the test is over. What is committed need not survive a power
+    cut: that is tested elsewhere.
     """
 
     name: str

@@ -9,7 +9,7 @@ from holdfast.core.job import FINISHED, Status
 from holdfast.store.protocol import ErrorGroup, ReusedKey, Running, Waiting
 from holdfast.store.reader import Reader
 
-OLDEST = "SELECT id, type, due_at FROM holdfast_jobs WHERE status = 'pending' ORDER BY due_at LIMIT 1"
+OLDEST = "SELECT id, type, due_at FROM holdfast_jobs WHERE status = 'pending' ORDER BY due_at, seq LIMIT 1"
 
 
 def count_retrying(reader: Reader) -> dict[str, int]:

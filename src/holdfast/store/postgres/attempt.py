@@ -19,7 +19,7 @@ from psycopg.pq import TransactionStatus
 from holdfast.core.job import Status
 from holdfast.core.lifecycle import Decision
 from holdfast.errors import CommitUncertain, HoldfastError, LeaseLost, TransactionExpired
-from holdfast.store.postgres.database import Database, Session, raise_translated
+from holdfast.store.postgres.database import Database, Session, raise_translated, roll_back
 from holdfast.store.postgres.finish import finish_jobs
 from holdfast.store.protocol import Claim, Finish, NewJob
 
@@ -36,10 +36,11 @@ SELECT set_config('idle_in_transaction_session_timeout', $1, true),
 """
 _MARGIN = 1.0
 
+_QUOTED = re.compile(r"--[^\n]*|/\*.*?\*/|'(?:[^'\\]|''|\\.)*'|\"[^\"]*\"|\$(\w*)\$.*?\$\1\$", re.DOTALL)
 _ENDS_IT = re.compile(
-    r"(?:\s|--[^\n]*\n|/\*.*?\*/)*"
-    r"(?:commit|end|abort|begin|start\s+transaction|prepare\s+transaction|rollback(?!\s+(?:\w+\s+)?to\b))\b",
-    re.IGNORECASE | re.DOTALL,
+    r"(?:^|;)\s*(?:commit|end|abort|begin|start\s+transaction|prepare\s+transaction"
+    r"|rollback(?!\s+(?:\w+\s+)?to\b))\b",
+    re.IGNORECASE,
 )
 
 
@@ -69,7 +70,8 @@ class HandlerCursor(psycopg.Cursor[Any]):
         assert isinstance(connection, HandlerConnection)
         connection.check()
         text = query.as_string(connection) if hasattr(query, "as_string") else query
-        if _ENDS_IT.match(text.decode(errors="replace") if isinstance(text, bytes) else text):
+        text = text.decode(errors="replace") if isinstance(text, bytes) else text
+        if _ENDS_IT.search(_QUOTED.sub(" ", text)):
             raise HoldfastError(
                 "leaving the block ends the transaction", hint="connection.transaction() makes a savepoint"
             )
@@ -236,4 +238,5 @@ class PostgresAttemptTransaction:
     def _close(self) -> None:
         connection = self.connection
         connection.over = True
-        connection.close()  # which rolls back what is not committed
+        roll_back(connection)  # or the server would find out a moment after we have gone on
+        connection.close()

@@ -46,7 +46,7 @@ _SET = """
 """
 _RETURNING = """
 RETURNING j.seq, j.id, j.type, j.payload, j.priority, j.attempts, j.max_attempts, j.version, j.timeout,
-    j.created_at, j.due_at
+    j.created_at, j.due_at, j.worker_id
 """
 
 # What enqueue left open is fixed here, at the first claim.
@@ -151,7 +151,7 @@ def claim_jobs(
     else:
         rooms = [demand.limit for demand in demands]
         rows = session.rows(_CLAIM_BEST, [now, worker_id, lease, *_columns(demands, rooms), limit])
-    return Claimed(_claims(rows, worker_id))
+    return Claimed(_claims(rows))
 
 
 def _claim_limited(
@@ -181,7 +181,7 @@ def _claim_limited(
     held_back = _unpaused(session, limits.held_back)
     if any(by_type[type].max_running for type in held_back):
         wait = HELD_BACK_PAUSE if wait is None else min(wait, HELD_BACK_PAUSE)
-    return Claimed(_claims(rows, worker_id), wait, held_back)
+    return Claimed(_claims(rows), wait, held_back)
 
 
 def _lock_limits(
@@ -233,7 +233,7 @@ def _timeout(demand: Demand) -> float | None:
     return None if demand.timeout is None else float(demand.timeout)
 
 
-def _claims(rows: Sequence[Any], worker_id: str) -> list[Claim]:
-    claims = [Claim(*row, worker_id=worker_id) for row in rows]
+def _claims(rows: Sequence[Any]) -> list[Claim]:
+    claims = [Claim(*row) for row in rows]
     claims.sort(key=lambda claim: (-claim.priority, claim.seq))
     return claims

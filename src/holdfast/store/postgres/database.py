@@ -55,12 +55,22 @@ class Session:
         """Whether workers are to be told of it once it is committed."""
 
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
-        cursor = RawCursor(self.connection).execute(self.database.text(sql), parameters)
+        cursor = self._execute(sql, parameters)
         return cursor.fetchall() if cursor.description is not None else []
 
     def count(self, sql: str, parameters: Sequence[Any] = ()) -> int:
         """How many rows a statement has changed."""
-        return RawCursor(self.connection).execute(self.database.text(sql), parameters).rowcount
+        return self._execute(sql, parameters).rowcount
+
+    def _execute(self, sql: str, parameters: Sequence[Any]) -> RawCursor[tuple[Any, ...]]:
+        cursor, text = RawCursor(self.connection), self.database.text(sql)
+        try:
+            return cursor.execute(text, parameters)
+        except (UnicodeEncodeError, psycopg.DataError) as error:
+            if getattr(error, "sqlstate", None):
+                raise
+            # Nothing was sent: some text can't be stored as it is.
+            return cursor.execute(text, [storable(parameter) for parameter in parameters])
 
 
 class _Local(threading.local):
@@ -306,7 +316,7 @@ class Database:
             try:
                 yield
             finally:
-                _roll_back(session.connection)
+                roll_back(session.connection)
 
     # Writing.
 
@@ -322,10 +332,10 @@ class Database:
             try:
                 yield session
             except psycopg.Error as error:
-                _roll_back(session.connection)
+                roll_back(session.connection)
                 raise_translated(error, self.url)
             except BaseException:
-                _roll_back(session.connection)
+                roll_back(session.connection)
                 raise
             self.commit(session.connection)
         if session.wakes:
@@ -382,10 +392,10 @@ def _answers(connection: Connection) -> bool:
     return True
 
 
-def _roll_back(connection: Connection) -> None:
+def roll_back(connection: Connection) -> None:
     with suppress(psycopg.Error):
         if connection.info.transaction_status != TransactionStatus.IDLE:
-            connection.execute("ROLLBACK")
+            RawCursor(connection).execute("ROLLBACK")
 
 
 _BUSY = ("55P03", "40P01", "40001")
@@ -416,6 +426,8 @@ def raise_translated(error: psycopg.Error, url: str, *, connecting: bool = False
     raise kind(f"{url}: {reason}", hint=hint) from error
 
 
-def storable(text: str | None) -> str | None:
-    """PostgreSQL's texts can hold every character but one."""
-    return None if text is None else text.replace("\0", "\ufffd")
+def storable(value: Any) -> Any:
+    """A parameter as PostgreSQL can hold it: its texts have no NUL, and no half of a character."""
+    if isinstance(value, str):
+        return value.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+    return [storable(item) for item in value] if isinstance(value, list) else value

@@ -15,7 +15,7 @@ from holdfast.core.clock import microseconds
 from holdfast.core.error_group import error_group
 from holdfast.core.job import FINISHED, Status
 from holdfast.store.postgres.clock import CLOCK
-from holdfast.store.postgres.database import Session, storable
+from holdfast.store.postgres.database import Session
 from holdfast.store.postgres.insert import insert_jobs, run
 from holdfast.store.protocol import Finish, NewJob
 
@@ -127,7 +127,7 @@ def _endings(finishes: Sequence[Finish]) -> list[list[Any]]:
         [finish.decision.status.value for finish in finishes],
         [finish.decision.status in FINISHED for finish in finishes],
         [microseconds(finish.decision.delay) for finish in finishes],
-        [storable(finish.decision.error) for finish in finishes],
+        [finish.decision.error for finish in finishes],
         [finish.decision.attempts_back for finish in finishes],
         [finish.expired_only for finish in finishes],
         [_group(finish) for finish in finishes],
@@ -136,7 +136,7 @@ def _endings(finishes: Sequence[Finish]) -> list[list[Any]]:
 
 def _group(finish: Finish) -> str | None:
     failed = finish.decision.status is Status.FAILED
-    return storable(error_group(finish.decision.error or "")) if failed else None
+    return error_group(finish.decision.error or "") if failed else None
 
 
 def _record_failures(session: Session, finishes: Sequence[Finish], now: int | None) -> None:
@@ -151,8 +151,8 @@ def _record_failures(session: Session, finishes: Sequence[Finish], now: int | No
                 [finish.attempt for finish in failed],
                 [finish.started_at for finish in failed],
                 [finish.worker_id for finish in failed],
-                [storable(finish.decision.error) for finish in failed],
-                [storable(finish.decision.traceback) for finish in failed],
+                [finish.decision.error for finish in failed],
+                [finish.decision.traceback for finish in failed],
                 [None if f.decision.detail is None else json.dumps(f.decision.detail) for f in failed],
             ],
         )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from holdfast.core.clock import microseconds
 from holdfast.store.postgres.clock import CLOCK
-from holdfast.store.postgres.database import Session, storable
+from holdfast.store.postgres.database import Session
 from holdfast.store.protocol import Beat, Minute, TypeRecord, WorkerRecord
 from holdfast.store.statistics import (
     ALL_MINUTES,
@@ -128,7 +128,7 @@ def write_progress(
             [seq for seq, _, _, _ in reports],
             [version for _, version, _, _ in reports],
             [float(fraction) for _, _, fraction, _ in reports],
-            [storable(message) for _, _, _, message in reports],
+            [message for _, _, _, message in reports],
         ],
     )
 
@@ -141,7 +141,7 @@ def register_worker(
         [
             now,
             worker.id,
-            storable(worker.host),
+            worker.host,
             worker.pid,
             worker.state,
             worker.concurrency,
@@ -161,7 +161,9 @@ def remove_silent_workers(session: Session, silent_seconds: float, now: int | No
 
 def write_statistics(session: Session, minutes: Sequence[Minute]) -> None:
     if minutes:
-        session.rows(_STATISTICS, [list(column) for column in zip(*map(minute_row, minutes), strict=True)])
+        columns = [list(column) for column in zip(*map(minute_row, minutes), strict=True)]
+        columns[7:10] = [[float(value) for value in column] for column in columns[7:10]]
+        session.rows(_STATISTICS, columns)
 
 
 def fold_hours(session: Session, before_minute: int) -> None:

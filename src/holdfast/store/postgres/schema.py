@@ -148,7 +148,7 @@ _INDEXES = (
     # at most one job of a type holds a key
     "CREATE UNIQUE INDEX holdfast_jobs_key ON holdfast_jobs (type, key) WHERE key_held",
     # the job that has waited longest
-    "CREATE INDEX holdfast_jobs_ready ON holdfast_jobs (due_at) WHERE status = 'pending'",
+    "CREATE INDEX holdfast_jobs_ready ON holdfast_jobs (due_at, seq) WHERE status = 'pending'",
     # which keys were used again
     "CREATE INDEX holdfast_jobs_keyed ON holdfast_jobs (type, key) WHERE key IS NOT NULL",
     # lists: in every state the jobs of one type and priority lie in the order of `seq`

@@ -16,7 +16,7 @@ from holdfast.store import look, pages
 from holdfast.store.postgres import caller, claim, finish, health, insert, keep, operate, tallies
 from holdfast.store.postgres.attempt import PostgresAttemptTransaction
 from holdfast.store.postgres.clock import CLOCK
-from holdfast.store.postgres.database import PATIENCE, ConnectionLost, Database, storable
+from holdfast.store.postgres.database import PATIENCE, ConnectionLost, Database
 from holdfast.store.postgres.watch import PostgresWatch
 from holdfast.store.protocol import (
     Activity,
@@ -330,8 +330,6 @@ class PostgresStore:
         return [job_from(row) for row in rows]
 
     def get_job(self, job_id: str) -> Job | None:
-        if "\0" in job_id:
-            return None
         row = self.database.read_one(f"SELECT {JOB_COLUMNS} FROM holdfast_jobs WHERE id = $1", [job_id])
         if row is None:
             return None
@@ -416,7 +414,7 @@ class PostgresStore:
             session.rows(
                 "INSERT INTO holdfast_reconciliation (number, report) VALUES (1, $1)"
                 " ON CONFLICT (number) DO UPDATE SET report = excluded.report",
-                [storable(report)],
+                [report],
             )
 
     def read_reconciliation(self) -> str | None:
