@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -32,9 +33,23 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
+def engine(request: pytest.FixtureRequest) -> str:
+    """What keeps the queue: `both_engines` of tests.support tries a test on each.
+
+    Without that it is SQLite, or what HOLDFAST_TEST_ENGINE says: to run any tests on PostgreSQL.
+    """
+    name: str = getattr(request, "param", os.environ.get("HOLDFAST_TEST_ENGINE", "sqlite"))
+    return name
+
+
+@pytest.fixture
+def url(engine: str, tmp_path: Path) -> Iterator[str]:
     """The address of a database that does not exist yet."""
-    return f"sqlite:///{tmp_path / 'queue.db'}"
+    if engine == "postgres":
+        with postgres.fresh_url() as url:
+            yield url
+    else:
+        yield f"sqlite:///{tmp_path / 'queue.db'}"
 
 
 @pytest.fixture

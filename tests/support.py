@@ -7,9 +7,14 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+import pytest
+
 from holdfast.events import Event, Events
 
 E = TypeVar("E", bound=Event)
+
+both_engines = pytest.mark.parametrize("engine", ["sqlite", "postgres"], indirect=True)
+"""For tests of what reads or writes the store; all else above it is the same code for both engines."""
 
 
 def wait_until(condition: Callable[[], object], timeout: float = 30.0, message: str = "") -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from contextvars import Token
+from socket import gethostname
 from typing import TYPE_CHECKING, Any, Protocol
 
 from holdfast.config import find_setting
@@ -14,9 +16,9 @@ from holdfast.core.lifecycle import completion
 from holdfast.core.payload import decode, encode_payload, encode_result
 from holdfast.core.settings import Settings
 from holdfast.enqueue import Admission, make_options
-from holdfast.errors import HoldfastError, Interrupted, LeaseLost, shown
+from holdfast.errors import HoldfastError, Interrupted, LeaseLost, StoreError, shown
 from holdfast.handler import Handler
-from holdfast.store.protocol import Claim, NewJob, Store
+from holdfast.store.protocol import Claim, LogTail, NewJob, Store
 from holdfast.store.scope import attempt_transaction
 
 if TYPE_CHECKING:
@@ -175,6 +177,28 @@ class Context:
         """Evidence to keep with this attempt in the job's history, should it fail: any JSON values."""
         text = encode_payload({**(self._attempt.detail or {}), **values}, MAX_DETAIL)
         self._attempt.detail = decode(text)
+
+    def keep_output(self, length: int, tail: bytes) -> None:
+        """Keep the end of what this job has printed where other machines can see it.
+
+        `length` is that of the whole. Nothing where the queue is a file on this machine, nor if the database
+        is in trouble: it costs the copy of the output, never the job.
+        """
+        store = self._attempt.host.store
+        if store.is_shared:
+            with suppress(StoreError):
+                store.write_log_tail(self._attempt.claim, LogTail(gethostname(), length, tail))
+
+    def kept_output(self) -> LogTail | None:
+        """What earlier attempts have kept, on whichever machine."""
+        with suppress(StoreError):
+            return self._attempt.host.store.read_log_tail(self._attempt.claim.id)
+        return None
+
+    @property
+    def shares_output(self) -> bool:
+        """Whether what is kept is of use to anybody: workers on other machines may share the queue."""
+        return self._attempt.host.store.is_shared
 
     def progress(self, fraction: float, message: str | None = None) -> None:
         """Report how far the work is, from 0 to 1. The latest report is stored a few times a second."""

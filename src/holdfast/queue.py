@@ -60,7 +60,8 @@ class Queue:
     """A job queue in a database. Nothing is opened until it is used; one Queue serves all threads.
 
     `strict_types` refuses to enqueue types without a handler here. `defaults` are settings that stand below
-    what is stored in the database.
+    what is stored in the database. On PostgreSQL workers are told of new jobs by NOTIFY; with
+    `notify=False` this queue tells nobody, and its workers look by themselves.
     """
 
     def __init__(
@@ -70,8 +71,10 @@ class Queue:
         strict_types: bool = False,
         defaults: Mapping[str, object] | None = None,
         clock: Clock = system_clock,
+        notify: bool = True,
     ) -> None:
         self.url = url or default_database_url()
+        self.notify = notify
         self.events = Events()
         self.registry = Registry(self.events)
         self.admission = Admission(self.registry, strict_types=strict_types, built_in=_built_in)
@@ -90,7 +93,7 @@ class Queue:
             with self._lock:
                 store = self._store
                 if store is None:
-                    store = open_store(self.url, self.clock)
+                    store = open_store(self.url, self.clock, notify=self.notify)
                     self._enqueuer = Enqueuer(store, self.admission, self.settings, self.events)
                     self._store = store
         return store
@@ -116,6 +119,16 @@ class Queue:
         """
         self.store  # noqa: B018 -- opens it
         return self
+
+    def migrate(self) -> Self:
+        """Open the database, making our tables, or bringing older ones up to date.
+
+        On SQLite opening is enough. On PostgreSQL other machines may be at work with the older tables, so
+        that has to be asked for.
+        """
+        self.close()
+        open_store(self.url, self.clock, migrate=True).close()
+        return self.open()
 
     def close(self) -> None:
         """Close the database connections. The queue opens again when it is used again."""

@@ -11,11 +11,13 @@ import ctypes
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
+from typing import Any
 
 from holdfast import Context, Queue
 
@@ -35,7 +37,8 @@ def _log() -> int:
 
 def note(what: str, **fields: object) -> None:
     """Write one line; a single write() is never torn by a kill."""
-    line = json.dumps({"what": what, "pid": os.getpid(), "at": time.time(), **fields})
+    now = {"at": time.time(), "tick": time.monotonic()}  # the machine's ticks are the same for all
+    line = json.dumps({"what": what, "pid": os.getpid(), **now, **fields})
     os.write(_log(), line.encode() + b"\n")
 
 
@@ -82,7 +85,7 @@ def hold_in_process(ctx: Context, seconds: float) -> None:
 
 
 @queue.job
-def work(ctx: Context, seconds: float = 0.0) -> None:
+def work(ctx: Context, seconds: float = 0.0, mark: str = "") -> None:
     with noted(ctx):
         time.sleep(seconds)
 
@@ -146,15 +149,38 @@ def hog_in_process(ctx: Context, seconds: int) -> None:
 # Handlers that write with the completion of their job.
 
 
+def _insert(connection: Any, ctx: Context) -> None:
+    mark = "?" if isinstance(connection, sqlite3.Connection) else "%s"
+    row = (ctx.idempotency_key, ctx.attempt)
+    connection.execute(f"INSERT INTO rows VALUES ({mark}, {mark})", row)
+
+
 @queue.job
 def insert_row(ctx: Context, bombs: str | None = None, seconds: float = 0.0) -> None:
     """Inserts a row. Whoever finds a bomb in the folder dies inside the block, after the insert."""
     with noted(ctx):
         time.sleep(seconds)
         with ctx.transaction() as connection:
-            connection.execute("INSERT INTO rows VALUES (?, ?)", (ctx.idempotency_key, ctx.attempt))
+            _insert(connection, ctx)
             if bombs is not None and _take_one(bombs):
                 os.kill(os.getpid(), signal.SIGKILL)
+
+
+@queue.job
+def insert_row_slowly(ctx: Context, seconds: float = 0.0, mark: str = "") -> None:
+    """Inserts a row, and takes its time inside the block: half before it and half after."""
+    with noted(ctx), ctx.transaction() as connection:
+        time.sleep(seconds / 2)
+        _insert(connection, ctx)
+        time.sleep(seconds / 2)
+
+
+@queue.job
+async def insert_row_async(ctx: Context, seconds: float = 0.0, mark: str = "") -> None:
+    with noted(ctx):
+        async with ctx.transaction() as connection:
+            _insert(connection, ctx)
+            await asyncio.sleep(seconds)
 
 
 def _take_one(folder: str) -> bool:
@@ -187,7 +213,7 @@ def _be_late(ctx: Context, row: bool, go: str, done: str) -> None:
     ctx.enqueue(leaf, {"by": ctx.attempt})
     if row:
         with ctx.transaction() as connection:
-            connection.execute("INSERT INTO rows VALUES (?, ?)", (ctx.idempotency_key, ctx.attempt))
+            _insert(connection, ctx)
 
 
 @queue.job

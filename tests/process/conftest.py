@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
 from holdfast import Queue
+from tests.postgres import fresh_url
 from tests.process.oracle import Database
+from tests.process.postgres_database import PostgresDatabase, own_url
 from tests.process.programs import Programs
 
 DEFAULTS: dict[str, object] = {"lease_seconds": 3, "backoff_factor": 0.01, "backoff_jitter": 0}
@@ -28,8 +31,21 @@ def queue(url: str, defaults: dict[str, object]) -> Iterator[Queue]:
 
 
 @pytest.fixture
-def database(url: str) -> Database:
-    return Database(Path(url.removeprefix("sqlite:///")))
+def database(url: str) -> Iterator[Database]:
+    """The tables as they are, whoever made them."""
+    if url.startswith("postgresql:"):
+        found: Database = PostgresDatabase(url)
+    else:
+        found = Database(Path(url.removeprefix("sqlite:///")))
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def postgres_url() -> Iterator[str]:
+    """A schema of its own on the tests' server, which handlers find without naming it."""
+    with fresh_url() as url:
+        yield own_url(url, uuid4().hex)
 
 
 @pytest.fixture(scope="session")

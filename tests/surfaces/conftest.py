@@ -13,13 +13,14 @@ import pytest
 from holdfast import Queue
 from holdfast.events import LOGGER
 from holdfast.web import create_app
+from tests import postgres
 from tests.surfaces.browser import chromium, guard, new_page, page, serve  # noqa: F401 (fixtures)
 from tests.surfaces.live import client, live
 from tests.surfaces.support import Cli, Ran
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str) -> Iterator[Path]:
     """A QUEUECTL_HOME for this test alone, which is also in this process's environment."""
     for name in [name for name in os.environ if name.startswith("QUEUECTL_")]:
         monkeypatch.delenv(name)
@@ -27,13 +28,18 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir(mode=0o700)
     monkeypatch.setenv("QUEUECTL_HOME", str(folder))
     monkeypatch.setenv("COLUMNS", "80")  # the width of help, whoever runs the tests
-    return folder
+    if engine == "postgres":
+        with postgres.fresh_url() as url:
+            monkeypatch.setenv("QUEUECTL_DATABASE_URL", url)
+            yield folder
+    else:
+        yield folder
 
 
 @pytest.fixture
 def url(home: Path) -> str:
     """The address of the home's database, which is what queuectl opens by default."""
-    return f"sqlite:///{home / 'queue.db'}"
+    return os.environ.get("QUEUECTL_DATABASE_URL", f"sqlite:///{home / 'queue.db'}")
 
 
 @pytest.fixture

@@ -77,7 +77,7 @@ class Desk:
     def __init__(self, home: Path) -> None:
         home.mkdir()
         self.home = home
-        self.queue = Queue(f"sqlite:///{home / 'queue.db'}")
+        self.queue = Queue(environment(home).get("QUEUECTL_DATABASE_URL", f"sqlite:///{home / 'queue.db'}"))
         """The queue as the test itself looks into it: a command for each look would be slow."""
         self._running: list[Running] = []
 

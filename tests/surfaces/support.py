@@ -67,7 +67,12 @@ def plain(shown: str) -> str:
 
 def environment(home: Path | str, **variables: str | None) -> dict[str, str]:
     """The environment of a queuectl program that knows only this home. A variable of None is taken out."""
-    made = {name: value for name, value in os.environ.items() if not name.startswith("QUEUECTL_")}
+    # The address is there only where a test has one that is not in its home.
+    made = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("QUEUECTL_") or name == "QUEUECTL_DATABASE_URL"
+    }
     # A terminal's own habits are not inherited from whoever runs the tests.
     for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "PYTHONDONTWRITEBYTECODE"):
         made.pop(name, None)

@@ -13,10 +13,12 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from holdfast import Job, Queue
 from holdfast.errors import CommitUncertain
+from holdfast.store.postgres.address import parse_url
 
 PATIENCE = 30.0
 """Seconds to wait for what will certainly come; a test that passes never waits so long."""
@@ -96,7 +98,13 @@ def path_of(queue: Queue) -> str:
 
 
 def sql(queue: Queue, statement: str, *parameters: object) -> list[Any]:
-    """Run a statement on a connection of the test's own."""
+    """Run a statement on a connection of the test's own. Its parameters are written as SQLite's."""
+    if queue.url.startswith("postgresql:"):
+        address = parse_url(queue.url)
+        with psycopg.connect(address.conninfo, autocommit=True) as theirs:
+            theirs.execute(f"SET search_path = {address.schema}".encode())
+            done = theirs.execute(statement.replace("?", "%s").encode(), parameters or None)
+            return done.fetchall() if done.description else []
     with closing(sqlite3.connect(path_of(queue), timeout=PATIENCE, isolation_level=None)) as connection:
         return connection.execute(statement, parameters).fetchall()
 

@@ -8,10 +8,10 @@ from holdfast.errors import HoldfastError, one_line
 from holdfast.store.protocol import Finding
 
 
-@command("queuectl migrate", "queuectl --database sqlite:///app.db migrate")
+@command("queuectl migrate", "queuectl --database postgresql://db/app migrate")
 def migrate(call: Call) -> int:
     """Make the queue's tables, or bring them up to date."""
-    call.queue.open()
+    call.queue.migrate()
     if call.wants_json:
         print_json({"database": call.queue.url, "upToDate": True})
     else:

@@ -10,9 +10,18 @@ from holdfast.cli.command import DONE, Call, Parser, command
 from holdfast.cli.look import job_named
 from holdfast.cli.output import print_json
 from holdfast.core.job import Job
-from holdfast.jobs.output_log import Follower, log_path, open_log, output_of, require_output
+from holdfast.jobs.output_log import (
+    Follower,
+    TailFollower,
+    is_elsewhere,
+    log_path,
+    open_log,
+    output_of,
+    require_output,
+)
 
 _PAUSE = 0.1
+_PAUSE_FROM_AFAR = 0.5
 
 
 def _arguments(parser: Parser) -> None:
@@ -28,7 +37,7 @@ def logs(call: Call) -> int:
         require_output(job)
         _follow(call, job)
         return DONE
-    with output_of(job) as file:
+    with output_of(job, call.queue.store) as file:
         if call.wants_json:
             print_json({"id": job.id, "log": file.read().decode("utf-8", "replace")})
         else:
@@ -38,14 +47,21 @@ def logs(call: Call) -> int:
 
 def _follow(call: Call, job: Job) -> None:
     """Print what is there and what comes, until the job is finished and all of it was printed."""
+    store = call.queue.store
     follower: Follower | None = None
+    from_afar = TailFollower(job.id, store)
     while True:
         current = call.queue.get(job.id)
-        finished = current is None or current.is_finished  # asked before the last look at the file
-        follower = _print_new(follower, job.id, call.queue.settings().get("max_log_bytes", job.type))
+        finished = current is None or current.is_finished  # asked before the last look at the output
+        is_far = is_elsewhere(job.id, store)
+        if is_far:
+            sys.stdout.buffer.write(from_afar.read())
+            sys.stdout.buffer.flush()
+        else:
+            follower = _print_new(follower, job.id, call.queue.settings().get("max_log_bytes", job.type))
         if finished:
             return
-        time.sleep(_PAUSE)
+        time.sleep(_PAUSE_FROM_AFAR if is_far else _PAUSE)
 
 
 def _print_new(follower: Follower | None, job_id: str, limit: int) -> Follower | None:

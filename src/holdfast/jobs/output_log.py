@@ -8,19 +8,27 @@ from __future__ import annotations
 
 import os
 import re
+import threading
+from collections.abc import Callable
 from contextlib import suppress
 from io import BytesIO
 from shutil import copyfileobj
+from socket import gethostname
 from typing import BinaryIO, NamedTuple
 
 from holdfast.config import home_folder, make_private_folder
 from holdfast.core.job import Job, base_type
 from holdfast.errors import NoOutput
 from holdfast.jobs import SHELL
+from holdfast.store.protocol import LogTail, Store
 
 TAIL_BYTES = 8 * 1024
 """How much of the end of the output a result or a failure carries."""
 
+SHARED_BYTES = 64 * 1024
+"""How much of it is kept in a database that other machines share."""
+
+_TAIL_PAUSE = 1.0
 _MARK = re.compile(rb"\n\[\.\.\. (\d+) bytes left out \.\.\.\]\n")
 _LONGEST_MARK = 64
 _CHUNK = 64 * 1024
@@ -45,16 +53,30 @@ def open_log(job_id: str) -> BinaryIO | None:
         return None
 
 
+def is_elsewhere(job_id: str, store: Store) -> bool:
+    """Whether the output of a job is on another machine."""
+    kept = store.read_log_tail(job_id) if store.is_shared else None
+    return kept is not None and kept.host != gethostname()
+
+
 def require_output(job: Job) -> None:
     """Raise NoOutput for a job of a type whose output is not kept."""
     if base_type(job.type) != SHELL:
         raise NoOutput(f"job {job.id!r} is of type {job.type}; only {SHELL} jobs have output that is kept")
 
 
-def output_of(job: Job) -> BinaryIO:
-    """The output of a job as it is now; empty before its first attempt. Raises NoOutput if it is not here."""
+def output_of(job: Job, store: Store) -> BinaryIO:
+    """The output of a job as it is now, or as much of its end as the database has, if that is all there is.
+
+    Empty before its first attempt. Raises NoOutput if it is not here.
+    """
     require_output(job)
+    kept = store.read_log_tail(job.id) if store.is_shared else None
     file = open_log(job.id)
+    if kept is not None and (file is None or kept.host != gethostname()):
+        left_out = kept.length - len(kept.tail)
+        tail = from_whole_character(kept.tail) if left_out else kept.tail
+        return BytesIO(_mark(left_out) + tail if left_out else tail)
     if file is None and job.started_at is not None:
         raise NoOutput(
             f"the output of job {job.id!r} is not here",
@@ -66,6 +88,10 @@ def output_of(job: Job) -> BinaryIO:
 def from_whole_character(data: bytes) -> bytes:
     """UTF-8 that was cut at its beginning, from its first whole character on."""
     return data[:3].lstrip(_INSIDE) + data[3:]
+
+
+def _mark(left_out: int) -> bytes:
+    return b"\n[... %d bytes left out ...]\n" % left_out
 
 
 class Gap(NamedTuple):
@@ -118,23 +144,51 @@ class Follower:
             if find_gap(self._file, limit) == gap:  # else it was cut while we read
                 break
         self._seen = seen + len(data)
-        mark = b"\n[... %d bytes left out ...]\n" % missing if missing > 0 else b""
-        return mark + data
+        return (_mark(missing) if missing > 0 else b"") + data
+
+
+class TailFollower:
+    """The same for an output that is on another machine, by the ends of it that the database has."""
+
+    def __init__(self, job_id: str, store: Store) -> None:
+        self._job_id = job_id
+        self._store = store
+        self._seen = 0
+
+    def read(self) -> bytes:
+        """What is new."""
+        kept = self._store.read_log_tail(self._job_id)
+        if kept is None:
+            return b""
+        begin = kept.length - len(kept.tail)
+        missing = begin - self._seen
+        new = kept.tail[max(0, -missing) :]
+        self._seen = max(self._seen, kept.length)
+        return _mark(missing) + from_whole_character(new) if missing > 0 else new
 
 
 class OutputLog:
     """Takes the output of one attempt. A disk that is full costs output, never the job."""
 
-    def __init__(self, job_id: str, limit: int, *, anew: bool) -> None:
-        """`anew` drops what an older job of the same id has left."""
+    def __init__(self, job_id: str, limit: int, *, anew: bool, before: LogTail | None = None) -> None:
+        """`anew` drops what an older job of the same id has left. `before` is the end of what earlier
+        attempts have printed, if the last of them was on another machine."""
         self._limit = limit
+        self._path = log_path(job_id)
+        self._size = 0
+        self.length = 0
+        """How much was ever printed, as far as this machine knows."""
         self._file: BinaryIO | None = None
         self.tail = b""
         self.trouble: str | None = None
         try:
             make_private_folder(log_folder())
-            self._file = _take_over(log_path(job_id), anew=anew)
+            self._file = _take_over(self._path, anew=anew or before is not None)
             self._size = self._file.seek(0, os.SEEK_END)
+            self.length = self._size
+            if before is not None:
+                self._append(before.tail)
+                self.length = before.length
         except OSError as error:
             self._give_up(error)
 
@@ -157,6 +211,15 @@ class OutputLog:
             self._file.close()
             self._file = None
 
+    def last(self, most: int) -> bytes:
+        """The last bytes of all that is kept; may be called by another thread than the one that writes."""
+        try:
+            with open(self._path, "rb") as file:
+                file.seek(max(0, self._size - most))
+                return file.read(most)
+        except OSError:
+            return self.tail
+
     def tail_text(self) -> str:
         """The end of this attempt's output as text."""
         tail = from_whole_character(self.tail) if len(self.tail) == TAIL_BYTES else self.tail
@@ -165,6 +228,7 @@ class OutputLog:
     def _append(self, data: bytes) -> None:
         if self._file is None:
             return
+        length = len(data)
         try:
             if self._size + len(data) > self._limit:
                 data = self._compact(data)
@@ -172,6 +236,7 @@ class OutputLog:
             self._size += _write_all(self._file, data)
         except OSError as error:
             self._give_up(error)
+        self.length += length
 
     def _compact(self, data: bytes) -> bytes:
         """Cut out the middle: the head stays. Returns what comes behind it: a mark and the newest part."""
@@ -191,11 +256,47 @@ class OutputLog:
         # Shorter first, then all of it in one write: who follows the file sees the old, nothing, or the new.
         self._file.truncate(head)
         self._size = head
-        return b"\n[... %d bytes left out ...]\n%b" % (left_out, kept[-tail:])
+        return _mark(left_out) + kept[-tail:]
 
     def _give_up(self, error: OSError) -> None:
         self.trouble = f"the output could not be kept: {error.strerror}"
         self.close()
+
+
+class SharedTail:
+    """Keeps the end of a log where other machines can see it, about once a second while it grows."""
+
+    def __init__(self, log: OutputLog, keep: Callable[[int, bytes], None]) -> None:
+        self._log = log
+        self._keep = keep
+        self._lock = threading.Lock()
+        self._timer: threading.Timer | None = None
+
+    def write(self, output: bytes) -> None:
+        self._log.write(output)
+        with self._lock:
+            if self._timer is None:
+                self._timer = threading.Timer(_TAIL_PAUSE, self._keep_late)
+                self._timer.name = "holdfast-tail"
+                self._timer.daemon = True
+                self._timer.start()
+
+    def keep(self) -> None:
+        """Keep it as it is now; waits for what is on its way."""
+        with self._lock:
+            timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+            timer.join()
+        self._send()
+
+    def _keep_late(self) -> None:
+        with self._lock:
+            self._timer = None
+        self._send()
+
+    def _send(self) -> None:
+        self._keep(self._log.length, self._log.last(SHARED_BYTES))
 
 
 def _take_over(path: str, *, anew: bool) -> BinaryIO:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
+from socket import gethostname
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
@@ -20,8 +21,9 @@ from holdfast.core.job import base_type
 from holdfast.errors import CommandFailed, CommandNotStarted, one_line
 from holdfast.events import Event, JobDeleted, JobsPruned
 from holdfast.jobs import SHELL
-from holdfast.jobs.output_log import OutputLog, log_path
+from holdfast.jobs.output_log import OutputLog, SharedTail, log_path
 from holdfast.jobs.process_group import RUN_MARK, ProcessGroup, end_marked, marks_of
+from holdfast.store.protocol import LogTail
 
 LONGEST_COMMAND = 128 * 1024 - 1
 """Bytes that Linux takes as one argument of a program."""
@@ -52,7 +54,10 @@ def run_command(payload: Command, ctx: Context) -> dict[str, Any]:
     job = ctx.job
     if job.version > 1:
         end_marked(f"{RUN_MARK}={job.origin}")  # an earlier attempt may have left something on this machine
-    log = OutputLog(job.id, ctx.setting("max_log_bytes"), anew=job.version == 1)
+    log = OutputLog(
+        job.id, ctx.setting("max_log_bytes"), anew=job.version == 1, before=_printed_elsewhere(ctx)
+    )
+    shared = SharedTail(log, ctx.keep_output) if ctx.shares_output else None
     log.heading(f"attempt {ctx.attempt}, {_now(job)}, worker {job.worker_id}")
     environment = {**os.environ, **(payload.env or {}), **marks_of(job)}
     try:
@@ -65,12 +70,16 @@ def run_command(payload: Command, ctx: Context) -> dict[str, Any]:
         )
     except (OSError, subprocess.SubprocessError) as error:
         log.end(f"not started: {error}")
+        if shared is not None:
+            shared.keep()
         too_long = isinstance(error, OSError) and error.errno == errno.E2BIG  # it will not become shorter
         raise CommandNotStarted(str(error), permanent=too_long) from None
     with group:
         ctx.on_interrupt(group.stop)
-        exit_code = group.run(log.write)
+        exit_code = group.run(log.write if shared is None else shared.write)
     log.end(_how(exit_code, group.was_stopped))
+    if shared is not None:
+        shared.keep()
     outcome: dict[str, Any] = {"exitCode": exit_code, "tail": log.tail_text()}
     if log.trouble is not None:
         outcome["log"] = log.trouble
@@ -94,6 +103,12 @@ def remove_logs(event: Event) -> None:
             os.unlink(log_path(job_id))
         except OSError:
             continue  # most types have none
+
+
+def _printed_elsewhere(ctx: Context) -> LogTail | None:
+    """What earlier attempts have printed, if the last of them ran on another machine."""
+    before = ctx.kept_output() if ctx.shares_output and ctx.job.version > 1 else None
+    return before if before is not None and before.host != gethostname() else None
 
 
 def _now(job: Any) -> str:

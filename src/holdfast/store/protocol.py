@@ -221,6 +221,14 @@ class TypeRecord(Struct, frozen=True, kw_only=True):
     schema: dict[str, Any]
 
 
+class LogTail(Struct, frozen=True):
+    """The end of a job's output: on which machine the whole is, how long that was, and its last bytes."""
+
+    host: str
+    length: int
+    tail: bytes
+
+
 class Minute(Struct, kw_only=True):
     """What one worker did of one type in one minute. `waits` and `runs` count by BUCKETS."""
 
@@ -361,6 +369,8 @@ class Store(Protocol):
     """A queue's database."""
 
     url: str
+    is_shared: bool
+    """Whether workers on other machines may share it."""
 
     def now(self) -> int: ...
 
@@ -415,6 +425,9 @@ class Store(Protocol):
 
     def write_progress(self, worker_id: str, reports: Iterable[tuple[int, int, float, str | None]]) -> None:
         """Note (seq, version, fraction, message) of attempts that still hold their jobs."""
+
+    def write_log_tail(self, claim: Claim, tail: LogTail) -> None:
+        """Keep the end of an attempt's output, if the attempt still holds its job and `is_shared`."""
 
     def promote_jobs(self, limit: int) -> list[tuple[str, str]]:
         """Make due jobs pending; return their (id, type)."""
@@ -489,6 +502,8 @@ class Store(Protocol):
     # Reading.
 
     def get_job(self, job_id: str) -> Job | None: ...
+
+    def read_log_tail(self, job_id: str) -> LogTail | None: ...
 
     def get_jobs(self, job_ids: Sequence[str]) -> list[Job]:
         """Those of the jobs that exist, brief and without their history, in no order."""

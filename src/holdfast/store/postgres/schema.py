@@ -83,7 +83,12 @@ _TABLES = (
         PRIMARY KEY (parent_id, child_id)
     )""",
     # The last lines that a job's command has printed, for those who look from other machines.
-    "CREATE TABLE holdfast_logs (seq bigint PRIMARY KEY, tail text NOT NULL)",
+    """CREATE TABLE holdfast_logs (
+        seq bigint PRIMARY KEY,
+        host text NOT NULL,
+        length bigint NOT NULL,
+        tail bytea NOT NULL
+    )""",
     """CREATE TABLE holdfast_settings (
         name text COLLATE "C" NOT NULL,
         type text COLLATE "C" NOT NULL,

@@ -30,6 +30,7 @@ from holdfast.store.protocol import (
     Finish,
     JobFilter,
     Line,
+    LogTail,
     Minute,
     NewJob,
     Place,
@@ -64,6 +65,13 @@ FROM clock WHERE j.seq = ANY (ARRAY(
 RETURNING j.id, j.type
 """
 
+_KEEP_TAIL = """
+INSERT INTO holdfast_logs (seq, host, length, tail)
+SELECT seq, $4, $5, $6 FROM holdfast_jobs
+WHERE seq = $1 AND status = 'processing' AND version = $2 AND worker_id = $3
+ON CONFLICT (seq) DO UPDATE SET host = excluded.host, length = excluded.length, tail = excluded.tail
+"""
+
 _LEASED = """
 SELECT seq, id, type, version, attempts, max_attempts, worker_id, lease_expires_at, started_at
 FROM holdfast_jobs
@@ -94,6 +102,8 @@ T = TypeVar("T")
 
 class PostgresStore:
     """See Store in the protocol."""
+
+    is_shared = True
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -207,6 +217,13 @@ class PostgresStore:
     def write_progress(self, worker_id: str, reports: Iterable[tuple[int, int, float, str | None]]) -> None:
         with self.database.transaction() as session:
             keep.write_progress(session, worker_id, list(reports), self.database.instant)
+
+    def write_log_tail(self, claim: Claim, tail: LogTail) -> None:
+        with self.database.transaction() as session:
+            session.rows(
+                _KEEP_TAIL,
+                [claim.seq, claim.version, claim.worker_id, tail.host, tail.length, tail.tail],
+            )
 
     def promote_jobs(self, limit: int) -> list[tuple[str, str]]:
         with self.database.transaction() as session:
@@ -322,6 +339,14 @@ class PostgresStore:
         return job
 
     # Reading.
+
+    def read_log_tail(self, job_id: str) -> LogTail | None:
+        row = self.database.read_one(
+            "SELECT l.host, l.length, l.tail FROM holdfast_logs AS l JOIN holdfast_jobs AS j ON j.seq = l.seq"
+            " WHERE j.id = $1",
+            [job_id],
+        )
+        return LogTail(*row) if row else None
 
     def get_jobs(self, job_ids: Sequence[str]) -> list[Job]:
         rows = self.database.read(

@@ -25,6 +25,7 @@ from holdfast.store.protocol import (
     Finish,
     JobFilter,
     Line,
+    LogTail,
     Minute,
     NewJob,
     Place,
@@ -73,6 +74,8 @@ SELECT count(*) FROM (
 
 class SqliteStore:
     """See Store in the protocol."""
+
+    is_shared = False
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self.database = database
@@ -141,6 +144,9 @@ class SqliteStore:
     def write_progress(self, worker_id: str, reports: Iterable[tuple[int, int, float, str | None]]) -> None:
         with self.database.transaction() as connection:
             keep.write_progress(connection, worker_id, list(reports), self.now())
+
+    def write_log_tail(self, claim: Claim, tail: LogTail) -> None:
+        """Nothing: whoever can read this file can read the log files beside it."""
 
     def promote_jobs(self, limit: int) -> list[tuple[str, str]]:
         with self.database.transaction() as connection:
@@ -258,6 +264,9 @@ class SqliteStore:
         return job
 
     # Reading.
+
+    def read_log_tail(self, job_id: str) -> LogTail | None:  # noqa: ARG002 -- there is none
+        return None
 
     def get_jobs(self, job_ids: Sequence[str]) -> list[Job]:
         rows = self.database.read(

@@ -19,6 +19,7 @@ from holdfast.observe import shapes
 from holdfast.observe.overview import overview
 from holdfast.operate import matching, operate
 from holdfast.queue import Queue
+from holdfast.store.protocol import Store
 from holdfast.web import schema
 from holdfast.web.answer import json_bytes, json_response
 from holdfast.web.api.documented import BODY, errors
@@ -301,14 +302,14 @@ async def logs(
     """What a shell job has printed, every attempt under its own heading; as text for Accept: text/plain."""
     desk = desk_of(request)
     job = await _known(desk, id)
-    text = await desk.call(whole_output, job, tail)
+    text = await desk.call(whole_output, job, desk.queue.store, tail)
     if request.headers.get("accept", "").startswith("text/plain"):
         return Response(text, media_type="text/plain; charset=utf-8")
     return Response(await desk.call(json_bytes, {"id": job.id, "log": text}), media_type="application/json")
 
 
-def whole_output(job: Job, tail: int | None) -> str:
-    with output_of(job) as file:
+def whole_output(job: Job, store: Store, tail: int | None) -> str:
+    with output_of(job, store) as file:
         begin = 0
         if tail is not None:
             begin = max(0, file.seek(0, 2) - tail)

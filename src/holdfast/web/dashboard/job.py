@@ -15,6 +15,7 @@ from holdfast.core.payload import decode_strictly
 from holdfast.core.redact import redact
 from holdfast.errors import InvalidPayload, JobNotFound, NoOutput
 from holdfast.jobs.output_log import from_whole_character, output_of
+from holdfast.store.protocol import Store
 from holdfast.web.api.tasks import retry_with, whole_output
 from holdfast.web.dashboard.jobs import actions_for, duration
 from holdfast.web.dashboard.page import done, local_path, page, query_of, require_change, submitted
@@ -118,7 +119,7 @@ def _look(desk: Desk, id: str) -> dict[str, Any]:
         "children": queue.get_many(children[:MOST_CHILDREN]),
         "child_count": len(children),
         "parent": queue.get(found.parent_id) if found.parent_id else None,
-        "output": _output(found),
+        "output": _output(found, queue.store),
         "workers": {worker.id: f"{worker.host} {worker.pid}" for worker in queue.store.list_workers()},
         "seconds": duration(found, now),
     }
@@ -136,10 +137,10 @@ def _text(payload: dict[str, Any]) -> str:
     return json.dumps(redact(payload), indent=2, ensure_ascii=False)
 
 
-def _output(job: Job) -> dict[str, Any] | None:
+def _output(job: Job, store: Store) -> dict[str, Any] | None:
     """The end of what a command has printed; None if the job has no output."""
     try:
-        with output_of(job) as file:
+        with output_of(job, store) as file:
             size = file.seek(0, 2)
             begin = max(0, size - LARGEST_OUTPUT)
             file.seek(begin)
@@ -157,7 +158,7 @@ async def output(request: Request, id: str) -> Response:
     found = await desk.call(desk.queue.get, id)
     if found is None:
         raise JobNotFound(id)
-    text = await desk.call(whole_output, found, None)
+    text = await desk.call(whole_output, found, desk.queue.store, None)
     return Response(text, media_type="text/plain; charset=utf-8")
 
 

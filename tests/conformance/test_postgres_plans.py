@@ -1,0 +1,384 @@
+"""PostgreSQL's query plans: what a duty reads does not grow with what waits, runs elsewhere or is over.
+
+Each statement that a duty really runs is explained just before, with the rows that every step of its plan
+reads. Its plan is that for the values at hand, or the one for any values, which the server turns to once it
+has prepared a statement. It is made with no statistics at all, with those of the queue when it was new, and
+with those of the day.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import psycopg
+import pytest
+from msgspec import Struct
+from msgspec.structs import replace
+from psycopg import sql
+
+from holdfast.core.clock import SECOND
+from holdfast.core.job import FINISHED, RETRYING
+from holdfast.core.lifecycle import Completed, Errored, LeaseEnded, Outcome, Released
+from holdfast.store.open import open_store
+from holdfast.store.postgres import PostgresStore, tallies
+from holdfast.store.postgres.database import Session
+from holdfast.store.protocol import SORTS, JobFilter, Place
+from holdfast.testing import MovableClock
+from tests import postgres
+from tests.conformance.steps import claim, ending, finish, insert, new_job, reap, rolled_back
+
+START = datetime(2030, 1, 1, tzinfo=UTC)
+FEW = 400
+"""Rows that a step may read, whatever there is."""
+
+OVER, WAITING, RUNNING = 50_000, 20_000, 60
+
+# Jobs that are over, of four types, five priorities and three states, those that failed with two failures; then
+# those that wait: pending, paused, for their time and for a retry; and some that run.
+FILL = f"""
+INSERT INTO holdfast_jobs (id, type, status, priority, attempts, max_attempts, key, due_at, created_at,
+    updated_at, started_at, finished_at, worker_id, lease_expires_at, error, error_group, token, payload)
+SELECT 'job-' || n, type, status, n % 5 - 2, CASE WHEN status = 'scheduled' THEN n % 2 ELSE 1 END, 3,
+    CASE WHEN n % 10 = 0 THEN 'key-' || n END, due, created, created, created,
+    CASE WHEN n <= {OVER} THEN created + {SECOND} END,
+    CASE WHEN status = 'processing' THEN 'w-' || n % 7 END,
+    CASE WHEN status = 'processing' THEN created + {3600 * SECOND} END,
+    CASE WHEN status = 'failed' THEN 'boom' END, CASE WHEN status = 'failed' THEN 'group-' || n % 3 END,
+    'token-' || n, '{{}}'
+FROM (
+    SELECT n, created, status,
+        CASE WHEN status = 'pending' AND n % 4 = 0 THEN 'paused' ELSE (ARRAY['email', 'crawl', 'report',
+            'email'])[n % 4 + 1] END AS type,
+        CASE WHEN status = 'scheduled' THEN created + {3600 * SECOND} + n * {SECOND} ELSE created END AS due
+    FROM (
+        SELECT n, $1::bigint + n * 1000 AS created,
+            CASE WHEN n <= {OVER} THEN CASE WHEN n % 10 = 1 THEN 'failed' WHEN n % 50 = 2 THEN 'cancelled'
+                    ELSE 'completed' END
+                WHEN n <= {OVER + WAITING} THEN CASE WHEN n % 10 < 3 THEN 'scheduled' ELSE 'pending' END
+                ELSE 'processing' END AS status
+        FROM generate_series(1, {OVER + WAITING + RUNNING}::bigint) AS n) AS drafts) AS jobs
+ORDER BY n
+"""
+FAILURES = """
+INSERT INTO holdfast_failures (seq, version, attempt, started_at, finished_at, error)
+SELECT seq, number, number, 0, 0, 'boom' FROM holdfast_jobs, generate_series(1, 2) AS number
+WHERE status = 'failed' ORDER BY seq
+"""
+ERRORS = """
+INSERT INTO holdfast_error_tallies (type, error_group, jobs, last_at)
+SELECT type, error_group, count(*), max(finished_at) FROM holdfast_jobs WHERE status = 'failed'
+GROUP BY type, error_group
+"""
+
+
+@pytest.fixture(scope="module", params=["never analyzed", "analyzed when new", "analyzed"])
+def queue(request: pytest.FixtureRequest) -> Iterator[PostgresStore]:
+    """A queue with many jobs, which every test leaves as it is."""
+    clock = MovableClock(START)
+    with postgres.fresh_url() as url, closing(open_store(url, clock)) as store:
+        assert isinstance(store, PostgresStore)
+        # Or the server itself would, whenever it likes.
+        run_sql(store, "ALTER TABLE holdfast_jobs SET (autovacuum_enabled = false)")
+        run_sql(store, "ALTER TABLE holdfast_failures SET (autovacuum_enabled = false)")
+        if request.param == "analyzed when new":
+            insert(store, *(f"new-{n}" for n in range(50)))
+            run_sql(store, "ANALYZE holdfast_jobs")
+        run_sql(store, FILL, [clock()])
+        run_sql(store, FAILURES)
+        run_sql(store, ERRORS)
+        store.set_paused("paused", True)
+        if request.param == "analyzed":
+            run_sql(store, "ANALYZE holdfast_jobs, holdfast_failures, holdfast_tallies")
+        clock.advance(120)
+        yield store
+
+
+def run_sql(store: PostgresStore, text: str, parameters: Sequence[Any] = ()) -> list[Any]:
+    return store.database.read(text, parameters)
+
+
+class Step(Struct, frozen=True):
+    """A step of a plan that was carried out, and how many rows it has looked at."""
+
+    kind: str
+    source: str
+    rows: int
+    statement: str
+
+
+def steps_of(plan: dict[str, Any], statement: str) -> Iterator[Step]:
+    looked_at = sum(
+        plan.get(name, 0)
+        for name in ("Actual Rows", "Rows Removed by Filter", "Rows Removed by Index Recheck")
+    )
+    source = plan.get("Index Name") or plan.get("Relation Name") or ""
+    yield Step(plan["Node Type"], source, round(looked_at * plan["Actual Loops"]), statement)
+    for part in plan.get("Plans", ()):
+        yield from steps_of(part, statement)
+
+
+def explain(session: Session, text: str, parameters: Sequence[Any], mode: str) -> list[Step]:
+    """Carry a statement out and undo it: what each step of its plan has read."""
+    connection = session.connection
+    values = sql.SQL(", ").join(map(sql.Literal, parameters))
+    given = sql.SQL("({})").format(values) if parameters else sql.SQL("")
+    with connection.transaction(force_rollback=True):
+        connection.execute(f"SET LOCAL plan_cache_mode = {mode}")
+        connection.execute(f"PREPARE explained AS {session.database.text(text)}")
+        try:
+            cursor = connection.execute(
+                sql.SQL("EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) EXECUTE explained{}").format(given)
+            )
+            [([plan],)] = cursor.fetchall()
+        finally:
+            connection.execute("DEALLOCATE explained")
+    return list(steps_of(plan["Plan"], text))
+
+
+@contextmanager
+def explained(store: PostgresStore, mode: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Step]]:
+    """Collects the steps of all statements on jobs and counts. What is done meanwhile is undone."""
+    found: list[Step] = []
+    execute = Session._execute
+
+    def explaining(session: Session, text: str, parameters: Sequence[Any]) -> Any:
+        if "holdfast_" in text:
+            found.extend(explain(session, text, parameters, mode))
+        return execute(session, text, parameters)
+
+    with rolled_back(store), monkeypatch.context() as patched:
+        patched.setattr(Session, "_execute", explaining)
+        yield found
+
+
+def wasteful(steps: Sequence[Step]) -> list[Step]:
+    """Those that grow with the queue: whatever reads or sorts many rows, or the table from its beginning."""
+    return [
+        step
+        for step in steps
+        if step.rows > FEW or (step.kind == "Seq Scan" and step.source in ("holdfast_jobs", "holdfast_failures"))
+    ]
+
+
+# What the turn does.
+
+
+def claim_one_type(store: PostgresStore) -> None:
+    assert len(claim(store, limit=20)) == 20
+
+
+def claim_several_types(store: PostgresStore) -> None:
+    assert len(claim(store, "email", "crawl", "paused", "nobody", limit=20)) == 20
+
+
+def claim_with_limits(store: PostgresStore) -> None:
+    shared = frozenset({"email", "crawl"})
+    limits: dict[str, Any] = {"rate": 10.0, "rate_name": "r", "max_running": 100, "running_name": "m"}
+    assert len(claim(store, "email", "crawl", limit=20, running_types=shared, **limits)) == 10
+
+
+def finish_attempts(store: PostgresStore) -> None:
+    outcomes: list[Outcome] = [Completed(), Completed(), Errored("boom"), Released(), LeaseEnded("gone")]
+    claims = claim(store, "email", "crawl", limit=5)
+    ends = [ending(claimed, outcome) for claimed, outcome in zip(claims, outcomes, strict=True)]
+    assert len(store.finish_jobs(ends)) == 5
+    store.list_ended([(claimed.seq, claimed.version) for claimed in claims])
+
+
+def finish_with_children(store: PostgresStore) -> None:
+    [claimed] = claim(store, limit=1)
+    finish(store, claimed, Completed(), children=(new_job("child", parent_id=claimed.id), new_job("job-1")))
+    store.list_children(claimed.id)
+
+
+def renew(store: PostgresStore) -> None:
+    held = [(claimed.seq, claimed.version) for claimed in claim(store, limit=20)]
+    assert not store.heartbeat("worker", held, state="running", lease_seconds=30).lost
+    store.heartbeat("worker", [(1, 1), *held], state="running", lease_seconds=30)
+    store.write_progress("worker", [(seq, version, 0.5, "half") for seq, version in held])
+    store.list_cancelled("worker")
+    store.list_held("worker")
+
+
+def promote(store: PostgresStore) -> None:
+    store.next_due_at()
+    assert store.promote_jobs(100) == []
+    run_sql(
+        store,
+        "UPDATE holdfast_jobs SET due_at = 0 WHERE seq = ANY (ARRAY(SELECT seq FROM holdfast_jobs"
+        " WHERE status = 'scheduled' ORDER BY due_at LIMIT 200))",
+    )
+    assert len(store.promote_jobs(100)) == 100
+
+
+def reap_and_forget(store: PostgresStore) -> None:
+    store.list_expired()
+    claim(store, limit=20, lease=-1.0)
+    assert len(reap(store)) == 20
+    store.remove_silent_workers(60)
+
+
+def prune(store: PostgresStore) -> None:
+    states = sorted(FINISHED)
+    assert len(store.prune_jobs(finished_before=store.now(), statuses=states, limit=100)) == 100
+    assert store.prune_jobs(finished_before=0, statuses=states, limit=100) == []
+
+
+def enqueue(store: PostgresStore) -> None:
+    insert(store, "one", key="k", key_for=5, max_depth=100_000)
+    store.insert_jobs([new_job("two", key="k"), new_job("one"), new_job("three", key="key-60010")])
+    insert(store, *(f"plain-{n}" for n in range(100)))
+
+
+# What people do and see.
+
+
+def operate(store: PostgresStore) -> None:
+    insert(store, "mine", key="mine", type="crawl")
+    store.cancel_job("mine")
+    store.retry_job("mine", None)
+    store.line_before("mine", 100)
+    store.get_job("mine")
+    store.get_jobs([f"job-{n}" for n in range(50)])
+    store.list_payloads([f"job-{n}" for n in range(50)])
+    store.cancel_job("mine")
+    store.delete_job("mine")
+    store.delete_job("job-1")
+
+
+def retry_failed(store: PostgresStore) -> None:
+    for type in (None, "crawl", "report"):
+        store.retry_failed_jobs(type, after=0, limit=20)
+        store.retry_failed_jobs(type, after=OVER // 2, limit=20)
+
+
+def look(store: PostgresStore) -> None:
+    assert store.oldest_waiting() is not None
+    store.list_active_types(unpaused=True)
+    store.list_running(10)
+    store.count_jobs()
+    store.count_enqueued()
+    store.count_finished(store.now() - SECOND)
+    store.list_error_groups(10)
+    store.measure()
+
+
+def fold(store: PostgresStore) -> None:
+    tallies.fold(store.database)
+
+
+DUTIES: list[Callable[[PostgresStore], None]] = [
+    claim_one_type,
+    claim_several_types,
+    claim_with_limits,
+    finish_attempts,
+    finish_with_children,
+    renew,
+    promote,
+    reap_and_forget,
+    prune,
+    enqueue,
+    operate,
+    retry_failed,
+    look,
+    fold,
+]
+MODES = ["force_custom_plan", "force_generic_plan"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("duty", DUTIES)
+def test_duty_reads_few_rows_and_sorts_no_more(
+    queue: PostgresStore,
+    duty: Callable[[PostgresStore], None],
+    mode: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with explained(queue, mode, monkeypatch) as steps:
+        duty(queue)
+    assert steps
+    assert wasteful(steps) == []
+
+
+LISTS = {
+    "all": JobFilter(),
+    "a type": JobFilter(type="email"),
+    "no type": JobFilter(type="nobody"),
+    "pending": JobFilter(statuses=("pending",)),
+    "scheduled": JobFilter(statuses=("scheduled",)),
+    "running": JobFilter(statuses=("processing",)),
+    "completed": JobFilter(statuses=("completed",)),
+    "cancelled, which are few": JobFilter(statuses=("cancelled",)),
+    "failed of a type": JobFilter(statuses=("failed",), type="crawl"),
+    "failed of a type, of which there are none": JobFilter(statuses=("failed",), type="paused"),
+    "retrying": JobFilter(statuses=(RETRYING,)),
+    "unfinished": JobFilter(statuses=("pending", "scheduled", "processing")),
+    "several": JobFilter(statuses=("failed", "cancelled", RETRYING)),
+    "an error": JobFilter(error="group-1"),
+    "an error of a type": JobFilter(error="group-1", type="crawl"),
+    "a parent": JobFilter(parent_id="nobody"),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("sort", SORTS)
+def test_page_of_any_list_reads_few_rows_wherever_it_is(
+    queue: PostgresStore, sort: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = Place({"created": 0, "finished": queue.now() - 100 * SECOND, "priority": 0}[sort], OVER // 2)
+    found = {}
+    for name, asked in LISTS.items():
+        for ascending in (False, True):
+            filter = replace(asked, sort=sort, ascending=ascending, limit=20, brief=True)
+            with explained(queue, mode, monkeypatch) as steps:
+                queue.list_page(filter)
+                queue.list_page(replace(filter, after=deep))
+                queue.count_matching(filter, 100)
+            found[name, ascending] = wasteful(steps)
+    assert {name: steps for name, steps in found.items() if steps} == {}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_page_of_a_time_reads_few_rows(
+    queue: PostgresStore, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    middle = queue.now() - 95 * SECOND
+    found = {}
+    for filter in (
+        JobFilter(since=middle, limit=20),
+        JobFilter(until=middle, limit=20, type="email"),
+        JobFilter(since=middle, until=middle + SECOND, limit=20, statuses=("completed", "pending")),
+        JobFilter(since=middle, until=middle + SECOND, limit=20, sort="finished"),
+    ):
+        with explained(queue, mode, monkeypatch) as steps:
+            queue.list_page(filter)
+            queue.count_matching(filter, 100)
+        found[filter] = wasteful(steps)
+    assert {filter: steps for filter, steps in found.items() if steps} == {}
+
+
+# What triggers do is in no plan, but it is counted.
+
+
+def rows_read(store: PostgresStore, table: str) -> int:
+    """The rows of a table that this transaction has read from its beginning on."""
+    [(count,)] = run_sql(
+        store,
+        "SELECT seq_tup_read FROM pg_stat_xact_user_tables WHERE relid = $1::regclass",
+        [f"{store.database.schema}.{table}"],
+    )
+    return int(count)
+
+
+def test_deleting_reads_no_table_whole_whatever_was_deleted_before(queue: PostgresStore) -> None:
+    """A trigger keeps the plan that it made first: for many jobs at once, or for one."""
+    with rolled_back(queue):
+        before = [rows_read(queue, table) for table in ("holdfast_jobs", "holdfast_failures")]
+        queue.prune_jobs(finished_before=queue.now(), statuses=["completed"], limit=2000)  # type: ignore[list-item]
+        for n in (1, 11, 21, 31):
+            queue.delete_job(f"job-{n}")
+        after = [rows_read(queue, table) for table in ("holdfast_jobs", "holdfast_failures")]
+    assert after == before
