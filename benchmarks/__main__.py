@@ -33,6 +33,19 @@ each share the median of the rounds' shares.
               reads the same files in the same order and compares their SHA-256. And that its memory stays
               where it is with 10,000
 
+    postgres  all of the following, on a PostgreSQL server of their own with its default settings, so fsync is
+              on. --postgres or QUEUECTL_TEST_POSTGRES names another
+    postgres.floor    bare psycopg: INSERT and COMMIT one by one; COPY; claims with finishes in batches
+                      (postgres/floor.py says what exactly)
+    postgres.enqueue  one by one; from 8 threads; and many in one call
+    postgres.drain    no-op jobs with 1, 2 and 4 worker processes, against bare psycopg that claims and
+                      finishes as many at a time as the one worker took. Expected: 0.4 of it, for one process
+    postgres.pickup   as above. Expected: 2 ms and two bare commits, at the median
+    postgres.growth   a turn of 200 jobs among a million finished ones, against one in an empty queue.
+                      Expected: at most 1.25 times as long
+    postgres.peers    procrastinate, pgqueuer and chancy beside Holdfast, in turns. They are installed from
+                      PyPI, each into an environment of its own; who can't be is left out, with the reason
+
 After each benchmark stands how much of the machine others used meanwhile. Where that is more than a few
 hundredths of a core, the figures say less, and those of pickup and idle next to nothing. The files lie in
 a temporary folder below the current one, so that this disk is measured (--folder chooses another); all of
@@ -59,10 +72,33 @@ from typing import Self
 from benchmarks import dashboard, drain, enqueue, floor, growth, http, idle, pickup, reconcile, start_up
 from benchmarks.bench import QUICK, Bench, Sizes
 from benchmarks.figures import Figure, expectations, table
+from benchmarks.postgres import drain as postgres_drain
+from benchmarks.postgres import enqueue as postgres_enqueue
+from benchmarks.postgres import floor as postgres_floor
+from benchmarks.postgres import growth as postgres_growth
+from benchmarks.postgres import peers as postgres_peers
+from benchmarks.postgres import pickup as postgres_pickup
 
 BENCHMARKS: dict[str, Callable[[Bench], list[Figure]]] = {
-    module.__name__.rpartition(".")[2]: module.measure
-    for module in (floor, enqueue, drain, pickup, idle, growth, start_up, http, dashboard, reconcile)
+    module.__name__.removeprefix("benchmarks."): module.measure
+    for module in (
+        floor,
+        enqueue,
+        drain,
+        pickup,
+        idle,
+        growth,
+        start_up,
+        http,
+        dashboard,
+        reconcile,
+        postgres_floor,
+        postgres_enqueue,
+        postgres_drain,
+        postgres_pickup,
+        postgres_growth,
+        postgres_peers,
+    )
 }
 
 
@@ -72,12 +108,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     others: dict[str, float | None] = {}
     print(_machine())
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir=options.folder) as folder:
-        bench = Bench(Path(folder).resolve(), QUICK if options.quick else Sizes())
-        for name in options.names or BENCHMARKS:
-            with _Neighbours() as neighbours:
-                results[name] = BENCHMARKS[name](bench)
-            others[name] = neighbours.cores
-            _print(name, results[name], neighbours.cores)
+        bench = Bench(Path(folder).resolve(), QUICK if options.quick else Sizes(), options.postgres)
+        with bench.closing:
+            for name in options.names or BENCHMARKS:
+                with _Neighbours() as neighbours:
+                    results[name] = BENCHMARKS[name](bench)
+                others[name] = neighbours.cores
+                _print(name, results[name], neighbours.cores)
     figures = [figure for group in results.values() for figure in group]
     if lines := list(expectations(figures)):
         print("\nexpectations", *lines, sep="\n")
@@ -94,11 +131,18 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="small sizes, one round")
     parser.add_argument("--folder", type=Path, default=Path(), help="where the databases are made")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+    parser.add_argument("--postgres", metavar="URL", help="a PostgreSQL server to use instead of our own")
     options = parser.parse_args(arguments)
     for name in options.names:
-        if name not in BENCHMARKS:
+        if not _named(name):
             parser.error(f"there is no benchmark {name!r}; there are {', '.join(BENCHMARKS)}")
+    options.names = [known for name in options.names for known in _named(name)]
     return options
+
+
+def _named(name: str) -> list[str]:
+    """The benchmark of a name, or all those whose names begin with it and a dot."""
+    return [known for known in BENCHMARKS if known == name or known.startswith(f"{name}.")]
 
 
 def _machine() -> str:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -43,6 +43,14 @@ class Sizes:
     starts: int = 20
     bulk_lines: tuple[int, int] = (1_000, 100_000)
     posts: int = 4_800
+    postgres_singly: int = 2_000
+    postgres_threads: int = 8_000
+    postgres_many: int = 10_000
+    postgres_drain: int = 20_000
+    postgres_turns: int = 50
+    peer_singly: int = 1_000
+    peer_drain: int = 4_000
+    peer_pickups: int = 100
 
 
 QUICK = Sizes(
@@ -60,6 +68,13 @@ QUICK = Sizes(
     starts=5,
     bulk_lines=(1_000, 20_000),
     posts=1_600,
+    postgres_singly=300,
+    postgres_threads=1_600,
+    postgres_drain=5_000,
+    postgres_turns=20,
+    peer_singly=200,
+    peer_drain=500,
+    peer_pickups=30,
 )
 
 
@@ -69,6 +84,12 @@ class Bench:
 
     folder: Path
     sizes: Sizes
+    postgres: str | None = None
+    """A server to use instead of one of our own."""
+    servers: list[str] = field(default_factory=list)
+    """The address of the PostgreSQL server, once there is one."""
+    closing: ExitStack = field(default_factory=ExitStack)
+    """What is to be ended with the bench."""
     _numbers: Iterator[int] = field(default_factory=count)
 
     def new_file(self) -> Path:
@@ -76,13 +97,14 @@ class Bench:
         return self.folder / f"{next(self._numbers)}.db"
 
 
-def url_of(path: Path) -> str:
-    return f"sqlite:///{path}"
+def url_of(place: Path | str) -> str:
+    """The address of a queue: of a SQLite file, or what is one already."""
+    return place if isinstance(place, str) else f"sqlite:///{place}"
 
 
-def make_queue(path: Path) -> Queue:
+def make_queue(place: Path | str) -> Queue:
     """A queue that knows the type, so that payloads are checked as in an application."""
-    queue = Queue(url_of(path))
+    queue = Queue(url_of(place))
 
     @queue.job(name=TYPE)
     def noop(number: int) -> None:
@@ -107,12 +129,12 @@ def remove(path: Path) -> None:
 
 
 @contextmanager
-def worker(path: Path) -> Iterator[int]:
+def worker(place: Path | str) -> Iterator[int]:
     """A worker process with threads, as `queue.run_worker()` starts it; gives its process id."""
     # Without bytecode files each start would compile all modules anew.
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.child", url_of(path)], cwd=ROOT, env=environment
+        [sys.executable, "-m", "benchmarks.child", url_of(place)], cwd=ROOT, env=environment
     )
     try:
         yield process.pid
@@ -124,9 +146,9 @@ def worker(path: Path) -> Iterator[int]:
         process.wait()
 
 
-def wait_for_worker(queue: Queue) -> None:
-    deadline = time.monotonic() + 30
-    while not queue.workers():
+def wait_for_worker(queue: Queue, count: int = 1) -> None:
+    deadline = time.monotonic() + 60
+    while len(queue.workers()) < count:
         if time.monotonic() > deadline:
             raise TimeoutError("the worker did not start")
         time.sleep(0.01)

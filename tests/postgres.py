@@ -85,7 +85,7 @@ class Server:
         if pid is not None:
             os.kill(pid, signal.SIGKILL)
             deadline = time.monotonic() + 30
-            while self._is_in_use() and time.monotonic() < deadline:
+            while (self._is_in_use() or self.pid is not None) and time.monotonic() < deadline:
                 time.sleep(0.02)
 
     def _is_in_use(self) -> bool:

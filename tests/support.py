@@ -17,6 +17,11 @@ both_engines = pytest.mark.parametrize("engine", ["sqlite", "postgres"], indirec
 """For tests of what reads or writes the store; all else above it is the same code for both engines."""
 
 
+def unsynced(url: str) -> str:
+    """The same database, which need not survive a power cut; the tests' PostgreSQL never does."""
+    return f"{url}?synchronous=off" if url.startswith("sqlite:") else url
+
+
 def wait_until(condition: Callable[[], object], timeout: float = 30.0, message: str = "") -> None:
     """Wait for other threads or processes; only for what announces itself in no other way."""
     deadline = time.monotonic() + timeout

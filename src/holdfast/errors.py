@@ -277,3 +277,33 @@ class Interrupted(BaseException):
 
     Not an Exception, so that a handler's `except Exception` lets it pass.
     """
+
+
+# While a queue is moved to another database, and after it.
+
+
+class QueueMoved(StoreUnavailable):
+    """The queue was moved to another database, or is on its way there; here nothing can be written."""
+
+    def __init__(self, to: str, *, done: bool = True) -> None:
+        if done:
+            super().__init__(f"the queue was moved to {to}", hint="use that address")
+        else:
+            super().__init__(f"the queue is being moved to {to}", hint="use that address in a moment")
+        self.to = to
+        self.done = done
+
+
+class QueueArriving(StoreUnavailable):
+    """A queue is being moved here and is not complete yet."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__(
+            f"a queue is being moved here from {source}",
+            hint="if nobody is at it any more, run that queuectl move again",
+        )
+        self.source = source
+
+
+class MoveFailed(HoldfastError):
+    """The queue could not be moved, and is where it was."""

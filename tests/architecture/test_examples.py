@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.architecture.addresses import server_in_place
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 BLOCK = re.compile(
@@ -136,9 +138,10 @@ def pages() -> list[Path]:
 @pytest.mark.parametrize("page", pages(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_program_on_a_page_runs_as_it_is_pasted_in_order(page: Path, tmp_path: Path) -> None:
     programs = BLOCK.findall(page.read_text(encoding="utf-8"))
-    for number, (code, expected) in enumerate(programs, 1):
-        program = tmp_path / f"program{number}.py"
-        program.write_text(code, encoding="utf-8")
-        printed = run(program, tmp_path)
-        if expected:
-            assert printed == expected
+    with server_in_place() as addressed:
+        for number, (code, expected) in enumerate(programs, 1):
+            program = tmp_path / f"program{number}.py"
+            program.write_text(addressed(code), encoding="utf-8")
+            printed = run(program, tmp_path)
+            if expected:
+                assert printed == expected

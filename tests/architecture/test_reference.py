@@ -11,6 +11,7 @@ import pytest
 from holdfast import errors, events
 from holdfast.cli.main import COMMANDS, load
 from holdfast.config import SETTINGS
+from holdfast.store.postgres import schema as postgres
 from holdfast.store.sqlite.schema import MIGRATIONS
 
 ROOT = Path(__file__).parents[2]
@@ -79,6 +80,15 @@ def test_the_reference_has_every_event_with_its_fields() -> None:
 def test_the_reference_has_every_version_of_the_schema() -> None:
     rows = re.findall(r"^\| (\d+) \|", text_of("schema.md"), re.M)
     assert rows == [str(migration.number) for migration in MIGRATIONS]
+    assert {str(migration.number) for migration in postgres.MIGRATIONS} <= set(rows)
+
+
+def test_the_reference_has_every_table_of_both_engines() -> None:
+    page = text_of("schema.md")
+    statements = [statement for m in (*MIGRATIONS, *postgres.MIGRATIONS) for statement in m.statements]
+    made = re.findall(r"CREATE (?:TABLE|VIEW) (holdfast_\w+)", "\n".join(statements))
+    assert len(set(made)) > 12
+    assert [name for name in sorted(set(made)) if name not in page] == []
 
 
 def slug(heading: str) -> str:

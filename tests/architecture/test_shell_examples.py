@@ -11,8 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.architecture.addresses import server_in_place
+
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "docs/quickstart.md", ROOT / "docs/how-to/shell-jobs.md"]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "docs/quickstart.md",
+    ROOT / "docs/how-to/postgresql.md",
+    ROOT / "docs/how-to/shell-jobs.md",
+]
 EXAMPLES = sorted((ROOT / "examples").glob("*.sh"))
 BLOCK = re.compile(r"^```sh\n(.*?)^```$(?:\n\nIt prints\n\n```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
 SETS_UP = ("make ", "pip ")
@@ -71,10 +78,11 @@ def test_every_shell_block_of_a_page_runs_as_it_is_pasted_in_order(
         if not code.startswith(SETS_UP)
     ]
     assert blocks, "the page has nothing to run"
-    for code, expected in blocks:
-        printed = run(["-c", code], tmp_path, environment)
-        if expected:
-            assert printed == expected
+    with server_in_place() as addressed:
+        for code, expected in blocks:
+            printed = run(["-c", addressed(code)], tmp_path, environment)
+            if expected:
+                assert printed == expected
 
 
 def test_every_shell_example_says_what_it_promises() -> None:

@@ -1,8 +1,8 @@
 """Applications that play a script of inserts and enqueues through a connection of each kind.
 
-Run as a program, `python -m tests.conformance.connections KIND`, it reads lines of JSON, [file, script,
-seconds or null]. It plays each script in a process of its own, which dies of the step `kill`, or is killed
-so many seconds after its first commit, and prints how that ended: 0, or -9.
+Run as a program, `python -m tests.conformance.connections KIND`, it reads lines of JSON, [file or address,
+script, seconds or null]. It plays each script in a process of its own, which dies of the step `kill`, or is
+killed so many seconds after its first commit, and prints how that ended: 0, or -9.
 """
 
 from __future__ import annotations
@@ -10,26 +10,52 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import sqlite3
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
+import asyncpg  # type: ignore[import-untyped]
 import django  # type: ignore[import-untyped]
+import psycopg
+import psycopg2  # type: ignore[import-untyped]
 import sqlalchemy as sa
 from django.conf import settings  # type: ignore[import-untyped]
 from django.db import connection as django_connection  # type: ignore[import-untyped]
 from django.db import connections, models, transaction
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, create_async_engine
+from psycopg.conninfo import conninfo_to_dict
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
 
 from holdfast import Queue
 
 Step = str | Callable[[], object]
 TYPE = "welcome"
+
+
+def application_url(url: str) -> str:
+    """The address of a queue's database as an application knows it, whose tables are in the same schema."""
+    return re.sub(r"\bschema=(\w+)(&options=\S+)?", r"options=-csearch_path%3D\1", url)
+
+
+def connect(url: str) -> Any:
+    """A plain connection in autocommit mode to the database of a queue."""
+    if is_postgres(url):
+        return psycopg.connect(application_url(url), autocommit=True)
+    return sqlite3.connect(file_of(url), isolation_level=None)
+
+
+def is_postgres(url: str) -> bool:
+    return url.startswith("postgresql:")
+
+
+def file_of(url: str) -> str:
+    return url.removeprefix("sqlite:///")
 
 
 class Application:
@@ -41,8 +67,8 @@ class Application:
 
     begins = ""
 
-    def __init__(self, path: Path, queue: Queue) -> None:
-        self.path = path
+    def __init__(self, url: str, queue: Queue) -> None:
+        self.url = url
         self.queue = queue
 
     def play(self, *steps: Step) -> None:
@@ -85,30 +111,48 @@ def split(steps: Iterable[Step]) -> list[Step]:
 
 
 class Sqlite(Application):
+    placeholder = "?"
+
     def open(self) -> None:
-        self.connection = sqlite3.connect(self.path)
+        self.connection = sqlite3.connect(file_of(self.url))
 
     def close(self) -> None:
         self.connection.close()
 
-    def row(self, name: str) -> None:
-        self.connection.execute("INSERT INTO users VALUES (?)", (name,))
+    def execute(self, sql: str, *parameters: Any) -> Any:
+        with closing(self.connection.cursor()) as cursor:
+            cursor.execute(sql, parameters)
 
-    def savepoint(self) -> None:
-        self.connection.execute("SAVEPOINT mine")
+    def row(self, name: str) -> Any:
+        return self.execute(f"INSERT INTO users VALUES ({self.placeholder})", name)
 
-    def release(self) -> None:
-        self.connection.execute("RELEASE mine")
+    def savepoint(self) -> Any:
+        return self.execute("SAVEPOINT mine")
 
-    def undo(self) -> None:
-        self.connection.execute("ROLLBACK TO mine")
-        self.connection.execute("RELEASE mine")
+    def release(self) -> Any:
+        return self.execute("RELEASE SAVEPOINT mine")
 
-    def commit(self) -> None:
-        self.connection.commit()
+    def undo(self) -> Any:
+        self.execute("ROLLBACK TO mine")
+        self.release()
 
-    def rollback(self) -> None:
-        self.connection.rollback()
+    def commit(self) -> Any:
+        return self.connection.commit()
+
+    def rollback(self) -> Any:
+        return self.connection.rollback()
+
+
+class Psycopg(Sqlite):
+    placeholder = "%s"
+
+    def open(self) -> None:
+        self.connection = psycopg.connect(application_url(self.url))
+
+
+class Psycopg2(Psycopg):
+    def open(self) -> None:
+        self.connection = psycopg2.connect(application_url(self.url))
 
 
 # SQLAlchemy.
@@ -125,9 +169,28 @@ class User(Base):
 INSERT = sa.insert(User.__table__)  # type: ignore[arg-type]
 
 
+def make_engine(url: str, driver: str = "psycopg", **options: Any) -> sa.Engine:
+    """An engine to the database of a queue."""
+    if not is_postgres(url):
+        return sa.create_engine(url, **options)
+    connect = {"psycopg": psycopg.connect, "psycopg2": psycopg2.connect}[driver]
+    address = application_url(url)
+    return sa.create_engine(f"postgresql+{driver}://", creator=lambda: connect(address), **options)
+
+
+def make_async_engine(url: str, driver: str = "asyncpg", **options: Any) -> AsyncEngine:
+    if not is_postgres(url):
+        return create_async_engine(f"sqlite+aiosqlite:///{file_of(url)}", **options)
+    connect = {"asyncpg": asyncpg.connect, "psycopg": psycopg.AsyncConnection.connect}[driver]
+    address = application_url(url)
+    return create_async_engine(f"postgresql+{driver}://", async_creator=lambda: connect(address), **options)
+
+
 class SqlalchemyConnection(Application):
+    driver = "psycopg"
+
     def open(self) -> None:
-        self.engine = sa.create_engine(f"sqlite:///{self.path}")
+        self.engine = make_engine(self.url, self.driver)
         self.nested: list[Any] = []
         self.connection = self.connect()
 
@@ -192,21 +255,36 @@ class SqlalchemyScopedSession(SqlalchemySession):
         self.engine.dispose()
 
 
+class SqlalchemyPsycopg2(SqlalchemyConnection):
+    driver = "psycopg2"
+
+
+class SqlalchemyScopedSessionPsycopg2(SqlalchemyScopedSession):
+    driver = "psycopg2"
+
+
 class AsyncApplication(SqlalchemyConnection):
     """Plays its script on an event loop of its own."""
+
+    driver = "asyncpg"
 
     def play(self, *steps: Step) -> None:
         asyncio.run(self._play(split(steps)))
 
     async def _play(self, steps: list[Step]) -> None:
-        engine = create_async_engine(f"sqlite+aiosqlite:///{self.path}")
         self.nested = []
+        async with self.opened() as self.connection:
+            for step in steps:
+                done = step() if callable(step) else self.do(*step.split())
+                if asyncio.iscoroutine(done):
+                    await done
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[Any]:
+        engine = make_async_engine(self.url, self.driver)
         try:
-            async with self.kind(engine) as self.connection:
-                for step in steps:
-                    done = step() if callable(step) else self.do(*step.split())
-                    if asyncio.iscoroutine(done):
-                        await done
+            async with self.kind(engine) as connection:
+                yield connection
         finally:
             await engine.dispose()
 
@@ -239,12 +317,49 @@ class SqlalchemyAsyncSession(AsyncApplication):
         self.connection.add(User(name=name))
 
 
+class SqlalchemyAsyncConnectionPsycopg(SqlalchemyAsyncConnection):
+    driver = "psycopg"
+
+
+class AsyncPsycopg(AsyncApplication):
+    """psycopg's own asyncio connection: there is no run_sync, so its jobs are enqueued one by one."""
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[Any]:
+        connection = await psycopg.AsyncConnection.connect(application_url(self.url))
+        try:
+            yield connection
+        finally:
+            await connection.close()
+
+    async def jobs(self, *names: str) -> None:  # type: ignore[override]
+        for name in names:
+            await self.queue.enqueue_async(TYPE, {"to": name}, connection=self.connection)
+
+    async def row(self, name: str) -> None:
+        await self.connection.execute("INSERT INTO users VALUES (%s)", (name,))
+
+    async def savepoint(self) -> None:
+        await self.connection.execute("SAVEPOINT mine")
+
+    async def release(self) -> None:
+        await self.connection.execute("RELEASE SAVEPOINT mine")
+
+    async def undo(self) -> None:
+        await self.connection.execute("ROLLBACK TO mine")
+        await self.release()
+
+
 # Django.
 
 
 def set_up_django() -> None:
     if not settings.configured:
-        settings.configure(DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ""}})
+        engines = {"default": "sqlite3", "postgres": "postgresql"}
+        databases = {
+            alias: {"ENGINE": f"django.db.backends.{engine}", "NAME": ""} for alias, engine in engines.items()
+        }
+        settings.configure(DATABASES=databases)
         django.setup()
 
 
@@ -263,26 +378,41 @@ class Undone(Exception):
     """Leaves an atomic block so that it rolls back."""
 
 
+def lead_django_to(url: str) -> str:
+    """Let Django's connection go to the database of a queue; return its alias."""
+    if not is_postgres(url):
+        connections.databases["default"]["NAME"] = file_of(url)
+        return "default"
+    found: dict[str, Any] = conninfo_to_dict(application_url(url))
+    own = {"NAME": found.pop("dbname"), "USER": found.pop("user", ""), "HOST": found.pop("host", "")}
+    connections.databases["postgres"].update(own, OPTIONS=found)
+    return "postgres"
+
+
+def forget_django(alias: str) -> None:
+    connections[alias].close()
+    del connections[alias]
+
+
 class Django(Application):
     begins = "savepoint, "  # the first atomic block is open from the start
 
     def open(self) -> None:
-        self.connection = django_connection
-        connections.databases["default"]["NAME"] = str(self.path)
+        self.alias = lead_django_to(self.url)
+        self.connection = django_connection if self.alias == "default" else connections[self.alias]
         self.blocks: list[Any] = []
         self.savepoint()
 
     def close(self) -> None:
         while self.blocks:
             self.undo()
-        connections["default"].close()
-        del connections["default"]
+        forget_django(self.alias)
 
     def row(self, name: str) -> None:
-        DjangoUser.objects.create(name=name)
+        DjangoUser.objects.using(self.alias).create(name=name)
 
     def savepoint(self) -> None:
-        self.blocks.append(transaction.atomic())
+        self.blocks.append(transaction.atomic(using=self.alias))
         self.blocks[-1].__enter__()
 
     def release(self) -> None:
@@ -307,16 +437,36 @@ KINDS: dict[str, type[Application]] = {
 }
 
 
-def prepare(path: Path) -> None:
+POSTGRES_KINDS: dict[str, type[Application]] = {
+    "psycopg": Psycopg,
+    "psycopg-async": AsyncPsycopg,
+    "psycopg2": Psycopg2,
+    "sqlalchemy-psycopg": SqlalchemyConnection,
+    "sqlalchemy-psycopg2": SqlalchemyPsycopg2,
+    "sqlalchemy-session-psycopg": SqlalchemySession,
+    "sqlalchemy-scoped-session-psycopg2": SqlalchemyScopedSessionPsycopg2,
+    "sqlalchemy-async-psycopg": SqlalchemyAsyncConnectionPsycopg,
+    "sqlalchemy-async-asyncpg": SqlalchemyAsyncConnection,
+    "sqlalchemy-async-session-asyncpg": SqlalchemyAsyncSession,
+    "django-psycopg": Django,
+}
+
+
+def address_of(place: Path | str) -> str:
+    """The address of a queue in a file, or the address that is given."""
+    return str(place) if "://" in str(place) else f"sqlite:///{place}"
+
+
+def prepare(place: Path | str) -> None:
     """Make the queue's tables and the application's."""
-    with Queue(f"sqlite:///{path}") as queue:
+    url = address_of(place)
+    with Queue(url) as queue:
         queue.open()
-    connection = sqlite3.connect(path)
-    connection.execute("CREATE TABLE users (name TEXT PRIMARY KEY)")
-    connection.close()
+    with closing(connect(url)) as connection:
+        connection.execute("CREATE TABLE users (name TEXT PRIMARY KEY)")
 
 
-def play_in_child(kind: type[Application], path: Path, script: str, seconds: float | None) -> int:
+def play_in_child(kind: type[Application], url: str, script: str, seconds: float | None) -> int:
     """Play a script in a process of its own; return its exit status, negative for a signal."""
     reading, writing = os.pipe()
     pid = os.fork()
@@ -330,18 +480,18 @@ def play_in_child(kind: type[Application], path: Path, script: str, seconds: flo
     status = 1
     try:
         first, commit, rest = script.partition("commit")
-        with Queue(f"sqlite:///{path}") as queue:
-            kind(path, queue).play(first + commit, lambda: os.write(writing, b"!"), *filter(None, [rest[2:]]))
+        with Queue(url) as queue:
+            kind(url, queue).play(first + commit, lambda: os.write(writing, b"!"), *filter(None, [rest[2:]]))
         status = 0
     finally:
         os._exit(status)
 
 
 def main() -> None:
-    kind = KINDS[sys.argv[1]]
+    kind = {**KINDS, **POSTGRES_KINDS}[sys.argv[1]]
     for line in sys.stdin:
-        path, script, seconds = json.loads(line)
-        status = play_in_child(kind, Path(path), script, seconds)
+        place, script, seconds = json.loads(line)
+        status = play_in_child(kind, address_of(place), script, seconds)
         os.write(1, f"{status}\n".encode())
 
 

@@ -91,7 +91,7 @@ def work(ctx: Context, seconds: float = 0.0, mark: str = "") -> None:
 
 
 @queue.job
-async def work_async(ctx: Context, seconds: float = 0.0) -> None:
+async def work_async(ctx: Context, seconds: float = 0.0, mark: str = "") -> None:
     with noted(ctx):
         await asyncio.sleep(seconds)
 
@@ -103,15 +103,22 @@ def work_in_process(ctx: Context, seconds: float = 0.0) -> None:
 
 
 @queue.job(max_running=MAX_RUNNING)
-def limited(ctx: Context, seconds: float = 0.0) -> None:
+def limited(ctx: Context, seconds: float = 0.0, mark: str = "") -> None:
     with noted(ctx):
         time.sleep(seconds)
 
 
 @queue.job(rate_limit=RATE)
-def rated(ctx: Context, seconds: float = 0.0) -> None:
+def rated(ctx: Context, seconds: float = 0.0, mark: str = "") -> None:
     with noted(ctx):
         time.sleep(seconds)
+
+
+@queue.job
+def fail_first(ctx: Context) -> None:
+    with noted(ctx):
+        if ctx.attempt == 1:
+            raise ValueError("the first attempt fails")
 
 
 # Handlers that kill, or should be killed.

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
@@ -310,6 +310,16 @@ def check_rows(database: Database) -> None:
     assert inserting
     wanted = sorted((job.id, job.attempts) for job in inserting if job.status == "completed")
     assert database.rows() == wanted
+
+
+def check_marks(database: Database, refused: Iterable[str]) -> None:
+    """No job that carries a mark is there twice, or though its producer was told that it was refused."""
+    marks = Counter(json.loads(job.payload).get("mark") for job in database.jobs().values())
+    del marks[None]
+    assert marks
+    assert set(marks.values()) == {1}, [mark for mark, count in marks.items() if count > 1]
+    there = [line for line in refused if line.split()[0] in marks]
+    assert not there, f"refused, and there all the same: {there}"
 
 
 def _by_job(log: Log) -> Mapping[str, Sequence[Start]]:

@@ -69,5 +69,6 @@ class PostgresDatabase(Database):
         sql = f"SELECT pid FROM pg_stat_activity WHERE application_name = ? AND {condition} ORDER BY pid"
         return [pid for (pid,) in self.query(sql, self._name)]
 
-    def terminate(self, pid: int) -> None:
-        self.query("SELECT pg_terminate_backend(?)", pid)
+    def terminate(self, pid: int) -> bool:
+        """End such a process; whether it was there."""
+        return bool(self.query("SELECT pg_terminate_backend(?)", pid)[0][0])

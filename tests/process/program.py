@@ -13,10 +13,14 @@ import random
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import count
 from typing import Any
 
 from holdfast import HoldfastError, events
+from holdfast.errors import CommitUncertain
 from tests.process.app import note, queue
 
 TRACED = 424242
@@ -84,6 +88,52 @@ def persistent_producer(jobs: int, tries: int, pause: float = 0.0, type: str = "
                 time.sleep(pause)
         else:
             sys.exit(f"not accepted in {tries} tries")
+
+
+def steadfast_producer(
+    name: str, types: dict[str, int], seconds: float = 0.0, pause: float = 0.0, jobs: int | None = None
+) -> None:
+    """Enqueues whatever the database does, each job once, and tells of each what it was told.
+
+    A mark in the payload says which one a job is, if it is there.
+    """
+    chance = random.Random(name)
+    names, weights = list(types), list(types.values())
+    for number in count() if jobs is None else range(jobs):
+        mark = f"{name}-{number}"
+        payload = {"seconds": chance.uniform(0, seconds), "mark": mark}
+        try:
+            accepted([queue.enqueue(chance.choices(names, weights)[0], payload).id])
+        except CommitUncertain:
+            say("in_doubt", mark)
+        except HoldfastError as error:
+            say("refused", mark, type(error).__name__, str(error).replace("\n", " "))
+        time.sleep(pause * chance.random())
+
+
+def enqueue_delayed(seconds: float) -> None:
+    accepted([queue.enqueue("work", delay=seconds).id])
+
+
+def nursery() -> None:
+    """Loads what a worker needs, and then forks one role for each line that it is given."""
+    import holdfast.store.postgres
+    import holdfast.worker.worker  # noqa: F401
+
+    for line in sys.stdin:
+        # In the end it stays a zombie, so that its pid is nobody else's.
+        say(_in_child(partial(_become, *json.loads(line))))
+
+
+def _become(role: str, options: dict[str, Any], output: str, errors: str) -> None:
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for number, path in ((1, output), (2, errors)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), number)
+    try:
+        ROLES[role](**options)
+    except Exception:
+        traceback.print_exc()
+        raise
 
 
 # Scenarios: one change each, on a database that a test has prepared.
@@ -225,6 +275,9 @@ ROLES: dict[str, Callable[..., None]] = {
         producer,
         tight_loop,
         persistent_producer,
+        steadfast_producer,
+        enqueue_delayed,
+        nursery,
         fork_and_enqueue,
         fork_and_enqueue_async,
         fork_during_enqueue,

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,9 @@ class Program:
         self.signal(signal.SIGTERM)
         assert self.wait(timeout) == 0, self.errors()
 
+    def close(self) -> None:
+        """Nothing is left of it once it was waited for."""
+
     def accepted(self) -> list[str]:
         """The ids whose acceptance this program has seen."""
         return [line.split()[1] for line in self._lines("accepted")]
@@ -60,6 +64,10 @@ class Program:
     def refused(self) -> list[str]:
         """The errors that it was given in place of an acceptance."""
         return [line.partition(" ")[2] for line in self._lines("refused")]
+
+    def in_doubt(self) -> list[str]:
+        """The marks of jobs of which it was not told whether they were accepted."""
+        return [line.split()[1] for line in self._lines("in_doubt")]
 
     def output(self) -> str:
         return self._output.read_text()
@@ -72,12 +80,39 @@ class Program:
         return [line.strip() for line in self.output().splitlines() if line.strip().startswith(word)]
 
 
+class Forked(Program):
+    """A process that was forked, ready loaded, by the nursery; which leaves it to us to see how it ended."""
+
+    def __init__(self, pid: int, output: Path, errors: Path) -> None:
+        self.pid = pid
+        self._output = output
+        self._errors = errors
+        self._descriptor = os.pidfd_open(pid)
+
+    @property
+    def is_running(self) -> bool:
+        return not select.select([self._descriptor], [], [], 0)[0]
+
+    def wait(self, timeout: float = 60.0) -> int:
+        ended, _, _ = select.select([self._descriptor], [], [], timeout)
+        assert ended, f"{self.pid} did not end within {timeout:g} s"
+        status = int(Path(f"/proc/{self.pid}/stat").read_text().split()[-1])
+        return os.waitstatus_to_exitcode(status)
+
+    def signal(self, number: signal.Signals) -> None:
+        signal.pidfd_send_signal(self._descriptor, number)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
 class Programs:
     """All processes of a test. `killed` tells when each pid was killed, on the wall clock."""
 
     def __init__(self, folder: Path, url: str, defaults: dict[str, object], bytecode: Path) -> None:
         self._folder = folder
         self._all: list[Program] = []
+        self._nursery: subprocess.Popen[bytes] | None = None
         self._numbers = count()  # tests start programs from several threads
         self.killed: dict[int, float] = {}
         self.log = Log(folder / "handlers.log")
@@ -91,11 +126,18 @@ class Programs:
         # A process that compiles every module anew takes twice as long to start.
         self._environment.pop("PYTHONDONTWRITEBYTECODE", None)
 
-    def start(self, role: str, *, traced: bool = False, url: str | None = None, **options: Any) -> Program:
+    def start(
+        self,
+        role: str,
+        *,
+        traced: bool = False,
+        url: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> Program:
         """Start a role of program.py. A `traced` one waits for strace before it does anything."""
-        number = next(self._numbers)
-        output, errors = (self._folder / f"{number}-{role}.{end}" for end in ("out", "err"))
-        environment = dict(self._environment)
+        output, errors = self._files(role)
+        environment = {**self._environment, **(environment or {})}
         if traced:
             environment["HOLDFAST_TEST_TRACED"] = "1"
         if url is not None:
@@ -108,6 +150,30 @@ class Programs:
         program = Program(process, output, errors)
         self._all.append(program)
         return program
+
+    def fork(self, role: str, **options: Any) -> Program:
+        """Start a role in a process that need not load anything: where many are started, in a moment each."""
+        if self._nursery is None:
+            self._nursery = self._start_nursery()
+        assert self._nursery.stdin is not None
+        assert self._nursery.stdout is not None
+        output, errors = self._files(role)
+        line = json.dumps([role, options, str(output), str(errors)])
+        self._nursery.stdin.write(line.encode() + b"\n")
+        self._nursery.stdin.flush()
+        program = Forked(int(self._nursery.stdout.readline()), output, errors)
+        self._all.append(program)
+        return program
+
+    def _start_nursery(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "tests.process.program", "nursery", "{}"]
+        return subprocess.Popen(
+            command, cwd=ROOT, env=self._environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+
+    def _files(self, role: str) -> tuple[Path, Path]:
+        number = next(self._numbers)
+        return self._folder / f"{number}-{role}.out", self._folder / f"{number}-{role}.err"
 
     def worker(self, **options: Any) -> Program:
         """Start a worker and wait until it is up."""
@@ -131,6 +197,10 @@ class Programs:
         """All ids whose acceptance any program has seen."""
         return {id for program in self._all for id in program.accepted()}
 
+    def refused(self) -> list[str]:
+        """All errors that any program was given in place of an acceptance."""
+        return [line for program in self._all for line in program.refused()]
+
     def check_no_traceback(self) -> None:
         """No program ended by, or logged, an error that is nobody's."""
         for program in self._all:
@@ -142,6 +212,10 @@ class Programs:
             if program.is_running:
                 program.signal(signal.SIGKILL)
             program.wait()
+        if self._nursery is not None:
+            self._nursery.communicate(timeout=30)
+        for program in self._all:
+            program.close()
         for pid in self._orphans():
             os.kill(pid, signal.SIGKILL)
 

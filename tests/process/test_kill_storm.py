@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import random
 import time
-from pathlib import Path
 
 import pytest
 
@@ -21,25 +20,20 @@ from tests.process.programs import Program, Programs
 from tests.support import wait_until
 
 LONG = os.environ.get("HOLDFAST_LONG") == "1"
-SIZES = {"sqlite": (5_000, 200_000), "postgresql": (5_000, 200_000)}
-if not LONG:
-    SIZES = {"sqlite": (200, 5_000), "postgresql": (50, 1_250)}
+KILLS, JOBS = (5_000, 200_000) if LONG else (200, 5_000)
 SEED = int(os.environ.get("HOLDFAST_SEED", "1"))
 WORKERS, PRODUCERS = 4, 2
 SECONDS_A_KILL = 0.1
 LEASE, SWEEP = 3.0, 0.3
 TYPES = {"work": 80, "work_async": 20, "work_in_process": 1, "limited": 5, "rated": 2}
-# On SQLite they would hold all others up; there they have a test of their own.
-TYPES_BY_ENGINE = {"sqlite": TYPES, "postgresql": {**TYPES, "insert_row_slowly": 20}}
 DEFAULTS: dict[str, object] = {"lease_seconds": LEASE, "heartbeat_interval": SWEEP, "max_attempts": 50}
 
 
 class Storm:
     """Keeps the processes up that it keeps killing."""
 
-    def __init__(self, programs: Programs, types: dict[str, int]) -> None:
+    def __init__(self, programs: Programs) -> None:
         self._programs = programs
-        self._types = types
         self._chance = random.Random(SEED)
         self._started = 0
         self.workers = [self._start_worker() for _ in range(WORKERS)]
@@ -61,52 +55,34 @@ class Storm:
 
     def _start_producer(self) -> Program:
         self._started += 1
-        return self._programs.start("producer", seed=self._started, types=self._types, seconds=0.06, pause=0.006)
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def engine(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
-
-
-@pytest.fixture
-def url(engine: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    found = f"sqlite:///{tmp_path / 'queue.db'}"
-    return request.getfixturevalue("postgres_url") if engine == "postgresql" else found
+        return self._programs.start("producer", seed=self._started, types=TYPES, seconds=0.06, pause=0.006)
 
 
 @pytest.mark.timeout(4 * 3600 if LONG else 300)
 @pytest.mark.parametrize("defaults", [DEFAULTS])
-def test_nothing_is_lost_in_a_storm_of_kills(
-    engine: str, queue: Queue, programs: Programs, database: Database
-) -> None:
-    kills, jobs = SIZES[engine]
+def test_nothing_is_lost_in_a_storm_of_kills(queue: Queue, programs: Programs, database: Database) -> None:
     queue.store.now()  # the first opening has tests of its own
-    database.make_rows_table()
-    storm = Storm(programs, TYPES_BY_ENGINE[engine])
+    storm = Storm(programs)
     chance = random.Random(SEED)
-    for _ in range(kills):
+    for _ in range(KILLS):
         time.sleep(chance.uniform(0, 2 * SECONDS_A_KILL))
         storm.kill_one()
         oracle.check_limits_now(database, {"limited": MAX_RUNNING})
         database.check_size()
     wait_until(
-        lambda: len(database.jobs()) >= jobs or not storm.producers[0].is_running,
+        lambda: database.count(*oracle.STATES) >= JOBS or not storm.producers[0].is_running,
         timeout=120,  # how long it takes is the machine's business, which has other tests to run
-        message=f"{jobs} jobs",
+        message=f"{JOBS} jobs",
     )
     storm.end_producers()
     calm = time.time()
-    wait_until(lambda: database.unfinished() == 0, timeout=60 + jobs / 200, message="all is done")
+    wait_until(lambda: database.unfinished() == 0, timeout=60 + JOBS / 200, message="all is done")
     for worker in storm.workers:
         worker.stop()
 
-    assert len(programs.killed) == kills + PRODUCERS
+    assert len(programs.killed) == KILLS + PRODUCERS
     assert {job.status for job in database.jobs().values()} == {"completed"}
     oracle.check_all(database, programs.log, accepted=programs.accepted(), stopped=programs.killed)
-    if engine == "postgresql":
-        oracle.check_rows(database)
     oracle.check_rate(database, "rated", RATE)
     oracle.check_restarts(database, programs.log, programs.killed, lease=LEASE, sweep=SWEEP, not_before=calm)
     programs.check_no_traceback()

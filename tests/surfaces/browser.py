@@ -149,7 +149,9 @@ def serious_findings(page: Page) -> list[str]:
     """What axe finds on a page that is serious or critical: rule, target and summary of each."""
     from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
 
-    violations = Axe().run(page).response["violations"]
+    if not page.evaluate("'axe' in window"):
+        page.evaluate(Axe().axe_script)
+    violations = page.evaluate("axe.run({resultTypes: ['violations']}).then((found) => found.violations)")
     return [
         f"{violation['id']} at {node['target']}: {' '.join(node['failureSummary'].split())}"
         for violation in violations

@@ -75,7 +75,7 @@ class Desk:
     """The command line of one home folder. Calling it types a line and waits for its end."""
 
     def __init__(self, home: Path) -> None:
-        home.mkdir()
+        home.mkdir(exist_ok=True)
         self.home = home
         self.queue = Queue(environment(home).get("QUEUECTL_DATABASE_URL", f"sqlite:///{home / 'queue.db'}"))
         """The queue as the test itself looks into it: a command for each look would be slow."""

@@ -18,6 +18,8 @@ import uvicorn.server
 from fastapi import FastAPI
 
 from holdfast.events import Events
+from holdfast.web.desk import _SHORT_CALLS as SHORT_CALLS
+from holdfast.web.desk import Desk
 from holdfast.web.server import make_server
 from tests.support import wait_until
 from tests.surfaces.support import QUEUECTL, environment
@@ -70,12 +72,22 @@ def live(app: FastAPI, root_path: str = "") -> Iterator[str]:
 
 
 @contextmanager
+def standing(app: FastAPI) -> Iterator[str]:
+    """Serve it for many tests. All threads for its calls are there, so that none is new in a test."""
+    with live(app) as address:
+        desk: Desk = app.state.desk
+        together = threading.Barrier(SHORT_CALLS)
+        for call in [desk._short.submit(together.wait, TIMEOUT) for _ in range(SHORT_CALLS)]:
+            call.result()
+        desk._long.submit(int).result()
+        yield address
+
+
+@contextmanager
 def client(address: str, **options: Any) -> Iterator[httpx.Client]:
     """A client of a live server."""
     # Nothing is encrypted here: to read the certificates of the world's authorities takes 20 ms.
-    with httpx.Client(
-        base_url=address, timeout=TIMEOUT, trust_env=False, verify=False, **options
-    ) as made:
+    with httpx.Client(base_url=address, timeout=TIMEOUT, trust_env=False, verify=False, **options) as made:
         yield made
 
 

@@ -9,7 +9,7 @@ import random
 import shutil
 import sqlite3
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ NOT_UTF8 = "caf\udce9"
 DEEP = '{"type": "echo", "payload": ' + '{"a":' * 100_000 + "1" + "}" * 100_001
 DIGITS = "9" * 5000
 LONG = "x" * 100_000
+
+Each = Callable[[Iterable[Any], Callable[[Any], None]], None]
 
 
 @pytest.fixture(scope="module")
@@ -240,6 +242,21 @@ WRONG_OPTIONS: list[tuple[str, ...]] = [
     ("migrate", "nonsense"),
     ("backup",),
     ("backup", "a", "b"),
+    ("move",),
+    ("move", "elsewhere"),
+    ("move", "--to"),
+    ("move", "--to", ""),
+    ("move", "--to", "elsewhere.db"),
+    ("move", "--to", ESCAPES),
+    ("move", "--to", LONG),
+    ("move", "--to", "mysql://db/jobs"),
+    ("move", "--to", "sqlite:///:memory:"),
+    ("move", "--to", "sqlite:///moved.db?nonsense=1"),
+    ("move", "--to", "postgresql://db/jobs?nonsense=1"),
+    ("move", "--to", "postgresql://db/jobs?schema="),
+    ("move", "--to", "sqlite:///moved.db", "--timeout"),
+    ("move", "--to", "sqlite:///moved.db", "--timeout", "soon"),
+    ("move", "--to", "sqlite:///moved.db", "--timeout", "-1"),
     ("retry",),
     ("retry", "dead1", "--payload"),
     ("retry", "dead1", "--payload", ""),
@@ -629,6 +646,9 @@ NOT_FOUND: list[tuple[str, ...]] = [
     ("backup", "/nonsense/queue.db"),
     ("backup", ESCAPES + "/queue.db"),
     ("backup", LONG),
+    ("move", "--to", "sqlite:////nonsense/queue.db"),
+    ("move", "--to", "sqlite:///."),
+    ("move", "--to", "postgresql://127.0.0.1:9/jobs"),
     ("list", "--database", "sqlite:////nonsense/queue.db"),
     ("list", "--database", "sqlite:///" + ESCAPES.replace("\x9b", "") + "/queue.db"),
     ("list", "--database", "sqlite:///" + "x" * 300),
@@ -648,42 +668,60 @@ def test_the_corpus_is_large() -> None:
     assert len(set(corpus)) == len(corpus) >= 150
 
 
-@pytest.mark.usefixtures("unchanged")
-@pytest.mark.parametrize("words", [*WRONG_COMMANDS, *WRONG_OPTIONS], ids=_name)
-def test_wrong_usage_is_one_line_and_exit_code_2(cli: Cli, words: tuple[str, ...]) -> None:
-    check_one_line(cli(*words), WRONG_USAGE)
+@pytest.fixture
+def each(stocked: Path) -> Each:
+    """Tries many cases, and tells of every one that failed or has changed something in the database."""
+
+    def try_all(cases: Iterable[Any], check: Callable[[Any], None]) -> None:
+        wrong = {}
+        for case in cases:
+            before = _content(stocked / "queue.db")
+            try:
+                check(case)
+                assert _content(stocked / "queue.db") == before, "the database is another one"
+            except AssertionError as error:
+                wrong[_name(case)] = str(error)
+        assert not wrong, "\n".join(f"{name}: {reason}" for name, reason in wrong.items())
+
+    return try_all
 
 
 @pytest.mark.usefixtures("unchanged")
-@pytest.mark.parametrize("words", WRONG_JOBS, ids=_name)
-def test_a_job_that_is_wrong_is_refused_and_not_stored(cli: Cli, words: tuple[str, ...]) -> None:
-    check_one_line(cli("enqueue", *words), WRONG_USAGE)
+@pytest.mark.parametrize("lines", [WRONG_COMMANDS, WRONG_OPTIONS], ids=["commands", "options"])
+def test_wrong_usage_is_one_line_and_exit_code_2(cli: Cli, each: Each, lines: list[tuple[str, ...]]) -> None:
+    each(lines, lambda words: check_one_line(cli(*words), WRONG_USAGE))
 
 
 @pytest.mark.usefixtures("unchanged")
-@pytest.mark.parametrize("text", WRONG_JSON, ids=_name)
-def test_json_that_is_wrong_is_refused_and_not_stored(cli: Cli, text: str) -> None:
-    check_one_line(cli("enqueue", text), WRONG_USAGE)
+def test_a_job_that_is_wrong_is_refused_and_not_stored(cli: Cli, each: Each) -> None:
+    each(WRONG_JOBS, lambda words: check_one_line(cli("enqueue", *words), WRONG_USAGE))
 
 
 @pytest.mark.usefixtures("unchanged")
-@pytest.mark.parametrize("words", NOT_FOUND, ids=_name)
-def test_what_fails_or_is_not_found_is_one_line_and_exit_code_1(cli: Cli, words: tuple[str, ...]) -> None:
-    check_one_line(cli(*words), FAILED)
+def test_json_that_is_wrong_is_refused_and_not_stored(cli: Cli, each: Each) -> None:
+    each(WRONG_JSON, lambda text: check_one_line(cli("enqueue", text), WRONG_USAGE))
 
 
 @pytest.mark.usefixtures("unchanged")
-@pytest.mark.parametrize("text", [text for text in WRONG_JSON if text.strip()], ids=_name)
+def test_what_fails_or_is_not_found_is_one_line_and_exit_code_1(cli: Cli, each: Each) -> None:
+    each(NOT_FOUND, lambda words: check_one_line(cli(*words), FAILED))
+
+
+@pytest.mark.usefixtures("unchanged")
 def test_a_bad_line_of_a_file_is_named_and_none_of_the_file_is_stored(
-    cli: Cli, stocked: Path, tmp_path: Path, text: str
+    cli: Cli, each: Each, tmp_path: Path
 ) -> None:
-    lines = [b'{"command": "true"}', b"", _as_line(text), b'{"command": "true"}']
     file = tmp_path / "jobs.jsonl"
-    file.write_bytes(b"\n".join(lines) + b"\n")
-    ran = cli("enqueue", "--file", str(file))
-    check_one_line(ran, WRONG_USAGE)
-    assert "line 3: " in ran.err
-    assert "nothing was stored" in ran.err
+
+    def check(text: str) -> None:
+        lines = [b'{"command": "true"}', b"", _as_line(text), b'{"command": "true"}']
+        file.write_bytes(b"\n".join(lines) + b"\n")
+        ran = cli("enqueue", "--file", str(file))
+        check_one_line(ran, WRONG_USAGE)
+        assert "line 3: " in ran.err
+        assert "nothing was stored" in ran.err
+
+    each([text for text in WRONG_JSON if text.strip()], check)
 
 
 def _as_line(text: str) -> bytes:
@@ -976,6 +1014,7 @@ EVERY_COMMAND: list[tuple[str, ...]] = [
     ("reconcile",),
     ("migrate",),
     ("backup", "copy.db"),
+    ("move", "--to", "sqlite:///moved.db"),
 ]
 
 

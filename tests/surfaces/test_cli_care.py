@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from holdfast import Queue
+from tests.support import both_engines
 from tests.surfaces.support import Cli, queuectl
 
 # migrate
@@ -25,6 +26,7 @@ def test_migrate_makes_the_tables(cli: Cli, home: Path, url: str) -> None:
     assert "holdfast_jobs" in names
 
 
+@both_engines
 def test_migrate_twice_changes_nothing(cli: Cli, queue: Queue) -> None:
     cli("migrate")
     queue.enqueue("ok", {}, id="job1")

@@ -13,6 +13,7 @@ import pytest
 
 from holdfast import Queue
 from holdfast.core.job import Job
+from tests.support import both_engines
 from tests.surfaces.support import Cli, queuectl
 
 
@@ -32,6 +33,7 @@ def test_enqueue_prints_the_id_and_nothing_else(cli: Cli) -> None:
     assert (ran.code, ran.out, ran.err) == (0, "job1\n", "")
 
 
+@both_engines
 def test_real_program_prints_the_id_and_nothing_else(home: Path) -> None:
     ran = queuectl(home, "enqueue", "--command", "echo hi", "--id", "job1")
     assert (ran.code, ran.out, ran.err) == (0, "job1\n", "")
@@ -66,6 +68,7 @@ def test_command_becomes_a_shell_job(cli: Cli, queue: Queue) -> None:
     assert (job.priority, job.max_attempts, job.timeout, job.key, job.run_at) == (0, 3, None, None, None)
 
 
+@both_engines
 def test_every_flag_reaches_the_job(cli: Cli, queue: Queue) -> None:
     words = shlex.split("--id job1 --priority 7 --max-attempts 9 --timeout 90 --key k1 --key-for 1d")
     assert cli("enqueue", "--command", "true", *words).code == 0
@@ -332,6 +335,7 @@ def test_chunk_without_a_file_is_wrong_usage(cli: Cli, queue: Queue) -> None:
 # Ids and keys.
 
 
+@both_engines
 def test_id_that_exists_is_refused_and_not_overwritten(cli: Cli, queue: Queue) -> None:
     assert cli("enqueue", "--command", "echo first", "--id", "job1").code == 0
     ran = cli("enqueue", "--command", "echo second", "--id", "job1")
@@ -347,6 +351,7 @@ def test_same_key_and_payload_is_the_same_job(cli: Cli, queue: Queue) -> None:
     assert len(queue.jobs()) == 1
 
 
+@both_engines
 def test_same_key_with_another_payload_names_the_holder(cli: Cli, queue: Queue) -> None:
     cli("enqueue", "--command", "true", "--key", "k1", "--id", "holder")
     ran = cli("enqueue", "--command", "false", "--key", "k1")
@@ -377,6 +382,7 @@ def test_key_without_key_for_is_free_after_the_end(cli: Cli, jobs: Queue) -> Non
     assert len(jobs.jobs()) == 2
 
 
+@both_engines
 def test_full_type_is_refused(cli: Cli, queue: Queue) -> None:
     queue.set_config("max_depth", 1, type="shell")
     assert cli("enqueue", "--command", "true").code == 0

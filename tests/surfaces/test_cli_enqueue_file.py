@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from holdfast import Queue
+from tests.support import both_engines
 from tests.surfaces.support import QUEUECTL, Cli, environment, on_terminal, queuectl
 
 
@@ -38,6 +39,7 @@ def test_file_prints_an_id_for_each_line_in_order(cli: Cli, queue: Queue, tmp_pa
     assert stored(queue) == ["job1", "job2", "job3"]
 
 
+@both_engines
 def test_lines_may_be_all_that_enqueue_takes(cli: Cli, queue: Queue, tmp_path: Path) -> None:
     lines = [
         {"command": "true", "lane": "media", "maxAttempts": 5, "env": {"A": "1"}},
@@ -136,6 +138,7 @@ def test_line_that_is_not_utf_8_is_named(cli: Cli, queue: Queue, tmp_path: Path)
     assert "line 2:" in ran.err
 
 
+@both_engines
 def test_id_twice_in_a_file_is_refused_and_nothing_is_stored(cli: Cli, queue: Queue, tmp_path: Path) -> None:
     name = write_lines(tmp_path / "jobs.jsonl", [*commands(3), {"id": "job2", "command": "false"}])
     ran = cli("enqueue", "--file", name)
@@ -185,6 +188,7 @@ def test_chunks_store_every_line_once_and_in_order(
     assert stored(queue) == ran.lines
 
 
+@both_engines
 def test_refused_line_leaves_the_chunks_before_it_and_says_so(cli: Cli, queue: Queue, tmp_path: Path) -> None:
     name = write_lines(tmp_path / "jobs.jsonl", [*commands(5), {"id": "job1", "command": "false"}])
     ran = cli("enqueue", "--file", name, "--chunk", "2")

@@ -13,6 +13,7 @@ import pytest
 from holdfast import Queue, listing
 from holdfast.cli import repair
 from holdfast.testing import MovableClock
+from tests.support import both_engines, unsynced
 from tests.surfaces.answers import got
 from tests.surfaces.support import Cli, Ran, on_terminal, queuectl
 
@@ -29,7 +30,7 @@ def clock() -> MovableClock:
 
 @pytest.fixture
 def queue(url: str, clock: MovableClock) -> Iterator[Queue]:
-    with Queue(f"{url}?synchronous=off", clock=clock) as queue:
+    with Queue(unsynced(url), clock=clock) as queue:
         yield queue
 
 
@@ -284,6 +285,7 @@ def test_dlq_retry_of_all_takes_those_that_fit(
     assert statuses(varied, "first") == ["cancelled"]
 
 
+@both_engines
 def test_dlq_retry_by_error_leaves_jobs_whose_key_is_held(cli: Cli, varied: Queue) -> None:
     varied.enqueue("mail", {"why": "again"}, id="holder", key="order-7")
     ran = cli("dlq", "retry", "--all", "--error", "RuntimeError: refused", "--json")

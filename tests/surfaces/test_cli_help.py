@@ -41,6 +41,7 @@ CONTRACT = [
     "reconcile",
     "migrate",
     "backup",
+    "move",
     "doctor",
     "completion",
 ]
@@ -65,6 +66,7 @@ FLAGS = {
     "rate-limit": "--type",
     "config set": "--type",
     "config unset": "--type",
+    "move": "--to --timeout",
 }
 
 WITHOUT_DATA = ("worker start", "worker stop", "completion", "serve")

@@ -37,6 +37,7 @@ CALLS = {
     "reconcile": [],
     "migrate": [],
     "backup": ["copy.db"],
+    "move": ["--to", "sqlite:///moved.db"],
     "doctor": [],
 }
 

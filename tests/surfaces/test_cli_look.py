@@ -13,7 +13,7 @@ import pytest
 
 from holdfast import Queue
 from holdfast.jobs import install
-from tests.support import wait_until
+from tests.support import both_engines, wait_until
 from tests.surfaces.support import QUEUECTL, Cli, Ran, environment, queuectl, start_queuectl
 
 ITEM = {
@@ -94,6 +94,7 @@ def test_list_of_an_empty_queue_is_empty(cli: Cli) -> None:
     assert cli("list", "--json").json == empty
 
 
+@both_engines
 def test_a_cursor_goes_on_where_a_page_ended_though_jobs_came_and_went(cli: Cli, queue: Queue) -> None:
     for number in range(5):
         queue.enqueue("t", {}, id=f"job{number}")
@@ -272,6 +273,7 @@ def test_show_has_everything_about_a_job(cli: Cli, queue: Queue) -> None:
     assert '"to": "a@b.c"' in ran.out
 
 
+@both_engines
 def test_show_as_json_is_the_task_of_the_api(cli: Cli, queue: Queue) -> None:
     queue.enqueue("send_email", {"to": "ü"}, id="job1", key="k1", key_for=60, timeout=90, delay=3600)
     answer = cli("show", "job1", "--json").json
@@ -299,6 +301,7 @@ def test_show_of_a_completed_job_has_its_result_and_no_error(cli: Cli, jobs: Que
     assert "result" in cli("show", "job1").lines
 
 
+@both_engines
 def test_show_has_the_attempts_as_a_timeline(cli: Cli, jobs: Queue) -> None:
     jobs.set_config("backoff_factor", 0)
     jobs.enqueue("bad", {}, id="job1", max_attempts=2)
@@ -363,6 +366,7 @@ def test_show_of_a_failed_command_has_exit_code_and_last_output(cli: Cli, queue:
     assert "  oops" in text
 
 
+@both_engines
 def test_show_names_parent_and_children(cli: Cli, jobs: Queue) -> None:
     def parent(payload: object, ctx: Any) -> None:
         ctx.enqueue("ok", {}, id="child1")
@@ -385,6 +389,7 @@ def ran_command(queue: Queue, command: str, **options: Any) -> None:
     assert queue.drain() == 1
 
 
+@both_engines
 def test_logs_print_the_output_of_a_command(cli: Cli, queue: Queue) -> None:
     ran_command(queue, "echo to stdout; echo to stderr >&2")
     ran = cli("logs", "job1")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import wait_until
+from tests.support import both_engines, wait_until
 from tests.surfaces.desk import Desk
 from tests.surfaces.support import QUEUECTL
 
@@ -21,8 +21,8 @@ LEASE = 30.0
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    desk = Desk(tmp_path / "home")
+def desk(home: Path) -> Iterator[Desk]:
+    desk = Desk(home)
     yield desk
     desk.close()
 
@@ -31,6 +31,7 @@ def seconds(earlier: str, later: str) -> float:
     return (datetime.fromisoformat(later) - datetime.fromisoformat(earlier)).total_seconds()
 
 
+@both_engines
 def test_a_day_at_the_queue(desk: Desk, tmp_path: Path) -> None:
     """Two workers, and one command after another: what a person sees of success, failure and repair."""
     assert desk("status").code == 0
@@ -146,6 +147,7 @@ def test_higher_priority_first_then_in_order(desk: Desk, tmp_path: Path) -> None
     assert order.read_text().split() == ["c", "e", "a", "d", "b"]
 
 
+@both_engines
 def test_a_job_outlives_the_worker_that_is_killed_under_it(desk: Desk, tmp_path: Path) -> None:
     """SIGKILL, as the system does it when memory runs out: the job runs again, and its history says why."""
     pids = tmp_path / "pids"
@@ -187,6 +189,7 @@ def test_a_job_outlives_everything_that_is_killed_under_it(desk: Desk) -> None:
     assert shown["errors"][0]["error"].startswith("WorkerLost")
 
 
+@both_engines
 def test_worker_stop_lets_running_jobs_finish_and_starts_no_more(desk: Desk, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     hold = f"echo started; n=0; while [ ! -e {gate} ] && [ $n -lt 3000 ]; do sleep 0.02; n=$((n+1)); done"
@@ -209,6 +212,7 @@ def test_worker_stop_lets_running_jobs_finish_and_starts_no_more(desk: Desk, tmp
     assert desk.json("show three")["status"] == "completed"
 
 
+@both_engines
 def test_running_workers_follow_changed_settings(desk: Desk) -> None:
     """Within a second: the attempts below end later than that after the change."""
     workers = desk.workers()

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from holdfast import Queue
+from tests.support import both_engines
 from tests.surfaces.support import Cli, Ran, start_queuectl
 
 STATES = ["scheduled", "pending", "processing", "completed", "failed", "cancelled"]
@@ -89,6 +90,7 @@ def test_status_counts_by_state_and_type(cli: Cli, jobs: Queue) -> None:
     assert types["bad"][-2:] == ["failed 1", "cancelled 1"]
 
 
+@both_engines
 def test_status_as_json_is_the_stats_of_the_api(cli: Cli, jobs: Queue) -> None:
     jobs.enqueue("ok", {})
     jobs.enqueue("bad", {}, max_attempts=1)
@@ -104,6 +106,7 @@ def test_status_as_json_is_the_stats_of_the_api(cli: Cli, jobs: Queue) -> None:
     assert answer["workers"] == 0
 
 
+@both_engines
 def test_status_says_what_no_worker_handles(cli: Cli, busy: Queue) -> None:
     busy.enqueue("foreign", {})
     busy.enqueue("foreign", {}, delay=3600)
@@ -137,6 +140,7 @@ def test_status_says_what_may_be_stuck(cli: Cli, busy: Queue) -> None:
     assert line.startswith("running (slow) runs for")
 
 
+@both_engines
 def test_status_says_the_oldest_waiting_job(cli: Cli, queue: Queue) -> None:
     assert cli("status", "--json").json["oldestWaiting"] is None
     queue.enqueue("ok", {}, id="later", delay=3600)
@@ -194,6 +198,7 @@ def test_finished_jobs_are_not_outstanding(cli: Cli, jobs: Queue) -> None:
     assert cli("report", "--json").json["outstanding"] == {}
 
 
+@both_engines
 def test_report_answers_what_failed_and_why(cli: Cli, jobs: Queue) -> None:
     for name in ("first", "second"):
         jobs.enqueue("bad", {}, id=name, max_attempts=1)
@@ -207,6 +212,7 @@ def test_report_answers_what_failed_and_why(cli: Cli, jobs: Queue) -> None:
     assert all("it broke" in task["error"] for task in answer["newest"])
 
 
+@both_engines
 def test_report_answers_which_errors_come_most_often(cli: Cli, jobs: Queue) -> None:
     jobs.register("slow", lambda payload: raise_it(f"no answer after {payload['seconds']} s"))
     assert sections(cli("report"))[QUESTIONS[2]] == [["none"]]
@@ -241,6 +247,7 @@ def test_report_answers_whether_anything_is_stuck(cli: Cli, busy: Queue) -> None
     assert [job["id"] for job in cli("report", "--json").json["stuck"]] == ["running"]
 
 
+@both_engines
 def test_report_answers_how_long_jobs_take(cli: Cli, jobs: Queue) -> None:
     for _ in range(3):
         jobs.enqueue("ok", {})
@@ -301,6 +308,7 @@ def test_worker_list_says_who_runs_what(cli: Cli, busy: Queue) -> None:
     assert row[6:] == ["1/4", "running"]
 
 
+@both_engines
 def test_worker_list_as_json_is_a_list(cli: Cli, busy: Queue) -> None:
     (record,) = busy.workers()
     (worker,) = cli("worker", "list", "--json").json
@@ -345,6 +353,7 @@ def findings(ran: Ran) -> dict[str, dict[str, Any]]:
     return {finding["check"]: finding for finding in answer["findings"]}
 
 
+@both_engines
 def test_doctor_finds_a_new_queue_in_order(cli: Cli) -> None:
     ran = cli("doctor")
     assert (ran.code, ran.err) == (0, ""), ran
@@ -388,6 +397,7 @@ def test_doctor_warns_of_types_that_no_worker_handles(cli: Cli, busy: Queue) -> 
     assert "foreign" in found["types"]["text"]
 
 
+@both_engines
 def test_doctor_warns_of_stuck_jobs_and_says_what_to_do(cli: Cli, busy: Queue) -> None:
     busy.set_config("stuck_seconds", "1ms")
     found = findings(cli("doctor", "--json"))["stuck jobs"]

@@ -18,7 +18,7 @@ from holdfast.jobs import install
 from holdfast.testing import MovableClock
 from holdfast.web import create_app
 from tests.conformance.steps import OUTCOMES, everything, finished, insert, run
-from tests.support import wait_until
+from tests.support import both_engines, unsynced, wait_until
 from tests.surfaces.answers import NOW
 from tests.surfaces.html_page import Form, Page, Reader, below, query
 from tests.surfaces.live import client, live
@@ -35,7 +35,7 @@ def clock() -> MovableClock:
 @pytest.fixture
 def queue(url: str, clock: MovableClock) -> Iterator[Queue]:
     """The home's queue, on a clock that stands still."""
-    with Queue(f"{url}?synchronous=off", clock=clock) as queue:
+    with Queue(unsynced(url), clock=clock) as queue:
         yield queue
 
 
@@ -255,6 +255,7 @@ def test_notice_fits_into_a_cookie_whatever_it_says(web: Reader, queue: Queue) -
 # Retry, cancel, delete
 
 
+@both_engines
 def test_job_is_retried_cancelled_and_deleted_from_its_page(web: Reader, queue: Queue) -> None:
     failing(queue, "j1")
 
@@ -547,6 +548,7 @@ def test_jobs_that_come_after_the_question_are_not_touched(
     assert states(queue) == {"j3": "failed"}
 
 
+@both_engines
 def test_no_more_jobs_are_changed_than_were_stated(web: Reader, queue: Queue) -> None:
     failing(queue, "j1", "j2")
     insert(queue.store, "j3")
@@ -672,6 +674,7 @@ def _is_pause(form: Form, type: str) -> bool:
     return form.action in ("/controls/pause", "/controls/resume") and ("type", type) in form.fields
 
 
+@both_engines
 def test_all_is_paused_and_resumed(web: Reader, queue: Queue) -> None:
     page = web.open("/controls")
     assert page.section("all-state").text.startswith("no worker")
@@ -765,6 +768,7 @@ def test_setting_is_stored_and_reset(web: Reader, queue: Queue) -> None:
     assert queue.store.get_settings() == {}
 
 
+@both_engines
 def test_setting_of_a_type_is_stored_for_it_alone(web: Reader, queue: Queue) -> None:
     insert(queue.store, "j1")
     page = web.open("/controls")
@@ -899,6 +903,7 @@ def test_job_is_enqueued_as_the_form_says(typed: Queue, web: Reader) -> None:
     assert stored(typed, job.id).payload["tone"] == "loud"
 
 
+@both_engines
 def test_options_are_those_of_the_queue(typed: Queue, web: Reader, clock: MovableClock) -> None:
     options = {
         "priority": "-3", "delay": "5m", "max_attempts": "9", "timeout": "30s", "key": "k 1", "key_for": "1h",
@@ -1016,6 +1021,7 @@ def test_form_that_is_sent_twice_enqueues_once(typed: Queue, web: Reader) -> Non
     assert again.value("new_id") != form.value("new_id")
 
 
+@both_engines
 def test_form_that_is_sent_twice_at_once_enqueues_once(typed: Queue, web: Reader) -> None:
     form = new_job(enqueue_page(web))
     with ThreadPoolExecutor(4) as threads:

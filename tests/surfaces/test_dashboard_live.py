@@ -19,7 +19,7 @@ from holdfast import Context, Job, Queue
 from holdfast.errors import StoreUnavailable
 from holdfast.jobs import install
 from holdfast.web import create_app
-from tests.support import wait_until
+from tests.support import both_engines, wait_until
 from tests.surfaces.browser import Guard, NewPage, Serve, expect
 from tests.surfaces.live import Served, live, write_lock
 
@@ -135,6 +135,7 @@ def press(page: Page, name: str) -> None:
 # A job's way through the queue.
 
 
+@both_engines
 def test_a_job_is_seen_to_wait_run_move_on_and_complete_without_a_reload(
     page: Page, serve: Serve, jobs: Queue, gate: Gate, start_worker: StartWorker
 ) -> None:

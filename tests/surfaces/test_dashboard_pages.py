@@ -23,6 +23,7 @@ from holdfast.store.sqlite.database import Database
 from holdfast.testing import MovableClock
 from holdfast.web import create_app
 from tests.conformance.steps import OUTCOMES, claim, claim_one, finish, finished, insert, reap, run
+from tests.support import both_engines, unsynced
 from tests.surfaces.answers import NOW, STATES
 from tests.surfaces.html_page import Element, Page, Reader, below, query
 from tests.surfaces.live import client, live, write_lock
@@ -40,7 +41,7 @@ def clock() -> MovableClock:
 @pytest.fixture
 def queue(url: str, clock: MovableClock) -> Iterator[Queue]:
     """The home's queue, on a clock that stands still."""
-    with Queue(f"{url}?synchronous=off", clock=clock) as queue:
+    with Queue(unsynced(url), clock=clock) as queue:
         yield queue
 
 
@@ -114,6 +115,7 @@ def statistics(queue: Queue, ago: int, **sums: Any) -> Minute:
     return Minute(minute=queue.store.now() // MINUTE - ago, **given)
 
 
+@both_engines
 def test_throughput_is_drawn_as_the_statistics_say(web: Reader, queue: Queue) -> None:
     queue.store.write_statistics(
         [
@@ -192,6 +194,7 @@ def headline(web: Reader) -> tuple[set[str], str, str]:
     return state.classes - {"headline"}, state.one("h1").text, state.one("p").text
 
 
+@both_engines
 def test_headline_tells_the_states_apart(web: Reader, queue: Queue) -> None:
     seen = [headline(web)]
     assert seen[-1] == ({"warning"}, "No workers", "No worker is running; nothing waits either.")
@@ -226,6 +229,7 @@ def test_headline_tells_the_states_apart(web: Reader, queue: Queue) -> None:
     assert len({(word, *level) for level, word, _ in seen}) == len(seen)
 
 
+@both_engines
 def test_what_needs_attention_is_listed_and_linked(web: Reader, queue: Queue, clock: MovableClock) -> None:
     assert not web.open("/").has("attention-card")
     queue.pause("email")
@@ -300,6 +304,7 @@ def test_more_types_and_workers_than_are_shown_are_said(web: Reader, queue: Queu
     assert "The first 20 are shown" in page.section("workers").text
 
 
+@both_engines
 def test_last_ten_failures_are_by_their_end(web: Reader, queue: Queue, clock: MovableClock) -> None:
     assert "Nothing has failed." in web.open("/").section("failures").text
     insert(queue.store, *(f"j{n:02}" for n in range(12)))
@@ -317,6 +322,7 @@ def test_last_ten_failures_are_by_their_end(web: Reader, queue: Queue, clock: Mo
     assert shown_ids(web.open("/jobs?status=failed&sort=finished")) == list(reversed(order))
 
 
+@both_engines
 def test_group_of_errors_has_a_count_and_its_link_retries_exactly_those(
     web: Reader, queue: Queue, clock: MovableClock
 ) -> None:
@@ -378,6 +384,7 @@ def shown_ids(page: Page) -> list[str]:
     ]
 
 
+@both_engines
 def test_columns_of_the_list(web: Reader, queue: Queue, clock: MovableClock) -> None:
     insert(queue.store, "j1", priority=7, key="k" * 100, max_attempts=5)
     clock.advance(minutes=1)
@@ -600,6 +607,7 @@ def test_page_has_the_size_that_was_chosen(web: Reader, queue: Queue, size: str,
     assert page.section("pages").one("strong").text == str(shown)
 
 
+@both_engines
 def test_counts_are_capped_and_say_so(web: Reader, queue: Queue) -> None:
     queue.enqueue_many("email", [{}] * 10_000)
     assert web.open("/jobs").section("summary").text == "10,000 jobs."
@@ -610,6 +618,7 @@ def test_counts_are_capped_and_say_so(web: Reader, queue: Queue) -> None:
     assert web.open("/jobs?status=failed").section("summary").text == "0 jobs."
 
 
+@both_engines
 def test_search_says_how_many_it_read_and_offers_older_ones(
     web: Reader, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -822,6 +831,7 @@ def looks(page: Page) -> list[str]:
     return [step["class"] for step in steps(page)]
 
 
+@both_engines
 def test_timeline_of_a_job_that_fails_twice_and_then_completes(
     web: Reader, queue: Queue, clock: MovableClock
 ) -> None:
@@ -894,6 +904,7 @@ def test_timeline_of_a_job_that_was_cancelled_while_it_ran(
     assert steps(page)[-1].text == "Cancelled now"
 
 
+@both_engines
 def test_timeline_of_a_job_whose_worker_died(web: Reader, queue: Queue, clock: MovableClock) -> None:
     run(queue.store, "j1", max_attempts=1)
     run(queue.store, "j2")
@@ -1188,6 +1199,7 @@ def populate(queue: Queue) -> None:
 CHANGES = {"/enqueue", "/cleanup", "/jobs/bulk", "/jobs/broken/delete"}
 
 
+@both_engines
 def test_every_link_and_form_answers(web: Reader, queue: Queue) -> None:
     populate(queue)
     pages = crawl(web)

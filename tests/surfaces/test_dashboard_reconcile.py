@@ -20,7 +20,7 @@ from holdfast.reconcile import Covered, Discrepancy, Report, reconcile
 from holdfast.store.sqlite.database import Database
 from holdfast.testing import MovableClock
 from holdfast.web import create_app, reconciler
-from tests.support import wait_until
+from tests.support import unsynced, wait_until
 from tests.surfaces.answers import NOW
 from tests.surfaces.browser import NewPage, Serve, expect, serious_findings, shot
 from tests.surfaces.hostile_strings import STRINGS
@@ -41,7 +41,7 @@ def clock() -> MovableClock:
 @pytest.fixture
 def queue(url: str, clock: MovableClock) -> Iterator[Queue]:
     """The home's queue, on a clock that stands still."""
-    with Queue(f"{url}?synchronous=off", clock=clock) as queue:
+    with Queue(unsynced(url), clock=clock) as queue:
         yield queue
 
 

@@ -21,6 +21,7 @@ from holdfast.store.sqlite.database import Database
 from holdfast.testing import MovableClock
 from holdfast.web import create_app
 from tests.conformance.steps import OUTCOMES, claim_one, finish
+from tests.support import both_engines, unsynced
 from tests.surfaces.answers import NOW, at, counts, got, item, refused
 from tests.surfaces.live import client, live
 from tests.surfaces.support import Cli
@@ -59,7 +60,7 @@ def clock() -> MovableClock:
 @pytest.fixture
 def queue(url: str, clock: MovableClock) -> Iterator[Queue]:
     """The home's queue, on a clock that stands still."""
-    with Queue(f"{url}?synchronous=off", clock=clock) as queue:
+    with Queue(unsynced(url), clock=clock) as queue:
         yield queue
 
 
@@ -147,6 +148,7 @@ def test_stats_of_an_empty_queue(api: httpx.Client) -> None:
     }
 
 
+@both_engines
 def test_stats_count_every_state_in_all_and_by_type(
     busy: Queue, api: httpx.Client, clock: MovableClock
 ) -> None:
@@ -193,6 +195,7 @@ def test_pause_and_resume_of_the_whole_queue(jobs: Queue, api: httpx.Client) -> 
     assert got(api.post("/api/tasks/resume", json={"type": None})) == {"paused": False}
 
 
+@both_engines
 def test_pause_and_resume_of_a_type(jobs: Queue, api: httpx.Client) -> None:
     jobs.enqueue("ok")
     jobs.enqueue("echo")
@@ -208,6 +211,7 @@ def test_pause_and_resume_of_a_type(jobs: Queue, api: httpx.Client) -> None:
     assert jobs.drain() == 1
 
 
+@both_engines
 def test_rate_limit_is_stored_for_all_or_for_a_type(queue: Queue, api: httpx.Client) -> None:
     def limit(type: str | None = None) -> Any:
         return queue.config(type)["rate_limit"]
@@ -293,6 +297,7 @@ def test_workers_are_shown_with_what_they_run(busy: Queue, api: httpx.Client, cl
     assert got(api.get("/api/workers")) == []
 
 
+@both_engines
 def test_real_worker_is_shown_while_it_runs(jobs: Queue, api: httpx.Client, start_worker: Any) -> None:
     worker = start_worker(concurrency=3)
     [shown] = got(api.get("/api/workers"))
@@ -307,6 +312,7 @@ def test_real_worker_is_shown_while_it_runs(jobs: Queue, api: httpx.Client, star
     assert got(api.get("/api/workers")) == []
 
 
+@both_engines
 def test_types_are_shown_with_the_schema_of_their_payload(queue: Queue, api: httpx.Client) -> None:
     assert got(api.get("/api/types")) == []
 
@@ -352,6 +358,7 @@ def test_report_of_an_empty_queue(api: httpx.Client) -> None:
     }
 
 
+@both_engines
 def test_report_answers_the_standing_questions(busy: Queue, api: httpx.Client, clock: MovableClock) -> None:
     ended(busy, "first", "failed for good", key="k")
     ended(busy, "second", "completed", key="k")
@@ -438,6 +445,7 @@ def test_setting_is_read_stored_and_forgotten(queue: Queue, api: httpx.Client) -
     assert queue.config("other")["max_attempts"] == 9
 
 
+@both_engines
 def test_settings_take_durations_none_and_other_names(api: httpx.Client) -> None:
     for key, value, name, kept in (
         ("lease_seconds", "1m", "lease_seconds", 60.0),

@@ -21,7 +21,7 @@ from holdfast.errors import StoreUnavailable
 from holdfast.web import create_app, events
 from holdfast.web.errors import Refused
 from holdfast.web.events import Broadcast, Interest, Listener
-from tests.support import wait_until
+from tests.support import both_engines, wait_until
 from tests.surfaces.live import client, live
 from tests.surfaces.support import queuectl
 
@@ -98,6 +98,7 @@ def watchers() -> list[str]:
 # What a stream says.
 
 
+@both_engines
 def test_a_stream_begins_with_the_present_state(jobs: Queue, api: httpx.Client) -> None:
     done = jobs.enqueue("echo", {"secret": 1}).id
     jobs.drain()
@@ -147,6 +148,7 @@ def test_a_reconnect_begins_with_the_present_state(jobs: Queue, api: httpx.Clien
         assert stream.until("tasks").statuses == {id: "completed"}
 
 
+@both_engines
 def test_only_what_changed_is_sent_again(jobs: Queue, api: httpx.Client) -> None:
     first, second = jobs.enqueue("ok").id, jobs.enqueue("bad").id
     with listening(api) as stream:
@@ -157,6 +159,7 @@ def test_only_what_changed_is_sent_again(jobs: Queue, api: httpx.Client) -> None
         assert message.data["ids"] == [second, first]
 
 
+@both_engines
 def test_pauses_and_rates_are_told(jobs: Queue, api: httpx.Client, start_worker: Callable[..., Any]) -> None:
     with listening(api) as stream:
         stream.until("stats")
@@ -181,6 +184,7 @@ def late(message: Message, instant: str) -> float:
     return (message.at - datetime.fromisoformat(task[instant])).total_seconds()
 
 
+@both_engines
 def test_a_job_enqueued_by_another_process_arrives_within_a_second(home: Path, api: httpx.Client) -> None:
     with listening(api) as stream:
         stream.until("tasks")
@@ -190,6 +194,7 @@ def test_a_job_enqueued_by_another_process_arrives_within_a_second(home: Path, a
         assert late(message, "createdAt") < 1.0
 
 
+@both_engines
 def test_a_job_finished_by_another_process_arrives_within_a_second(
     home: Path, queue: Queue, api: httpx.Client
 ) -> None:
@@ -255,6 +260,7 @@ def test_up_to_200_ids_can_be_followed(jobs: Queue, api: httpx.Client) -> None:
     assert answer.json()["error"]["code"] == "invalid_request"
 
 
+@both_engines
 def test_a_filter_follows_its_first_page(jobs: Queue, api: httpx.Client) -> None:
     old, middle, new = (jobs.enqueue("ok").id for _ in range(3))
     jobs.enqueue("bad")

@@ -13,6 +13,7 @@ from holdfast.core.lifecycle import Errored
 from holdfast.testing import MovableClock
 from holdfast.web.api import tasks as tasks_module
 from tests.conformance.steps import claim_one, finish
+from tests.support import both_engines, unsynced
 from tests.surfaces.answers import NOW, at, got, refused
 
 NO_ANSWER = "TimeoutError: no answer after # s"
@@ -26,7 +27,7 @@ def clock() -> MovableClock:
 @pytest.fixture
 def queue(url: str, clock: MovableClock) -> Iterator[Queue]:
     """The home's queue, on a clock that stands still."""
-    with Queue(f"{url}?synchronous=off", clock=clock) as queue:
+    with Queue(unsynced(url), clock=clock) as queue:
         yield queue
 
 
@@ -94,6 +95,7 @@ FOUND: list[tuple[dict[str, Any], list[str]]] = [
 ]
 
 
+@both_engines
 def test_list_takes_each_filter_and_all_together(varied: Queue, api: httpx.Client) -> None:
     for query, ids in FOUND:
         page = got(api.get("/api/tasks", params=query))
@@ -297,6 +299,7 @@ def test_cursor_shows_what_stays_once_in_every_order_though_jobs_come_and_go(
     assert places == sorted(places, reverse=order == "desc")
 
 
+@both_engines
 def test_count_is_capped_for_every_filter(queue: Queue, api: httpx.Client) -> None:
     queue.enqueue_many("echo", [{}] * 10_001)
     for query in ({"since": at()}, {"sort": "priority", "until": at(1)}, {"status": "retrying"}):
@@ -382,6 +385,7 @@ def test_each_wrong_bulk_filter_is_refused_and_changes_nothing(varied: Queue, ap
 # Report
 
 
+@both_engines
 def test_report_groups_failures_as_the_list_finds_them(varied: Queue, api: httpx.Client) -> None:
     groups = got(api.get("/api/report"))["failed"]["groups"]
     assert groups == [

@@ -24,7 +24,7 @@ from holdfast.testing import MovableClock
 from holdfast.web import create_app, reconciler
 from holdfast.web.reconciler import Asked, Run
 from tests.conformance.steps import everything
-from tests.support import wait_until
+from tests.support import both_engines, unsynced, wait_until
 from tests.surfaces.answers import NOW, at, got, refused
 from tests.surfaces.live import Served, client, live
 from tests.surfaces.world import World
@@ -40,7 +40,7 @@ def clock() -> MovableClock:
 @pytest.fixture
 def queue(url: str, clock: MovableClock) -> Iterator[Queue]:
     """The home's queue, on a clock that stands still."""
-    with Queue(f"{url}?synchronous=off", clock=clock) as queue:
+    with Queue(unsynced(url), clock=clock) as queue:
         yield queue
 
 
@@ -227,6 +227,7 @@ def test_unknown_parameter_is_refused(world: World, api: httpx.Client) -> None:
 # The last report, and one under way.
 
 
+@both_engines
 def test_last_report_is_the_one_of_whichever_process_made_it(
     queue: Queue, world: World, api: httpx.Client
 ) -> None:

@@ -19,6 +19,7 @@ from holdfast.testing import MovableClock
 from holdfast.web import create_app
 from holdfast.web.api import tasks as tasks_module
 from tests.conformance.steps import OUTCOMES, claim_one, finish
+from tests.support import both_engines, unsynced
 from tests.surfaces.answers import NOW, at, got, item, refused, task
 from tests.surfaces.live import client, live
 
@@ -35,7 +36,7 @@ def clock() -> MovableClock:
 @pytest.fixture
 def queue(url: str, clock: MovableClock) -> Iterator[Queue]:
     """The home's queue, on a clock that stands still."""
-    with Queue(f"{url}?synchronous=off", clock=clock) as queue:
+    with Queue(unsynced(url), clock=clock) as queue:
         yield queue
 
 
@@ -72,6 +73,7 @@ def test_enqueue_answers_the_job_and_where_it_is(api: httpx.Client) -> None:
     )
 
 
+@both_engines
 def test_request_of_the_specification_is_taken_as_it_stands(api: httpx.Client) -> None:
     body = {
         "type": "send_email",
@@ -89,6 +91,7 @@ def test_future_run_after_answers_scheduled(api: httpx.Client) -> None:
     assert got(api.get("/api/tasks/later")) == task("later", status="scheduled", runAfter=at(1))
 
 
+@both_engines
 def test_every_option_is_kept(api: httpx.Client) -> None:
     options = {
         "id": "job1",
@@ -131,6 +134,7 @@ def test_durations_may_be_numbers(api: httpx.Client) -> None:
     assert made["runAfter"] == "2030-01-01T00:00:00.500000Z"
 
 
+@both_engines
 def test_payload_comes_back_with_the_digits_it_was_sent_with(api: httpx.Client) -> None:
     sent = '{"n":123456789012345678901234567890,"f":0.1,"e":1.0,"u":"\\u00fc\\ud83d\\ude00","":{}}'
     answer = api.post(
@@ -286,6 +290,7 @@ def keyed(
     return api.post("/api/tasks", json=body, headers={b"Idempotency-Key": key.encode()})
 
 
+@both_engines
 def test_repeat_with_the_same_key_answers_200_with_the_first_job(api: httpx.Client) -> None:
     first = keyed(api, "order-1", {"a": 1, "b": 2})
     again = keyed(api, "order-1", {"b": 2, "a": 1}, priority=5)
@@ -350,6 +355,7 @@ def test_key_is_utf_8(api: httpx.Client) -> None:
 # Too much
 
 
+@both_engines
 def test_full_queue_answers_429_and_when_to_come_again(queue: Queue, api: httpx.Client) -> None:
     queue.set_config("max_depth", 2, type="echo")
     add(api, "one")
@@ -440,6 +446,7 @@ def test_list_is_newest_first_and_its_items_are_brief(api: httpx.Client) -> None
     }
 
 
+@both_engines
 def test_full_list_has_everything(queue: Queue, api: httpx.Client) -> None:
     failed(queue, "dead", payload={"x": 1, "password": "sesame"})
     add(api, "new")
@@ -552,6 +559,7 @@ def test_cursor_walks_through_every_job_once(queue: Queue, api: httpx.Client) ->
     assert by_offset["nextCursor"] is None
 
 
+@both_engines
 def test_cursor_misses_nothing_while_jobs_are_deleted_and_added(queue: Queue, api: httpx.Client) -> None:
     ids = [job.id for job in queue.enqueue_many("echo", [{}] * 1000)]
     for id in ids[::5]:
@@ -601,6 +609,7 @@ def test_cursor_keeps_to_the_filter(queue: Queue, api: httpx.Client) -> None:
     assert second["total"] == 5
 
 
+@both_engines
 def test_total_is_exact_to_10_000_and_then_capped(queue: Queue, api: httpx.Client) -> None:
     queue.enqueue_many("echo", [{}] * 10_000)
     page = got(api.get("/api/tasks?limit=1"))
@@ -616,6 +625,7 @@ def test_total_is_exact_to_10_000_and_then_capped(queue: Queue, api: httpx.Clien
 # GET /api/tasks/{id}
 
 
+@both_engines
 def test_task_in_every_state(one_of_each: Queue, api: httpx.Client) -> None:
     ran: dict[str, Any] = {"attempts": 1, "version": 1, "lastAttemptAt": at()}
     no_route = {
@@ -650,6 +660,7 @@ def test_task_in_every_state(one_of_each: Queue, api: httpx.Client) -> None:
     assert {id: got(api.get(f"/api/tasks/{id}")) for id in expected} == expected
 
 
+@both_engines
 def test_history_of_a_failed_job_has_an_entry_for_each_attempt(
     jobs: Queue, api: httpx.Client, clock: MovableClock
 ) -> None:
@@ -705,6 +716,7 @@ def test_failed_command_has_its_exit_code_and_the_tail_of_its_output(queue: Queu
     )
 
 
+@both_engines
 def test_progress_result_and_parent_are_shown(queue: Queue, api: httpx.Client) -> None:
     def parent(payload: object, ctx: Context) -> dict[str, object]:
         ctx.progress(0.25, "a quarter")
@@ -899,6 +911,7 @@ def test_waiting_job_is_cancelled_at_once_and_a_running_one_asked(
         assert message.startswith(f"job {id!r} is {id} and can't be cancelled")
 
 
+@both_engines
 def test_running_job_that_is_cancelled_ends_cancelled(
     queue: Queue, api: httpx.Client, start_worker: Any
 ) -> None:
@@ -940,6 +953,7 @@ def clean(api: httpx.Client, instant: str, **more: str) -> httpx.Response:
     return api.delete("/api/tasks", params={"olderThan": instant, **more})
 
 
+@both_engines
 def test_cleanup_deletes_completed_and_cancelled_jobs_that_finished_before(
     one_of_each: Queue, api: httpx.Client
 ) -> None:
@@ -1001,6 +1015,7 @@ def test_instant_beyond_the_calendar_is_no_trouble(api: httpx.Client, instant: s
 # Batch
 
 
+@both_engines
 def test_batch_stores_all_in_order(api: httpx.Client) -> None:
     tasks = [
         {"type": "echo", "payload": {"n": 1}, "options": {"id": "a"}},
@@ -1120,6 +1135,7 @@ def test_bulk_cancels_and_deletes(one_of_each: Queue, api: httpx.Client) -> None
     assert listed(api) == ["other", "processing", "completed", "failed", "retrying"]
 
 
+@both_engines
 @pytest.mark.parametrize(
     ("filter", "ids"),
     [
@@ -1201,6 +1217,7 @@ def test_bulk_takes_a_broken_character_for_a_mistake(api: httpx.Client) -> None:
 # Why
 
 
+@both_engines
 def test_why_gives_every_reason(one_of_each: Queue, api: httpx.Client) -> None:
     no_workers = {"code": "no_workers", "text": "no worker is running", "until": None}
     in_one_hour = {"code": "scheduled", "text": f"it is to run at {at(1)}", "until": at(1)}
@@ -1245,6 +1262,7 @@ def command(queue: Queue, home: Path) -> Path:
     return folder / "command.log"
 
 
+@both_engines
 def test_output_of_a_command_is_json_or_text(queue: Queue, api: httpx.Client) -> None:
     install(queue)
     queue.enqueue("shell", {"command": "printf 'grüße\\n'"}, id="command")

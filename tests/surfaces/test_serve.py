@@ -21,7 +21,7 @@ import httpx
 import pytest
 
 from tests.process.programs import is_alive
-from tests.support import wait_until
+from tests.support import both_engines, wait_until
 from tests.surfaces.desk import Desk, Running
 from tests.surfaces.live import Served, client, write_lock
 from tests.surfaces.support import Cli, environment, start_queuectl
@@ -41,8 +41,8 @@ def greet(name: str) -> str:
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    desk = Desk(tmp_path / "desk")
+def desk(home: Path) -> Iterator[Desk]:
+    desk = Desk(home)
     yield desk
     desk.close()
 
@@ -150,6 +150,7 @@ def test_the_log_is_json_where_there_is_no_terminal(desk: Desk) -> None:
     assert running.stop() == 0
 
 
+@both_engines
 def test_workers_run_beside_the_server_each_as_its_own_process(desk: Desk) -> None:
     running, address = start_with_workers(desk, 2)
     server = running.events("server.started")[0]["pid"]

@@ -21,6 +21,7 @@ from holdfast.errors import (
     StoreUnavailable,
 )
 from holdfast.store.sqlite import SqliteStore
+from tests.support import both_engines
 from tests.worker.support import Spy, get
 
 
@@ -32,6 +33,7 @@ def fill(queue: Queue, jobs: int, type: str = "work", **options: Any) -> list[st
         return list(bulk.store())
 
 
+@both_engines
 def test_jobs_are_stored_in_order_and_their_ids_given_in_order(queue: Queue) -> None:
     ids = fill(queue, 2500)
     assert len(set(ids)) == 2500
@@ -70,6 +72,7 @@ def test_bulk_of_nothing_stores_nothing(queue: Queue) -> None:
 # One commit, or chunks
 
 
+@both_engines
 def test_all_appear_in_one_commit(queue: Queue, other_queue: Queue) -> None:
     seen: list[tuple[int, int]] = []
     with queue.bulk() as bulk:
@@ -143,6 +146,7 @@ def test_refusal_far_down_takes_everything_back(queue: Queue) -> None:
     assert (error.line, queue.count()) == (1500, 1)
 
 
+@both_engines
 def test_refusal_in_a_later_chunk_says_how_many_are_stored(queue: Queue) -> None:
     queue.enqueue("work", id="taken")
     lines = [(1, {"id": "a"}), (2, {"id": "b"}), (3, {"id": "c"}), (4, {"id": "taken"})]
@@ -167,6 +171,7 @@ def test_key_finds_the_job_that_holds_it(queue: Queue) -> None:
     assert queue.count() == 2
 
 
+@both_engines
 def test_key_given_twice_is_one_job(queue: Queue) -> None:
     with queue.bulk() as bulk:
         bulk.add(1, "work", {"n": 1}, {"key": "k"})
@@ -183,6 +188,7 @@ def test_key_with_another_payload_is_refused(queue: Queue) -> None:
     assert queue.count() == 1
 
 
+@both_engines
 def test_max_depth_refuses_the_line_that_would_exceed_it(queue: Queue) -> None:
     queue.set_config("max_depth", 3)
     queue.enqueue("work")

@@ -13,13 +13,14 @@ import pytest
 from holdfast import Context, Queue
 from holdfast.errors import JobNotFound, WrongState
 from holdfast.events import JobCancelled, JobCancelRequested, JobClaimed
-from tests.support import Recorder, wait_until
+from tests.support import Recorder, both_engines, wait_until
 from tests.worker import handlers
 from tests.worker.support import PATIENCE, Gate, get, is_alive
 
 StartWorker = Callable[..., Any]
 
 
+@both_engines
 def test_pending_job_is_cancelled_at_once_and_never_runs(
     queue: Queue, start_worker: StartWorker, recorder: Recorder
 ) -> None:
@@ -75,6 +76,7 @@ def test_held_job_that_has_not_started_is_cancelled_without_running(
     assert 301 not in ran
 
 
+@both_engines
 def test_running_async_handler_is_cancelled(
     queue: Queue, start_worker: StartWorker, recorder: Recorder, gate: Gate
 ) -> None:
@@ -165,6 +167,7 @@ def test_net_of_a_handler_for_all_exceptions_lets_the_cancellation_pass(
     assert not caught.is_set()
 
 
+@both_engines
 def test_thread_that_checks_ends_cancelled(queue: Queue, start_worker: StartWorker, gate: Gate) -> None:
     @queue.job
     def work(ctx: Context) -> None:
@@ -214,6 +217,7 @@ def test_cancelled_job_whose_handler_fails_is_not_retried(
     assert (done.status, done.attempts) == ("cancelled", 1)
 
 
+@both_engines
 def test_cancel_by_another_queue_object_reaches_the_worker(
     queue: Queue, other_queue: Queue, start_worker: StartWorker, gate: Gate
 ) -> None:
@@ -271,6 +275,7 @@ def test_key_of_a_cancelled_job_is_free(
     assert hang.with_options(key="only").enqueue().id != job.id
 
 
+@both_engines
 def test_cancelled_job_can_be_retried(queue: Queue, start_worker: StartWorker) -> None:
     queue.register("work", lambda payload: "done")
     job = queue.cancel(queue.enqueue("work").id)

@@ -13,7 +13,7 @@ import pytest
 from holdfast import Context, Queue
 from holdfast.events import JobClaimed, JobCompleted, JobPromoted
 from holdfast.testing import MovableClock
-from tests.support import Recorder, wait_until
+from tests.support import Recorder, both_engines, wait_until
 from tests.worker import handlers
 from tests.worker.support import Gate, Spy, get
 
@@ -59,6 +59,7 @@ def test_drain_runs_children_too(queue: Queue) -> None:
     assert queue.drain() == 4
 
 
+@both_engines
 def test_drain_goes_by_priority_then_order(queue: Queue) -> None:
     order: list[str] = []
     queue.register("work", lambda payload: order.append(payload["name"]))
@@ -68,6 +69,7 @@ def test_drain_goes_by_priority_then_order(queue: Queue) -> None:
     assert order == ["a", "b", "c"]
 
 
+@both_engines
 def test_drain_leaves_what_waits_for_its_time_or_a_retry(url: str) -> None:
     clock = MovableClock()
 
@@ -97,12 +99,14 @@ def test_drain_leaves_foreign_and_paused_types(queue: Queue) -> None:
     assert get(queue, foreign.id).attempts == get(queue, paused.id).attempts == 0
 
 
+@both_engines
 def test_drain_keeps_to_the_rate_limit(queue: Queue) -> None:
     queue.register("work", lambda payload: None, rate_limit=0.001)
     queue.enqueue_many("work", [{}] * 3)
     assert queue.drain() == 1
 
 
+@both_engines
 def test_drain_records_failures_like_a_worker(queue: Queue) -> None:
     def fail(payload: object) -> None:
         raise SystemExit(3)
@@ -133,6 +137,7 @@ def test_drain_leaves_no_worker_behind(queue: Queue) -> None:
     assert queue.store.list_workers() == []
 
 
+@both_engines
 def test_drain_is_counted_in_the_statistics(queue: Queue) -> None:
     queue.register("work", lambda payload: None)
     queue.enqueue_many("work", [{}] * 3)
@@ -166,6 +171,7 @@ def test_interrupting_a_drain_ends_it_and_gives_the_job_back(queue: Queue) -> No
     assert queue.store.list_workers() == []
 
 
+@both_engines
 def test_drain_beside_a_worker_runs_each_job_once(
     queue: Queue, start_worker: Callable[..., Any], gate: Gate
 ) -> None:
@@ -179,6 +185,7 @@ def test_drain_beside_a_worker_runs_each_job_once(
     assert sorted(runs) == list(range(200))
 
 
+@both_engines
 def test_drained_handler_may_report_progress_inside_its_transaction(queue: Queue) -> None:
     @queue.job(max_attempts=1)
     def work(ctx: Context) -> None:

@@ -11,7 +11,7 @@ import pytest
 from holdfast import Context, Queue
 from holdfast.core.job import Status
 from holdfast.events import JobRetrying, WorkerStopped
-from tests.support import Recorder, wait_until
+from tests.support import Recorder, both_engines, wait_until
 from tests.worker.support import PATIENCE, Gate, Spy, get
 
 StartWorker = Callable[..., Any]
@@ -37,6 +37,7 @@ def test_everything_pending_is_run_first(queue: Queue, start_worker: StartWorker
     assert queue.count(status="completed") == 200
 
 
+@both_engines
 def test_retries_are_waited_for(queue: Queue, start_worker: StartWorker) -> None:
     attempts: list[int] = []
 
@@ -72,6 +73,7 @@ def test_retry_that_takes_its_time_keeps_it_running(
     wait_ended(worker)
 
 
+@both_engines
 def test_children_are_run_too(queue: Queue, start_worker: StartWorker) -> None:
     @queue.job
     def parent(ctx: Context, depth: int) -> None:
@@ -91,6 +93,7 @@ def test_job_of_a_later_time_is_not_waited_for(queue: Queue, start_worker: Start
     assert [get(queue, job.id).status for job in (now, later)] == ["completed", "scheduled"]
 
 
+@both_engines
 def test_job_whose_time_has_come_is_run_though_nobody_promoted_it(
     queue: Queue, start_worker: StartWorker
 ) -> None:
@@ -162,6 +165,7 @@ def test_job_that_another_worker_runs_is_waited_for(
     assert get(queue, job.id).status == "completed"
 
 
+@both_engines
 def test_job_of_a_worker_that_died_is_taken_over_before_it_ends(
     queue: Queue, start_worker: StartWorker, short_heartbeat: None
 ) -> None:
@@ -230,6 +234,7 @@ def test_what_is_enqueued_meanwhile_is_run_too(queue: Queue, start_worker: Start
     assert [get(queue, job.id).status for job in (first, second)] == ["completed", "completed"]
 
 
+@both_engines
 def test_two_of_them_share_the_work_and_both_end(
     queue: Queue, other_queue: Queue, start_worker: StartWorker
 ) -> None:

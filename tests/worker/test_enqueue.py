@@ -36,7 +36,7 @@ from holdfast.errors import (
     UnknownType,
 )
 from holdfast.testing import MovableClock
-from tests.support import wait_until
+from tests.support import both_engines, wait_until
 from tests.worker.support import PATIENCE, Spy, get, path_of
 
 
@@ -65,6 +65,7 @@ class Color(Enum):
 # Every option.
 
 
+@both_engines
 def test_job_with_nothing_said_has_the_defaults(queue: Queue) -> None:
     job = queue.enqueue("work")
     assert UUID(job.id).version == 7
@@ -107,6 +108,7 @@ def test_option_is_stored_with_the_job(
         assert getattr(job, name) == getattr(stored, name) == value
 
 
+@both_engines
 def test_delay_counts_from_the_database_clock(url: str) -> None:
     clock = MovableClock()
     with Queue(url, clock=clock) as queue:
@@ -119,6 +121,7 @@ def test_run_at_in_another_time_zone_is_the_same_instant(queue: Queue) -> None:
     assert queue.enqueue("work", run_at=when).run_at == when
 
 
+@both_engines
 @pytest.mark.parametrize(
     ("payload", "stored"),
     [
@@ -446,6 +449,7 @@ def test_options_are_added_to_those_given_before(queue: Queue) -> None:
 # Ids and keys.
 
 
+@both_engines
 def test_id_that_is_taken_is_an_error_and_overwrites_nothing(queue: Queue) -> None:
     queue.enqueue("work", {"n": 1}, id="job1")
     with pytest.raises(DuplicateJob, match="a job with the id 'job1' exists already") as caught:
@@ -454,6 +458,7 @@ def test_id_that_is_taken_is_an_error_and_overwrites_nothing(queue: Queue) -> No
     assert get(queue, "job1").payload == {"n": 1}
 
 
+@both_engines
 def test_same_key_and_payload_returns_the_job_that_holds_it(queue: Queue) -> None:
     first = queue.enqueue("work", {"a": 1, "b": 2}, key="k")
     again = queue.enqueue("work", {"b": 2, "a": 1}, key="k")
@@ -461,6 +466,7 @@ def test_same_key_and_payload_returns_the_job_that_holds_it(queue: Queue) -> Non
     assert len(queue.jobs()) == 1
 
 
+@both_engines
 def test_same_key_with_another_payload_is_an_error_that_names_the_job(queue: Queue) -> None:
     first = queue.enqueue("work", {"n": 1}, key="k")
     with pytest.raises(KeyTaken, match=first.id) as caught:
@@ -479,6 +485,7 @@ def test_key_is_free_when_its_job_has_finished(queue: Queue) -> None:
     assert queue.enqueue("work", {"n": 2}, key="k").id != first.id
 
 
+@both_engines
 def test_key_is_held_for_as_long_as_it_was_asked_for(url: str) -> None:
     clock = MovableClock()
     with Queue(url, clock=clock) as queue:
@@ -491,6 +498,7 @@ def test_key_is_held_for_as_long_as_it_was_asked_for(url: str) -> None:
         assert queue.enqueue("work", key="k").id != first.id
 
 
+@both_engines
 def test_depth_of_a_type_is_kept(queue: Queue) -> None:
     queue.set_config("max_depth", 2, type="work")
     queue.enqueue("work")
@@ -513,6 +521,7 @@ def test_many_jobs_are_one_commit(queue: Queue, monkeypatch: pytest.MonkeyPatch)
     assert queue.stats()["pending"] == 1000
 
 
+@both_engines
 def test_more_than_a_batch_is_several_commits(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     assert enqueue_module.BATCH == 10_000
     inserts = Spy(queue.store.insert_jobs)
@@ -532,6 +541,7 @@ def test_no_jobs_are_no_commit(queue: Queue) -> None:
     assert queue.enqueue_many("work", []) == []
 
 
+@both_engines
 def test_one_bad_payload_stores_none_of_many(queue: Queue) -> None:
     with pytest.raises(InvalidPayload, match="nan"):
         queue.enqueue_many("work", [{}, {}, {"n": math.nan}])
@@ -609,6 +619,7 @@ def find_shared_commits(queue: Queue) -> Any:
     raise AssertionError("no SharedCommits")
 
 
+@both_engines
 def test_concurrent_threads_share_commits(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     inserts = SlowInserts(queue, monkeypatch)
     jobs: list[Job] = []
@@ -651,6 +662,7 @@ def test_event_loop_goes_on_while_a_commit_is_made(queue: Queue, monkeypatch: py
     assert get(queue, asyncio.run(main())).status == "pending"
 
 
+@both_engines
 def test_one_duplicate_fails_only_its_caller(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     queue.enqueue("work", id="taken")
     inserts = SlowInserts(queue, monkeypatch)
@@ -675,6 +687,7 @@ def test_one_duplicate_fails_only_its_caller(queue: Queue, monkeypatch: pytest.M
     assert outcomes == {"first": "first", "a": "a", "b": "b", "taken": "refused"}
 
 
+@both_engines
 def test_failed_commit_fails_all_who_shared_it_and_the_next_works(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -712,6 +725,7 @@ def test_enqueue_interrupted_while_it_waits_does_not_hang_the_others(
     assert not later.is_alive(), "enqueue hangs for ever"
 
 
+@both_engines
 @pytest.mark.parametrize("way", ["one", "many", "async"])
 @pytest.mark.parametrize("really", [True, False])
 def test_commit_in_doubt_is_looked_up_before_it_is_reported(

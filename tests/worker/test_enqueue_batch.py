@@ -24,7 +24,7 @@ from holdfast.errors import (
     UnknownType,
 )
 from holdfast.events import JobEnqueued
-from tests.support import Recorder
+from tests.support import Recorder, both_engines
 from tests.worker.support import Spy, doubt_commit, get
 
 Item = tuple[str, object, dict[str, Any]]
@@ -83,6 +83,7 @@ def test_admission_refuses_what_enqueue_refuses(queue: Queue) -> None:
     assert queue.count() == 1
 
 
+@both_engines
 def test_of_concurrent_admissions_with_one_key_one_is_new(queue: Queue) -> None:
     async def main() -> list[tuple[str, bool]]:
         admitted = await asyncio.gather(*(queue.admit("work", {"n": 1}, key="k") for _ in range(40)))
@@ -110,6 +111,7 @@ def test_concurrent_admissions_share_commits(queue: Queue, monkeypatch: pytest.M
 # enqueue_batch
 
 
+@both_engines
 def test_batch_is_stored_in_order_each_with_options_of_its_own(queue: Queue, other_queue: Queue) -> None:
     later = datetime(2040, 1, 1, tzinfo=UTC)
     batch: list[Item] = [
@@ -154,6 +156,7 @@ def test_each_new_job_is_told_once_and_none_that_was_there(queue: Queue) -> None
     assert [event.job_id for event in recorder.all(JobEnqueued)] == ["job-1", "job-2"]
 
 
+@both_engines
 def test_keys_are_found_again_in_the_queue_and_in_the_batch_itself(queue: Queue) -> None:
     queue.enqueue("work", {"n": 0}, id="old", key="k")
     batch: list[Item] = [
@@ -251,6 +254,7 @@ def test_items_that_can_not_be_had_store_nothing(queue: Queue) -> None:
     assert queue.count() == 0
 
 
+@both_engines
 @pytest.mark.parametrize("happened", [False, True])
 def test_commit_in_doubt_stores_the_batch_once(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, happened: bool
@@ -306,6 +310,7 @@ def test_many_jobs_come_in_the_order_asked_for_without_what_is_large(queue: Queu
     assert queue.get_many([]) == []
 
 
+@both_engines
 def test_pages_of_the_queue_go_on_where_the_last_one_ended(queue: Queue) -> None:
     queue.enqueue_batch([job(n) for n in range(5)])
     queue.enqueue("other", id="other")

@@ -14,7 +14,7 @@ import pytest
 from holdfast import Context, Queue
 from holdfast import events as e
 from holdfast.observe import log
-from tests.support import Recorder
+from tests.support import Recorder, both_engines
 from tests.worker.support import PATIENCE, Gate, get, sql, supersede
 
 StartWorker = Callable[..., Any]
@@ -94,6 +94,7 @@ def test_events_of_a_running_job_that_is_cancelled(
     ]
 
 
+@both_engines
 def test_events_of_a_job_that_is_given_back_or_reaped(
     queue: Queue, start_worker: StartWorker, recorder: Recorder, gate: Gate, short_heartbeat: None
 ) -> None:
@@ -131,6 +132,7 @@ def test_job_found_again_by_its_key_is_not_announced_as_new(queue: Queue, record
     assert len(recorder.all(e.JobEnqueued)) == 1
 
 
+@both_engines
 def test_events_of_a_worker_that_comes_and_goes(
     queue: Queue, start_worker: StartWorker, recorder: Recorder
 ) -> None:

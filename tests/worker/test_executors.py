@@ -22,7 +22,7 @@ from holdfast.handler import Handler
 from holdfast.store.protocol import Claim, Store
 from holdfast.worker.executors.loop import LoopExecutor
 from holdfast.worker.run import Ending
-from tests.support import Recorder, wait_until
+from tests.support import Recorder, both_engines, wait_until
 from tests.worker import handlers
 from tests.worker.support import PATIENCE, Gate, get, run_script
 
@@ -64,6 +64,7 @@ def test_sync_handlers_run_side_by_side(queue: Queue, start_worker: StartWorker)
     assert sorted(job.result for job in jobs) == [0, 1, 2, 3]
 
 
+@both_engines
 def test_async_handlers_share_one_event_loop(queue: Queue, start_worker: StartWorker) -> None:
     loops: set[asyncio.AbstractEventLoop] = set()
     met: list[None] = []
@@ -105,6 +106,7 @@ def test_async_handler_that_blocks_the_loop_keeps_its_lease(
     assert queue.wait(job.id, timeout=PATIENCE).attempts == 1
 
 
+@both_engines
 def test_process_handler_runs_in_a_process_and_group_of_its_own(
     queue: Queue, start_worker: StartWorker
 ) -> None:
@@ -151,6 +153,7 @@ def test_process_handler_that_no_other_process_can_import_is_refused(queue: Queu
         queue.job(executor="process")(local)
 
 
+@both_engines
 def test_process_that_dies_fails_the_attempt_and_names_the_signal(
     queue: Queue, start_worker: StartWorker
 ) -> None:
@@ -237,6 +240,7 @@ def test_lane_is_run_by_the_handler_of_its_base_type(queue: Queue, start_worker:
     assert run_one(queue, "shell").result == "shell"
 
 
+@both_engines
 def test_worker_that_serves_one_lane_leaves_the_others(
     queue: Queue, start_worker: StartWorker, recorder: Recorder
 ) -> None:
@@ -262,6 +266,7 @@ def test_handler_registered_while_the_worker_runs_is_served(queue: Queue, start_
     assert queue.wait(job.id, timeout=PATIENCE).result == "served"
 
 
+@both_engines
 def test_unregistered_type_stays_pending_and_burns_no_attempt(
     queue: Queue, start_worker: StartWorker
 ) -> None:

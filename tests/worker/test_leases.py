@@ -26,7 +26,7 @@ from holdfast.events import (
 )
 from holdfast.store.protocol import Demand, Finish
 from holdfast.worker import maintenance
-from tests.support import Recorder, wait_until
+from tests.support import Recorder, both_engines, wait_until
 from tests.worker.support import PATIENCE, Gate, Spy, get, path_of, sql, supersede
 
 StartWorker = Callable[..., Any]
@@ -45,6 +45,7 @@ def claim_elsewhere(queue: Queue, type: str = "work", *, seconds_ago: float = 60
     return claim
 
 
+@both_engines
 def test_long_job_is_renewed_and_not_taken_by_another_worker(
     queue: Queue,
     other_queue: Queue,
@@ -135,6 +136,7 @@ def test_worker_that_cannot_renew_stops_its_async_handlers_and_lets_their_jobs_g
     assert recorder.all(JobCompleted)[0].attempt == 2
 
 
+@both_engines
 def test_worker_that_cannot_renew_writes_its_threads_off_and_drops_their_late_outcomes(
     queue: Queue, start_worker: StartWorker, recorder: Recorder, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,6 +183,7 @@ def test_trouble_that_passes_in_time_costs_nothing(
     assert recorder.all(LeaseLostByWorker) == []
 
 
+@both_engines
 @pytest.mark.parametrize("kind", ["thread", "async"])
 def test_late_outcome_of_a_superseded_attempt_is_refused(
     queue: Queue, start_worker: StartWorker, recorder: Recorder, gate: Gate, kind: str
@@ -206,6 +209,7 @@ def test_late_outcome_of_a_superseded_attempt_is_refused(
     assert recorder.all(JobCompleted) == []
 
 
+@both_engines
 def test_handler_whose_job_was_taken_over_is_stopped_by_the_next_heartbeat(
     queue: Queue, start_worker: StartWorker, recorder: Recorder, gate: Gate, short_heartbeat: None
 ) -> None:
@@ -228,6 +232,7 @@ def test_handler_whose_job_was_taken_over_is_stopped_by_the_next_heartbeat(
     assert get(queue, job.id) == before
 
 
+@both_engines
 def test_job_of_a_dead_worker_runs_again(
     queue: Queue, start_worker: StartWorker, recorder: Recorder, short_heartbeat: None
 ) -> None:
@@ -242,6 +247,7 @@ def test_job_of_a_dead_worker_runs_again(
     assert (reaped.job_id, reaped.worker_id, reaped.status) == (job.id, "dead", "pending")
 
 
+@both_engines
 def test_job_that_keeps_killing_its_workers_ends_failed_and_says_so(
     queue: Queue, start_worker: StartWorker, recorder: Recorder, short_heartbeat: None
 ) -> None:
@@ -258,6 +264,7 @@ def test_job_that_keeps_killing_its_workers_ends_failed_and_says_so(
     assert failed.error.startswith("WorkerLost")
 
 
+@both_engines
 def test_cancelled_job_of_a_dead_worker_ends_cancelled(
     queue: Queue, start_worker: StartWorker, short_heartbeat: None
 ) -> None:
@@ -268,6 +275,7 @@ def test_cancelled_job_of_a_dead_worker_ends_cancelled(
     assert queue.wait(job.id, timeout=PATIENCE).status == "cancelled"
 
 
+@both_engines
 def test_reaper_takes_an_expired_lease_only_at_the_second_look(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,6 +322,7 @@ def test_reaper_begins_anew_with_each_claim(queue: Queue, monkeypatch: pytest.Mo
     assert reaper.sweep(5.0, settings) == [], "another claim, seen expired for the first time"
 
 
+@both_engines
 def test_database_trouble_in_a_turn_loses_no_outcome(
     queue: Queue, start_worker: StartWorker, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -415,6 +424,7 @@ class DoubtfulCommit:
         raise CommitUncertain("the commit failed: disk I/O error")
 
 
+@both_engines
 @pytest.mark.parametrize("really", [True, False])
 def test_claims_of_a_commit_in_doubt_are_given_back_and_run_once(
     queue: Queue, start_worker: StartWorker, recorder: Recorder, monkeypatch: pytest.MonkeyPatch, really: bool
@@ -434,6 +444,7 @@ def test_claims_of_a_commit_in_doubt_are_given_back_and_run_once(
     assert "disk I/O error" in recorder.wait(StoreTrouble).error
 
 
+@both_engines
 @pytest.mark.parametrize("really", [True, False])
 def test_outcomes_of_a_commit_in_doubt_are_kept_and_told_once(
     queue: Queue,
@@ -481,6 +492,7 @@ def test_locked_database_delays_a_worker_but_breaks_nothing(
     assert queue.wait(job.id, timeout=PATIENCE).attempts == 1
 
 
+@both_engines
 def test_guard_refuses_an_outcome_whose_lease_was_reaped(queue: Queue) -> None:
     job = queue.enqueue("work")
     claim = claim_elsewhere(queue)

@@ -14,7 +14,7 @@ from holdfast.errors import ConfigError
 from holdfast.events import StoreTrouble
 from holdfast.store.protocol import Claim, Demand
 from holdfast.store.sqlite.database import Database
-from tests.support import Recorder, wait_until
+from tests.support import Recorder, both_engines, wait_until
 from tests.worker.support import PATIENCE, Gate, get
 
 StartWorker = Callable[..., Any]
@@ -91,6 +91,7 @@ def test_lanes_share_the_slots_of_the_type_they_take_them_from(
     assert meter.most == 1
 
 
+@both_engines
 def test_max_running_is_never_exceeded_over_two_workers(
     queue: Queue, other_queue: Queue, start_worker: StartWorker
 ) -> None:
@@ -112,6 +113,7 @@ def test_max_running_is_never_exceeded_over_two_workers(
     assert max(most_rows) <= 3
 
 
+@both_engines
 def test_max_running_lets_the_next_job_in_when_another_worker_ends_one(
     queue: Queue, other_queue: Queue, start_worker: StartWorker, gate: Gate
 ) -> None:
@@ -130,6 +132,7 @@ def test_max_running_lets_the_next_job_in_when_another_worker_ends_one(
     assert queue.wait(second.id, timeout=PATIENCE).status == "completed"
 
 
+@both_engines
 def test_stored_max_running_for_all_counts_all_types_together(
     queue: Queue, start_worker: StartWorker
 ) -> None:
@@ -211,6 +214,7 @@ def assert_rate(times: Sequence[float], rate: float) -> None:
             assert last - first + 1 <= allowed + 1e-6, f"{last - first + 1} starts, {allowed:.3f} allowed"
 
 
+@both_engines
 @pytest.mark.parametrize(("rate", "count"), [(20.0, 50), (0.5, 2), (2.5, 6)])
 def test_rate_limit_holds_over_two_workers(
     queue: Queue, other_queue: Queue, start_worker: StartWorker, rate: float, count: int
@@ -256,6 +260,7 @@ def test_limits_of_one_type_do_not_hold_up_others(
     assert counts["full"]["processing"] == 1
 
 
+@both_engines
 def test_rate_limit_can_be_lifted_while_jobs_wait(queue: Queue, start_worker: StartWorker) -> None:
     queue.register("work", lambda payload: None, rate_limit=0.001)
     jobs = queue.enqueue_many("work", [{}] * 10)
@@ -271,6 +276,7 @@ def test_rate_limit_that_makes_no_sense_is_refused(queue: Queue, rate: Any) -> N
         queue.set_rate_limit(rate)
 
 
+@both_engines
 def test_higher_priority_goes_first_then_the_order_of_arrival(
     queue: Queue, start_worker: StartWorker
 ) -> None:
@@ -283,6 +289,7 @@ def test_higher_priority_goes_first_then_the_order_of_arrival(
     assert order == ["a", "b", "c", "d", "e"]
 
 
+@both_engines
 def test_small_batches_claim_everything_in_the_end(queue: Queue, start_worker: StartWorker) -> None:
     queue.register("work", lambda payload: None)
     jobs = queue.enqueue_many("work", [{}] * 50)

@@ -18,7 +18,7 @@ from holdfast.observe.metrics import render
 from holdfast.store.protocol import WorkerRecord
 from holdfast.worker import statistics as statistics_module
 from holdfast.worker.statistics import Statistics
-from tests.support import wait_until
+from tests.support import both_engines, wait_until
 from tests.worker.support import PATIENCE, Gate, Spy
 
 StartWorker = Callable[..., Any]
@@ -92,6 +92,7 @@ def test_type_that_no_limit_held_back_has_no_row(watch: Stopwatch) -> None:
 # Real workers
 
 
+@both_engines
 def test_time_on_a_rate_limit_is_stored_while_it_lasts(queue: Queue, start_worker: StartWorker) -> None:
     queue.set_config("poll_interval", 0.1)
     queue.register("work", lambda payload: None, rate_limit=0.001)
@@ -242,6 +243,7 @@ def test_loop_that_stands_still_shows_while_the_heartbeat_goes_on(
 # Into metrics
 
 
+@both_engines
 def test_what_a_worker_did_is_in_the_metrics(queue: Queue, start_worker: StartWorker) -> None:
     def work(payload: dict[str, str]) -> None:
         if payload["how"] == "badly":

@@ -25,7 +25,7 @@ from holdfast.operate import Operated, matching, operate
 from holdfast.store.scope import attempt_transaction
 from holdfast.testing import MovableClock
 from tests.conformance.steps import everything, finish, finished, insert, run
-from tests.support import Recorder
+from tests.support import Recorder, both_engines, unsynced
 from tests.worker.support import Spy, doubt_commit, get
 
 DEAD = Errored("boom", permanent=True)
@@ -37,7 +37,7 @@ ENDS = {"retry": "pending", "cancel": "cancelled"}
 @pytest.fixture
 def queue(url: str) -> Iterator[Queue]:
     clock = MovableClock(datetime(2030, 1, 1, tzinfo=UTC))
-    with Queue(f"{url}?synchronous=off", clock=clock) as queue:
+    with Queue(unsynced(url), clock=clock) as queue:
         yield queue
 
 
@@ -133,6 +133,7 @@ def test_unknown_action_is_refused_before_anything_is_touched(queue: Queue) -> N
 # Refused
 
 
+@both_engines
 def test_refusals_are_named_with_their_reasons_and_the_rest_is_done(queue: Queue, small_batches: int) -> None:
     good = prepare(queue, "retry", 6)
     finished(queue.store, "rival", DEAD, key="k")
@@ -202,6 +203,7 @@ def test_results_of_two_operations_have_nothing_in_common(queue: Queue) -> None:
 # Commits
 
 
+@both_engines
 def test_jobs_are_committed_in_batches(queue: Queue, small_batches: int) -> None:
     """As another process sees it, whenever the next id is asked for."""
     ids = prepare(queue, "cancel", 10)
@@ -303,6 +305,7 @@ def test_ids_that_can_not_be_had_leave_what_was_done(queue: Queue, small_batches
     assert [state(queue, id) for id in ids] == ["cancelled"] * 4 + ["pending"] * 2
 
 
+@both_engines
 def test_handler_can_not_operate_inside_its_own_transaction(queue: Queue) -> None:
     prepare(queue, "delete", 1)
     inside = attempt_transaction.set(queue.store.url)
@@ -317,6 +320,7 @@ def test_handler_can_not_operate_inside_its_own_transaction(queue: Queue) -> Non
 # Matching
 
 
+@both_engines
 def test_filter_finds_what_a_list_finds_newest_first(queue: Queue, small_batches: int) -> None:
     prepare(queue, "retry", 9)
     prepare(queue, "retry", 5, "crawl", type="crawl")
@@ -406,6 +410,7 @@ def test_payloads_are_not_read_to_find_what_matches(queue: Queue) -> None:
     assert list(matching(queue, status="pending", type="email")) == ["b", "a"]
 
 
+@both_engines
 def test_jobs_of_one_error_are_retried_together(queue: Queue, small_batches: int) -> None:
     for number in range(9):
         finished(queue.store, f"late-{number}", Errored(f"Timeout: after {number} s", permanent=True))
@@ -418,6 +423,7 @@ def test_jobs_of_one_error_are_retried_together(queue: Queue, small_batches: int
     assert [group.error for group in queue.error_groups()] == ["KeyError"]
 
 
+@both_engines
 def test_every_filter_of_a_page_chooses_what_is_done(queue: Queue, small_batches: int) -> None:
     for number in range(9):
         finished(queue.store, f"job-{number}", priority=number % 3)

@@ -14,7 +14,7 @@ from holdfast.errors import ConfigError
 from holdfast.events import JobRetried, JobsPruned
 from holdfast.testing import MovableClock
 from tests.conformance.steps import claim, ending, finished, insert, run
-from tests.support import Recorder
+from tests.support import Recorder, both_engines, unsynced
 from tests.worker.support import get
 
 DEAD = Errored("boom", permanent=True)
@@ -27,7 +27,7 @@ def clock() -> MovableClock:
 
 @pytest.fixture
 def queue(url: str, clock: MovableClock) -> Iterator[Queue]:
-    with Queue(f"{url}?synchronous=off", clock=clock) as queue:
+    with Queue(unsynced(url), clock=clock) as queue:
         yield queue
 
 
@@ -48,6 +48,7 @@ def fail_many(queue: Queue, count: int, type: str = "email", prefix: str = "dead
 # count
 
 
+@both_engines
 def test_count_is_that_of_the_jobs_it_would_list(queue: Queue) -> None:
     insert(queue.store, *"abc")
     insert(queue.store, "d", type="crawl", delay=60)
@@ -81,6 +82,7 @@ def test_count_refuses_an_unknown_status_and_lists_the_known_ones(queue: Queue) 
 # purge and cleanup
 
 
+@both_engines
 def test_purge_takes_failed_jobs_that_are_old_enough_and_cleanup_the_others(
     queue: Queue, clock: MovableClock
 ) -> None:
@@ -153,6 +155,7 @@ def test_type_restricts_retry_all(queue: Queue, small_batches: int) -> None:
     assert queue.retry_all("nobody") == (0, 0)
 
 
+@both_engines
 def test_jobs_whose_key_another_holds_are_left_and_counted(queue: Queue, small_batches: int) -> None:
     for n in range(6):
         finished(queue.store, f"a{n}", DEAD, key=f"k{n}")

@@ -17,7 +17,7 @@ from holdfast.events import (
     WorkerPaused,
     WorkerResumed,
 )
-from tests.support import Recorder
+from tests.support import Recorder, both_engines
 from tests.worker.support import PATIENCE, Gate, Spy, get
 
 StartWorker = Callable[..., Any]
@@ -37,6 +37,7 @@ def slow_poll(queue: Queue) -> None:
     queue.set_config("poll_interval", 3600)
 
 
+@both_engines
 def test_paused_queue_starts_nothing_and_resumes_at_once(
     queue: Queue, other_queue: Queue, start_worker: StartWorker, looks: Spy
 ) -> None:
@@ -69,6 +70,7 @@ def test_running_jobs_finish_while_the_queue_is_paused(
     assert queue.wait(job.id, timeout=PATIENCE).result == "done"
 
 
+@both_engines
 def test_pause_of_a_type_leaves_the_others_running(
     queue: Queue, other_queue: Queue, start_worker: StartWorker
 ) -> None:
@@ -121,6 +123,7 @@ def test_resume_of_what_is_not_paused_does_no_harm(queue: Queue) -> None:
     queue.resume(type="work")
 
 
+@both_engines
 def test_pause_outlives_the_queue_object(queue: Queue, other_queue: Queue) -> None:
     other_queue.register("work", lambda payload: None)
     queue.pause()

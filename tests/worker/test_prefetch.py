@@ -14,7 +14,7 @@ from holdfast.events import JobReleased
 from holdfast.handler import Handler
 from holdfast.store.protocol import Claim
 from holdfast.worker.slots import HORIZON, MAX_HELD, Pace, Slots
-from tests.support import Recorder, wait_until
+from tests.support import Recorder, both_engines, wait_until
 from tests.worker.support import PATIENCE, Gate, Spy
 
 StartWorker = Callable[..., Any]
@@ -41,6 +41,7 @@ def test_slow_handlers_hold_nothing_ahead(
     assert queue.stats()["processing"] == 2
 
 
+@both_engines
 def test_fast_handlers_hold_some_ahead(queue: Queue, start_worker: StartWorker, gate: Gate) -> None:
     def work(payload: dict[str, Any]) -> None:
         if payload.get("block"):

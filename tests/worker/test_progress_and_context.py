@@ -13,7 +13,7 @@ from holdfast import Context, Job, Queue
 from holdfast.core.job import Progress
 from holdfast.errors import ConfigError, InvalidPayload, UnknownType
 from holdfast.events import JobEnqueued, JobReleased
-from tests.support import Recorder, wait_until
+from tests.support import Recorder, both_engines, wait_until
 from tests.worker import handlers
 from tests.worker.support import PATIENCE, Gate, get, supersede
 
@@ -24,6 +24,7 @@ def run_one(queue: Queue, type: str, payload: object = None, **options: Any) -> 
     return queue.wait(queue.enqueue(type, payload, **options).id, timeout=PATIENCE)
 
 
+@both_engines
 def test_progress_is_stored_while_the_handler_runs(
     queue: Queue, start_worker: StartWorker, gate: Gate
 ) -> None:
@@ -68,6 +69,7 @@ def test_progress_begins_anew_with_each_attempt(queue: Queue, start_worker: Star
     assert get(queue, job.id).progress is None
 
 
+@both_engines
 def test_late_progress_of_a_superseded_attempt_changes_nothing(
     queue: Queue, start_worker: StartWorker, gate: Gate
 ) -> None:
@@ -168,6 +170,7 @@ def test_idempotency_key_survives_a_retry_by_hand(queue: Queue) -> None:
     assert len(set(seen)) == 1
 
 
+@both_engines
 def test_children_exist_from_the_moment_their_parent_completes(
     queue: Queue, start_worker: StartWorker, gate: Gate
 ) -> None:
@@ -202,6 +205,7 @@ def test_children_of_a_failed_attempt_never_exist(queue: Queue, start_worker: St
     assert [child.payload for child in queue.jobs(type="child")] == [{"attempt": 2}]
 
 
+@both_engines
 def test_children_of_a_superseded_attempt_never_exist(
     queue: Queue, start_worker: StartWorker, gate: Gate
 ) -> None:
@@ -221,6 +225,7 @@ def test_children_of_a_superseded_attempt_never_exist(
     assert get(queue, job.id).status == "processing"
 
 
+@both_engines
 def test_children_of_a_process_exist_when_it_completes(queue: Queue, start_worker: StartWorker) -> None:
     queue.job(executor="process")(handlers.have_children)
     start_worker()
@@ -229,6 +234,7 @@ def test_children_of_a_process_exist_when_it_completes(queue: Queue, start_worke
     assert (child.id, child.parent_id, child.payload) == (job.result, job.id, {"n": 1})
 
 
+@both_engines
 def test_child_whose_id_is_taken_becomes_a_link(queue: Queue) -> None:
     @queue.job
     def parent(ctx: Context) -> str:
@@ -243,6 +249,7 @@ def test_child_whose_id_is_taken_becomes_a_link(queue: Queue) -> None:
     assert get(queue, "taken").parent_id is None
 
 
+@both_engines
 @pytest.mark.parametrize("payload", [{"n": 1}, {"n": 2}])
 def test_child_whose_key_is_taken_becomes_a_link(queue: Queue, payload: dict[str, int]) -> None:
     @queue.job
@@ -364,6 +371,7 @@ def test_check_does_nothing_while_all_is_well(queue: Queue) -> None:
     assert get(queue, job.id).result == "done"
 
 
+@both_engines
 @pytest.mark.parametrize("is_taken", [True, False])
 def test_attempt_that_was_stopped_beyond_its_lease_looks_whether_the_job_is_still_its_own(
     queue: Queue, recorder: Recorder, is_taken: bool

@@ -13,7 +13,7 @@ import pytest
 from holdfast import Context, Fail, Job, Queue, Retry
 from holdfast.errors import InvalidPayload
 from holdfast.events import JobFailed, JobRetrying
-from tests.support import Recorder, wait_until
+from tests.support import Recorder, both_engines, wait_until
 from tests.worker import handlers
 from tests.worker.support import PATIENCE, Gate, get, sql
 
@@ -24,6 +24,7 @@ def run_one(queue: Queue, type: str, payload: object = None, **options: Any) -> 
     return queue.wait(queue.enqueue(type, payload, **options).id, timeout=PATIENCE)
 
 
+@both_engines
 def test_failed_attempt_is_tried_again_until_it_succeeds(
     queue: Queue, start_worker: StartWorker, recorder: Recorder
 ) -> None:
@@ -40,6 +41,7 @@ def test_failed_attempt_is_tried_again_until_it_succeeds(
     assert [event.attempt for event in recorder.all(JobRetrying)] == [1, 2]
 
 
+@both_engines
 def test_back_off_grows_with_each_attempt(
     queue: Queue, start_worker: StartWorker, recorder: Recorder
 ) -> None:
@@ -51,6 +53,7 @@ def test_back_off_grows_with_each_attempt(
     assert [event.delay for event in recorder.all(JobRetrying)] == pytest.approx([0.03, 0.09, 0.2, 0.2])
 
 
+@both_engines
 def test_job_waits_for_its_retry_as_scheduled_until_the_time_it_names(
     queue: Queue, start_worker: StartWorker, recorder: Recorder
 ) -> None:
@@ -66,6 +69,7 @@ def test_job_waits_for_its_retry_as_scheduled_until_the_time_it_names(
     assert waiting.run_at is None, "run_at is what the caller asked for"
 
 
+@both_engines
 def test_short_back_off_is_not_stretched_to_the_next_poll(queue: Queue, start_worker: StartWorker) -> None:
     queue.set_config("poll_interval", 3600)
     queue.set_config("lease_seconds", 3600)
@@ -119,6 +123,7 @@ def test_retry_takes_its_delay_as_a_timedelta(queue: Queue) -> None:
     assert timedelta(minutes=5) <= waits < timedelta(minutes=6)
 
 
+@both_engines
 def test_fail_ends_the_job_at_once(queue: Queue, start_worker: StartWorker) -> None:
     @queue.job(max_attempts=10)
     def hopeless() -> None:
@@ -147,6 +152,7 @@ def test_fail_and_retry_mean_the_same_in_a_process(
     assert (get(queue, job.id).status, get(queue, job.id).error) == (status, error)
 
 
+@both_engines
 def test_job_without_attempts_left_is_failed_with_its_full_history(
     queue: Queue, start_worker: StartWorker, recorder: Recorder
 ) -> None:
@@ -194,6 +200,7 @@ def test_payload_that_no_longer_fits_the_handler_fails_at_once(
         work.enqueue(n="seven")  # type: ignore[arg-type]
 
 
+@both_engines
 def test_payload_that_is_no_json_in_the_database_fails_its_job_alone(
     queue: Queue, start_worker: StartWorker
 ) -> None:
@@ -337,6 +344,7 @@ def test_result_that_is_too_large_completes_the_job_with_a_marker(
     assert job.result["problem"] == "it is 101 bytes as JSON; max_result_bytes is 100"
 
 
+@both_engines
 @pytest.mark.parametrize("result", [2**80, "𝄞", 0.1, [], {}, False, 0, ""])
 def test_result_is_kept_exactly(queue: Queue, start_worker: StartWorker, result: object) -> None:
     queue.register("work", lambda payload: result)

@@ -23,7 +23,7 @@ from holdfast.jobs import install, process_group, shell
 from holdfast.jobs.output_log import TAIL_BYTES, log_path
 from holdfast.worker import maintenance
 from holdfast.worker.executors.threads import ThreadExecutor
-from tests.support import Recorder, wait_until
+from tests.support import Recorder, both_engines, wait_until
 from tests.worker.support import PATIENCE, Gate, get, is_alive, sql, supersede
 
 StartWorker = Callable[..., Any]
@@ -98,6 +98,7 @@ def pid_in(path: Path) -> int:
 # Results.
 
 
+@both_engines
 def test_exit_code_and_tail_are_the_result(queue: Queue, start_worker: StartWorker) -> None:
     job = run(queue, start_worker, "echo hello")
     assert (job.status, job.result) == ("completed", {"exitCode": 0, "tail": "hello\n"})
@@ -120,6 +121,7 @@ def test_exit_code_other_than_zero_fails_with_its_evidence(queue: Queue, start_w
     assert failure.error == job.error
 
 
+@both_engines
 def test_failing_command_is_tried_again(queue: Queue, start_worker: StartWorker, tmp_path: Path) -> None:
     queue.set_config("max_attempts", 3)
     job = run(queue, start_worker, f'echo try >>{tmp_path}/tries; test "$QUEUECTL_ATTEMPT" = 3')
@@ -504,6 +506,7 @@ def test_no_descriptor_is_left_open_whatever_happens(
 # Timeout, cancel, shutdown.
 
 
+@both_engines
 def test_timeout_ends_the_command_with_all_it_started(
     queue: Queue, start_worker: StartWorker, tmp_path: Path
 ) -> None:
@@ -623,6 +626,7 @@ def test_shutdown_ends_the_command_and_gives_the_attempt_back(
     assert recorder.wait(JobReleased).job_id == job.id
 
 
+@both_engines
 def test_released_command_runs_again_under_a_heading_of_its_own(
     queue: Queue, start_worker: StartWorker, tmp_path: Path
 ) -> None:
@@ -840,6 +844,7 @@ def test_new_job_of_an_old_id_begins_a_new_log(queue: Queue, start_worker: Start
     assert "new" in log_of(job)
 
 
+@both_engines
 @pytest.mark.parametrize("type", ["shell", "shell:media"])
 def test_deleted_job_takes_its_log_with_it(queue: Queue, start_worker: StartWorker, type: str) -> None:
     start_worker()

@@ -19,7 +19,7 @@ from holdfast.errors import HoldfastError
 from holdfast.events import JobClaimed, JobReleased, WorkerStarted, WorkerStopped, WorkerStopping
 from holdfast.worker import worker as worker_module
 from holdfast.worker.dispatcher import Dispatcher
-from tests.support import Recorder, wait_until
+from tests.support import Recorder, both_engines, wait_until
 from tests.worker import handlers, handlers_slow_import
 from tests.worker.support import PATIENCE, Gate, get, is_alive, write_script
 
@@ -33,6 +33,7 @@ def in_background(action: Callable[[], object]) -> tuple[threading.Thread, list[
     return thread, results
 
 
+@both_engines
 def test_stop_lets_running_jobs_finish(
     queue: Queue, start_worker: StartWorker, recorder: Recorder, gate: Gate
 ) -> None:
@@ -78,6 +79,7 @@ def test_stopping_worker_claims_nothing_more(
     assert (left.status, left.attempts) == ("pending", 0)
 
 
+@both_engines
 def test_held_jobs_are_given_back_at_once_with_their_attempt(
     queue: Queue, start_worker: StartWorker, recorder: Recorder, gate: Gate
 ) -> None:
@@ -105,6 +107,7 @@ def test_held_jobs_are_given_back_at_once_with_their_attempt(
     assert queue.stats()["processing"] == 0
 
 
+@both_engines
 @pytest.mark.parametrize("kind", ["thread", "async", "process"])
 def test_deadline_cuts_what_still_runs_and_gives_the_job_back(
     queue: Queue, start_worker: StartWorker, recorder: Recorder, gate: Gate, tmp_path: Path, kind: str
@@ -132,6 +135,7 @@ def test_deadline_cuts_what_still_runs_and_gives_the_job_back(
     wait_until(lambda: not any(is_alive(int(pid)) for pid in pids.read_text().split()))
 
 
+@both_engines
 def test_job_that_is_cut_short_runs_elsewhere_and_the_late_outcome_changes_nothing(
     queue: Queue, other_queue: Queue, start_worker: StartWorker, gate: Gate
 ) -> None:
@@ -173,6 +177,7 @@ def test_stop_while_a_process_imports_its_handler_is_heard(
     assert get(queue, job.id).attempts == 0
 
 
+@both_engines
 def test_worker_row_is_gone_after_the_stop(queue: Queue, start_worker: StartWorker) -> None:
     worker = start_worker()
     (record,) = queue.workers()

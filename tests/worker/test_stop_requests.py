@@ -8,7 +8,7 @@ from typing import Any
 from holdfast import Context, Queue
 from holdfast.events import WorkerExhausted, WorkerStopped, WorkerStopping
 from holdfast.store.protocol import StopRequest
-from tests.support import Recorder, wait_until
+from tests.support import Recorder, both_engines, wait_until
 from tests.worker.support import PATIENCE, Gate, get
 
 StartWorker = Callable[..., Any]
@@ -26,6 +26,7 @@ def test_idle_worker_stops_soon(queue: Queue, other_queue: Queue, start_worker: 
     assert worker.stop() is True
 
 
+@both_engines
 def test_request_in_order_lets_running_jobs_finish_and_starts_no_more(
     queue: Queue, other_queue: Queue, start_worker: StartWorker, recorder: Recorder, gate: Gate
 ) -> None:
@@ -46,6 +47,7 @@ def test_request_in_order_lets_running_jobs_finish_and_starts_no_more(
     assert recorder.wait(WorkerStopped).released == 0
 
 
+@both_engines
 def test_request_at_once_gives_running_jobs_back(
     queue: Queue, other_queue: Queue, start_worker: StartWorker, recorder: Recorder, gate: Gate
 ) -> None:
@@ -180,6 +182,7 @@ def test_handler_sees_the_settings_of_its_type(queue: Queue) -> None:
     assert seen == [4096, 7]
 
 
+@both_engines
 def test_evidence_is_kept_with_the_attempt_that_failed(queue: Queue) -> None:
     @queue.job(max_attempts=2)
     def work(ctx: Context) -> None:

@@ -14,7 +14,7 @@ from holdfast import Context, Queue
 from holdfast.errors import Interrupted
 from holdfast.events import HandlerStuck, JobFailed, JobRetrying, WorkerExhausted, WorkerStopped
 from holdfast.worker import enforce
-from tests.support import Recorder, wait_until
+from tests.support import Recorder, both_engines, wait_until
 from tests.worker import handlers, handlers_slow_import
 from tests.worker.support import PATIENCE, Gate, get, is_alive
 
@@ -23,6 +23,7 @@ StartWorker = Callable[..., Any]
 TIMED_OUT = "TimedOut: the attempt ran longer than its timeout of 0.2 s"
 
 
+@both_engines
 def test_async_handler_is_stopped_at_its_timeout(queue: Queue, start_worker: StartWorker) -> None:
     stopped = threading.Event()
 
@@ -40,6 +41,7 @@ def test_async_handler_is_stopped_at_its_timeout(queue: Queue, start_worker: Sta
     assert stopped.is_set()
 
 
+@both_engines
 def test_timed_out_attempt_is_retried(queue: Queue, start_worker: StartWorker) -> None:
     @queue.job(timeout=0.2)
     async def hang_once(ctx: Context) -> str:
@@ -89,6 +91,7 @@ def test_async_handler_that_will_not_stop_is_written_off_and_keeps_its_slot_unti
     gate.open()
 
 
+@both_engines
 @pytest.mark.parametrize("handler", [handlers.sleep_with_grandchild, handlers.ignore_termination])
 def test_process_handler_is_killed_with_all_it_started(
     queue: Queue, start_worker: StartWorker, tmp_path: Path, handler: Callable[..., None]
@@ -112,6 +115,7 @@ def test_worker_goes_on_with_a_new_process_after_a_timeout(
     assert queue.wait(queue.enqueue("where").id, timeout=PATIENCE).status == "completed"
 
 
+@both_engines
 def test_job_of_a_stuck_thread_fails_while_the_thread_still_runs(
     queue: Queue, start_worker: StartWorker, recorder: Recorder, gate: Gate
 ) -> None:

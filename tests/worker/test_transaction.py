@@ -15,7 +15,7 @@ import pytest
 from holdfast import Context, Job, Queue
 from holdfast.errors import HoldfastError, LeaseLost, NestedWrite, TransactionExpired
 from holdfast.events import HandlerErrorIgnored, JobCompleted, OutcomeRefused
-from tests.support import Recorder, wait_until
+from tests.support import Recorder, both_engines, wait_until
 from tests.worker import handlers
 from tests.worker.support import PATIENCE, Gate, Spy, get, sql, supersede
 
@@ -51,6 +51,7 @@ def register(queue: Queue, kind: str) -> None:
         )
 
 
+@both_engines
 @pytest.mark.parametrize("kind", ["thread", "async", "process", "async process"])
 def test_rows_and_completion_are_one_commit(
     queue: Queue, start_worker: StartWorker, recorder: Recorder, kind: str
@@ -63,6 +64,7 @@ def test_rows_and_completion_are_one_commit(
     recorder.wait(JobCompleted, job_id=job.id)
 
 
+@both_engines
 def test_job_is_completed_for_all_to_see_before_the_handler_returns(
     queue: Queue, start_worker: StartWorker, gate: Gate
 ) -> None:
@@ -82,6 +84,7 @@ def test_job_is_completed_for_all_to_see_before_the_handler_returns(
     assert queue.wait(job.id, timeout=PATIENCE).result == "from inside"
 
 
+@both_engines
 @pytest.mark.parametrize("kind", ["thread", "async", "process"])
 def test_exception_in_the_block_rolls_both_back(queue: Queue, start_worker: StartWorker, kind: str) -> None:
     @queue.job(name="thread", max_attempts=1)
@@ -105,6 +108,7 @@ def test_exception_in_the_block_rolls_both_back(queue: Queue, start_worker: Star
     assert queue.jobs(type="child") == []
 
 
+@both_engines
 @pytest.mark.parametrize("kind", ["thread", "async", "process"])
 def test_exception_after_the_block_changes_nothing(
     queue: Queue, start_worker: StartWorker, recorder: Recorder, kind: str
@@ -151,6 +155,7 @@ def test_handler_may_go_on_for_long_after_the_block(
     assert done.exists(), "the handler was stopped before its end"
 
 
+@both_engines
 def test_second_block_is_an_error(queue: Queue) -> None:
     raised: list[str] = []
 
@@ -170,6 +175,7 @@ def test_second_block_is_an_error(queue: Queue) -> None:
     assert rows(queue) == ["x"]
 
 
+@both_engines
 def test_plain_enqueue_inside_is_refused_at_once_and_names_ctx_enqueue(queue: Queue) -> None:
     raised: list[str] = []
 
@@ -242,6 +248,7 @@ def test_async_enqueue_inside_is_refused_at_once(queue: Queue, start_worker: Sta
     assert "ctx.enqueue" in job.result
 
 
+@both_engines
 def test_enqueue_through_the_blocks_connection_commits_with_it(queue: Queue) -> None:
     @queue.job(max_attempts=1)
     def insert(ctx: Context, fail: bool) -> None:
@@ -256,6 +263,7 @@ def test_enqueue_through_the_blocks_connection_commits_with_it(queue: Queue) -> 
     assert [child.payload for child in queue.jobs(type="child")] == [{"fail": False}]
 
 
+@both_engines
 def test_children_inside_commit_with_the_block(queue: Queue, start_worker: StartWorker, gate: Gate) -> None:
     @queue.job
     def insert(ctx: Context) -> None:
@@ -276,6 +284,7 @@ def short_transactions(queue: Queue) -> None:
     queue.set_config("transaction_seconds", 0.2)
 
 
+@both_engines
 @pytest.mark.parametrize("kind", ["thread", "async"])
 def test_block_that_takes_too_long_is_rolled_back_and_shut(
     queue: Queue, start_worker: StartWorker, short_transactions: None, kind: str
@@ -356,6 +365,7 @@ def test_time_of_a_block_is_at_most_a_third_of_the_lease(queue: Queue) -> None:
     assert queue.settings().transaction_seconds == pytest.approx(1.0)
 
 
+@both_engines
 @pytest.mark.parametrize("when", ["before", "async"])
 def test_superseded_attempt_finds_its_lease_lost_and_writes_nothing(
     queue: Queue, start_worker: StartWorker, recorder: Recorder, gate: Gate, when: str
@@ -399,6 +409,7 @@ def test_superseded_attempt_finds_its_lease_lost_and_writes_nothing(
     assert recorder.all(OutcomeRefused) == []
 
 
+@both_engines
 def test_job_that_is_taken_away_inside_the_block_is_rolled_back(queue: Queue) -> None:
     """Nobody else can write meanwhile; but the handler itself has the queue's tables at hand."""
 
@@ -432,6 +443,7 @@ REFUSED: list[tuple[str, Callable[[Any], object]]] = [
 ]
 
 
+@both_engines
 @pytest.mark.parametrize("end", [action for _, action in REFUSED], ids=[name for name, _ in REFUSED])
 def test_handler_cannot_end_the_transaction_by_itself(queue: Queue, end: Callable[[Any], object]) -> None:
     """Whatever it tries: nothing is committed before the job is completed, nor lost when it is."""
@@ -459,6 +471,7 @@ def test_commit_by_hand_is_refused_with_words(queue: Queue, start_worker: StartW
     assert run_one(queue, "commit_by_hand").result == "leaving the block commits the transaction"
 
 
+@both_engines
 def test_savepoints_of_the_handler_are_its_own_business(queue: Queue) -> None:
     @queue.job
     def insert(ctx: Context) -> None:
@@ -474,6 +487,7 @@ def test_savepoints_of_the_handler_are_its_own_business(queue: Queue) -> None:
     assert rows(queue) == ["kept"]
 
 
+@both_engines
 def test_connection_is_of_no_use_after_the_block(queue: Queue) -> None:
     kept: list[Any] = []
 

@@ -14,7 +14,7 @@ from holdfast import Context, Queue
 from holdfast.errors import ConfigError, InvalidPayload, JobNotFound, KeyTaken, WrongState
 from holdfast.events import JobDeleted, JobRetried, JobsPruned, SettingChanged
 from holdfast.testing import MovableClock
-from tests.support import Recorder, wait_until
+from tests.support import Recorder, both_engines, wait_until
 from tests.worker.support import PATIENCE, Gate, Spy, get
 
 StartWorker = Callable[..., Any]
@@ -27,6 +27,7 @@ def fail(payload: object) -> None:
 # Waiting.
 
 
+@both_engines
 def test_wait_gives_the_completed_job(queue: Queue, start_worker: StartWorker) -> None:
     queue.register("work", lambda payload: {"n": 1})
     start_worker()
@@ -59,6 +60,7 @@ def test_wait_for_a_job_that_does_not_exist_says_so(queue: Queue) -> None:
         queue.wait("nobody", timeout=1)
 
 
+@both_engines
 def test_wait_sees_what_another_queue_object_finishes(queue: Queue, other_queue: Queue) -> None:
     job = queue.enqueue("work")
     other_queue.register("work", lambda payload: None)
@@ -66,6 +68,7 @@ def test_wait_sees_what_another_queue_object_finishes(queue: Queue, other_queue:
     assert queue.wait(job.id, timeout=PATIENCE).status == "completed"
 
 
+@both_engines
 def test_wait_returns_when_the_job_has_finished_not_a_second_later(
     queue: Queue, start_worker: StartWorker
 ) -> None:
@@ -131,6 +134,7 @@ def test_jobs_are_listed_by_status_newest_first(
     assert [job.id for job in queue.jobs(status=words)] == [one_of_each[state] for state in states]
 
 
+@both_engines
 def test_jobs_are_listed_by_type_limit_and_offset(queue: Queue) -> None:
     ids = [queue.enqueue("a").id for _ in range(5)]
     queue.enqueue("b")
@@ -150,6 +154,7 @@ def test_job_that_does_not_exist_is_none(queue: Queue) -> None:
     assert queue.get("nobody") is None
 
 
+@both_engines
 def test_stats_count_jobs_by_state_and_type_and_workers(
     queue: Queue, one_of_each: dict[str, str], start_worker: StartWorker
 ) -> None:
@@ -196,6 +201,7 @@ def test_why_of_a_failed_job_tells_its_error(queue: Queue, one_of_each: dict[str
     assert "after 1 attempt: RuntimeError: broken" in reason.text
 
 
+@both_engines
 def test_why_names_both_pauses(queue: Queue) -> None:
     job = queue.enqueue("work")
     queue.pause()
@@ -203,11 +209,13 @@ def test_why_names_both_pauses(queue: Queue) -> None:
     assert codes(queue, job.id)[:2] == ["paused", "paused"]
 
 
+@both_engines
 def test_why_names_a_type_that_no_worker_handles(queue: Queue, start_worker: StartWorker) -> None:
     start_worker()
     assert codes(queue, queue.enqueue("foreign").id) == ["no_worker_for_type"]
 
 
+@both_engines
 def test_why_names_full_slots_and_the_line(queue: Queue, start_worker: StartWorker, gate: Gate) -> None:
     queue.register("work", lambda payload: gate.enter())
     start_worker(concurrency=1)
@@ -242,6 +250,7 @@ def test_type_that_is_named_to_a_worker_without_a_handler_is_not_served(
     assert codes(queue, queue.enqueue("ghost").id) == ["no_worker_for_type"]
 
 
+@both_engines
 def test_why_names_max_running(queue: Queue, start_worker: StartWorker, gate: Gate) -> None:
     queue.register("work", lambda payload: gate.enter(), max_running=1)
     start_worker()
@@ -250,6 +259,7 @@ def test_why_names_max_running(queue: Queue, start_worker: StartWorker, gate: Ga
     assert codes(queue, queue.enqueue("work").id) == ["max_running"]
 
 
+@both_engines
 def test_why_names_the_rate_limit_and_when_it_lets_go(queue: Queue, start_worker: StartWorker) -> None:
     queue.register("work", lambda payload: None, rate_limit=0.001)
     start_worker()
@@ -284,6 +294,7 @@ def test_why_of_a_job_that_does_not_exist_says_so(queue: Queue) -> None:
 # Retry, delete, clean up.
 
 
+@both_engines
 @pytest.mark.parametrize("state", ["failed", "cancelled", "retrying"])
 def test_retry_begins_anew_with_all_attempts(
     queue: Queue, one_of_each: dict[str, str], recorder: Recorder, state: str
@@ -300,6 +311,7 @@ def test_retried_job_keeps_its_history(queue: Queue, one_of_each: dict[str, str]
     assert (job.status, job.attempts, len(job.errors)) == ("failed", 1, 2)
 
 
+@both_engines
 def test_retry_with_a_new_payload(queue: Queue) -> None:
     @queue.job(max_attempts=1)
     def work(n: int) -> int:
@@ -324,6 +336,7 @@ def test_retry_is_refused_where_it_makes_no_sense(
         queue.retry(one_of_each[state])
 
 
+@both_engines
 def test_retry_is_refused_while_another_job_holds_the_key(queue: Queue) -> None:
     first = queue.cancel(queue.enqueue("work", key="k").id)
     second = queue.enqueue("work", key="k")
@@ -338,6 +351,7 @@ def test_retry_of_a_job_that_does_not_exist_says_so(queue: Queue) -> None:
         queue.retry("nobody", payload={})
 
 
+@both_engines
 @pytest.mark.parametrize("state", ["completed", "failed", "cancelled"])
 def test_delete_removes_finished_jobs(
     queue: Queue, one_of_each: dict[str, str], recorder: Recorder, state: str
@@ -364,6 +378,7 @@ def test_delete_is_refused_for_a_running_job(queue: Queue, start_worker: StartWo
         queue.delete(job.id)
 
 
+@both_engines
 def test_cleanup_removes_old_completed_and_cancelled_jobs_only(url: str) -> None:
     clock = MovableClock()
     with Queue(url, clock=clock) as queue:
@@ -403,6 +418,7 @@ def test_cleanup_refuses_what_is_no_age(queue: Queue, older_than: Any) -> None:
 # Settings.
 
 
+@both_engines
 def test_setting_is_followed_by_a_running_worker_of_another_queue_object(
     queue: Queue, other_queue: Queue, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -421,6 +437,7 @@ def test_setting_is_followed_by_a_running_worker_of_another_queue_object(
     assert done.error == "TimedOut: the attempt ran longer than its timeout of 0.1 s"
 
 
+@both_engines
 def test_second_of_two_quick_changes_is_followed_without_waiting_for_a_poll(
     queue: Queue, other_queue: Queue, start_worker: StartWorker, gate: Gate
 ) -> None:

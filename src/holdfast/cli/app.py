@@ -8,6 +8,7 @@ import traceback
 from importlib import import_module
 from typing import Any
 
+from holdfast.cli.command import GIVEN_DATABASE
 from holdfast.errors import ConfigError, one_line
 from holdfast.queue import Queue
 
@@ -21,6 +22,11 @@ def make_queue(app: str | None, database: str | None) -> Queue:
         queue.close()
         queue.url = database
     return queue
+
+
+def given_database() -> str | None:
+    """The --database that was given to whoever started this process."""
+    return os.environ.pop(GIVEN_DATABASE, None)
 
 
 def load_app(name: str) -> Queue:

@@ -13,9 +13,9 @@ def migrate(call: Call) -> int:
     """Make the queue's tables, or bring them up to date."""
     call.queue.migrate()
     if call.wants_json:
-        print_json({"database": call.queue.url, "upToDate": True})
+        print_json({"database": call.queue.store.url, "upToDate": True})
     else:
-        print_line(f"{call.queue.url} is up to date")
+        print_line(f"{call.queue.store.url} is up to date")
     return DONE
 
 
@@ -28,7 +28,7 @@ def backup(call: Call) -> int:
     """Write a copy of the database, whole and as of one moment, while work goes on."""
     call.queue.store.back_up(call.arguments.file)
     if call.wants_json:
-        print_json({"database": call.queue.url, "file": call.arguments.file})
+        print_json({"database": call.queue.store.url, "file": call.arguments.file})
     else:
         print_line(call.arguments.file)
     return DONE

@@ -18,6 +18,10 @@ FAILED = 1
 WRONG_USAGE = 2
 
 
+GIVEN_DATABASE = "QUEUECTL_GIVEN_DATABASE"
+"""In the environment of the processes that queuectl starts: the --database it was given."""
+
+
 class UsageError(Exception):
     """The command line is wrong. The message says how, and where help is."""
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.cli.command import DONE, WRONG_USAGE, Call
+from holdfast.cli.command import DONE, GIVEN_DATABASE, WRONG_USAGE, Call
 from holdfast.cli.output import print_json, print_line
 from holdfast.config import home_folder, make_private_folder
 from holdfast.errors import ConfigError, HoldfastError
@@ -32,7 +32,7 @@ def detach(call: Call, options: dict[str, Any]) -> int:
     arguments = call.arguments
     path = _log_file()
     words = ["--count", str(arguments.count), "--log-format", arguments.log_format or "text"]
-    for name in ("database", "app", "types", "concurrency"):
+    for name in ("app", "types", "concurrency"):
         if options[name] is not None:
             words += [f"--{name}", str(getattr(arguments, name))]
     words += [f"--{name}" for name in ("drain", "no-reconcile") if getattr(arguments, name.replace("-", "_"))]
@@ -44,7 +44,7 @@ def detach(call: Call, options: dict[str, Any]) -> int:
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,
-            env=clean_environment(),
+            env=clean_environment(arguments.database),
             pass_fds=(theirs,),
             start_new_session=True,
         )
@@ -138,6 +138,11 @@ def rotation() -> Callable[[], None]:
     return rotate
 
 
-def clean_environment() -> dict[str, str]:
-    """Ours without the marks of a job: workers that a command starts are not to end with it."""
-    return {name: value for name, value in os.environ.items() if name not in MARKS}
+def clean_environment(database: str | None) -> dict[str, str]:
+    """Ours without the marks of a job: workers that a command starts are not to end with it.
+
+    A --database that was given is handed on in it: an address may hold a password, and everybody can read
+    the command lines of processes.
+    """
+    kept = {name: value for name, value in os.environ.items() if name not in MARKS}
+    return kept if database is None else {**kept, GIVEN_DATABASE: database}

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 
 from holdfast.cli import was_interrupted
-from holdfast.cli.command import DONE, FAILED, WRONG_USAGE, Call, Command, UsageError, say
+from holdfast.cli.command import DONE, FAILED, GIVEN_DATABASE, WRONG_USAGE, Call, Command, UsageError, say
 
 COMMANDS = {
     "enqueue": "enqueue:enqueue",
@@ -38,6 +38,7 @@ COMMANDS = {
     "reconcile": "reconcile:reconcile_jobs",
     "migrate": "care:migrate",
     "backup": "care:backup",
+    "move": "move:move",
     "doctor": "care:doctor",
     "completion": "completion:completion",
 }
@@ -154,7 +155,7 @@ def _call(command: Command, name: str, words: list[str], database: str | None) -
     except SystemExit:  # --help has been printed
         return DONE
     if arguments.database is None:
-        arguments.database = database
+        arguments.database = database or os.environ.pop(GIVEN_DATABASE, None)
     from holdfast.errors import ConfigError, HoldfastError, InvalidPayload, UnknownType
 
     call = Call(arguments)

@@ -89,9 +89,8 @@ def serve(call: Call) -> int:
     listener = _listen(arguments.host, arguments.port)
     server |= {"descriptor": listener.fileno(), "address": _address(listener, arguments)}
     log.configure(server["log_format"])
-    environment = {
-        name: value for name, value in clean_environment().items() if name not in (TOKEN, READ_TOKEN)
-    }
+    clean = clean_environment(arguments.database)
+    environment = {name: value for name, value in clean.items() if name not in (TOKEN, READ_TOKEN)}
     supervisor = Supervisor(
         worker_command(_worker_options(server)),
         arguments.workers,
@@ -143,7 +142,6 @@ def _server_options(call: Call, *, has_token: bool) -> dict[str, Any]:
     tokens = _tokens(call)
     make_access(tokens.get(TOKEN), tokens.get(READ_TOKEN), hosts, "token")
     return {
-        "database": arguments.database,
         "app": arguments.app,
         "allow_types": [check_type(type) for type in arguments.allow_type or ()],
         "allowed_hosts": hosts,
@@ -171,7 +169,7 @@ def _root_path(path: str) -> str:
 
 def _worker_options(server: dict[str, Any]) -> dict[str, Any]:
     own = {"types": None, "concurrency": None, "drain": False}
-    return {name: server[name] for name in ("database", "app", "log_format")} | own
+    return {name: server[name] for name in ("app", "log_format")} | own
 
 
 def _listen(host: str, port: int) -> socket.socket:

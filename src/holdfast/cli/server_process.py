@@ -12,7 +12,7 @@ from typing import NoReturn
 import msgspec
 from msgspec import Struct
 
-from holdfast.cli.app import make_queue
+from holdfast.cli.app import given_database, make_queue
 from holdfast.cli.serve import READ_TOKEN, TOKEN
 from holdfast.cli.supervised import Notices, is_to_reconcile, run_supervised
 from holdfast.errors import HoldfastError
@@ -25,7 +25,6 @@ from holdfast.worker.seat import EXIT_CRASHED, EXIT_CUT_SHORT, Notice
 class Options(Struct, frozen=True, kw_only=True):
     """What the server's process is told; tokens come by the environment."""
 
-    database: str | None
     app: str | None
     allow_types: list[str]
     allowed_hosts: list[str]
@@ -55,7 +54,7 @@ def _serve(options: Options, notices: Notices) -> int:
     # Taken out of the environment: the application's own code has no use for them.
     token, read_token = os.environ.pop(TOKEN, None), os.environ.pop(READ_TOKEN, None)
     try:
-        queue = make_queue(options.app, options.database)
+        queue = make_queue(options.app, given_database())
         install(queue)
         queue.open()
         app = create_app(

@@ -89,7 +89,7 @@ def start(call: Call) -> int:
         worker_command(options),
         arguments.count,
         events=Events(),
-        environment=clean_environment(),
+        environment=clean_environment(call.arguments.database),
         told_first={} if arguments.no_reconcile else {RECONCILE: "1"},
         stop_file=stop_file(),
         on_ready=on_ready,
@@ -124,7 +124,6 @@ def _options(call: Call) -> dict[str, Any]:
         types = [check_type(type.strip()) for type in arguments.types.split(",")]
     format = arguments.log_format or ("text" if sys.stdout.isatty() else "json")
     return {
-        "database": arguments.database,
         "app": arguments.app,
         "types": types,
         "concurrency": arguments.concurrency,

@@ -8,7 +8,7 @@ import threading
 import msgspec
 from msgspec import Struct
 
-from holdfast.cli.app import make_queue
+from holdfast.cli.app import given_database, make_queue
 from holdfast.cli.supervised import Notices, is_to_reconcile, run_supervised
 from holdfast.errors import HoldfastError
 from holdfast.events import Event, ReconciliationFailed, WorkerStarted
@@ -21,7 +21,6 @@ from holdfast.worker.seat import EXIT_CRASHED, EXIT_CUT_SHORT, EXIT_EXHAUSTED, N
 class Options(Struct, frozen=True, kw_only=True):
     """What every worker process of a supervisor is told."""
 
-    database: str | None
     app: str | None
     types: list[str] | None
     concurrency: int | None
@@ -36,7 +35,7 @@ def main() -> None:
 def _work(options: Options, notices: Notices) -> int:
     log.configure(options.log_format)
     try:
-        queue = make_queue(options.app, options.database)
+        queue = make_queue(options.app, given_database())
         install(queue, shell_slots=1 if options.concurrency is None else None)
         for name in options.types or ():
             queue.registry.require(name)

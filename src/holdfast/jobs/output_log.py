@@ -72,11 +72,10 @@ def output_of(job: Job, store: Store) -> BinaryIO:
     """
     require_output(job)
     kept = store.read_log_tail(job.id) if store.is_shared else None
-    file = open_log(job.id)
-    if kept is not None and (file is None or kept.host != gethostname()):
+    file = open_log(job.id) if kept is None or kept.host == gethostname() else None
+    if kept is not None and file is None:
         left_out = kept.length - len(kept.tail)
-        tail = from_whole_character(kept.tail) if left_out else kept.tail
-        return BytesIO(_mark(left_out) + tail if left_out else tail)
+        return BytesIO(_mark(left_out) + from_whole_character(kept.tail) if left_out else kept.tail)
     if file is None and job.started_at is not None:
         raise NoOutput(
             f"the output of job {job.id!r} is not here",

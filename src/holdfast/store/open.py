@@ -19,8 +19,9 @@ def open_store(url: str, clock: Clock, *, notify: bool = True, migrate: bool = F
     to date.
     """
     if "://" not in url:
+        shown = "that" if "@" in url else repr(url)  # there may be a password in it
         raise ConfigError(
-            f"{url!r} is not a database address; write sqlite:///queue.db, or postgresql://host/database"
+            f"{shown} is not a database address; write sqlite:///queue.db, or postgresql://host/database"
         )
     scheme = url.partition("://")[0]
     if scheme == "sqlite":
@@ -29,6 +30,8 @@ def open_store(url: str, clock: Clock, *, notify: bool = True, migrate: bool = F
         return open_sqlite(url, clock)
     if scheme in ("postgresql", "postgres"):
         return _open_postgres(url, clock, notify=notify, migrate=migrate)
+    if scheme.startswith(("postgresql+", "postgres+")):
+        raise ConfigError(f"{scheme}:// names a driver", hint="write postgresql://; it is always psycopg 3")
     return _find_engine(scheme)(url, clock)
 
 

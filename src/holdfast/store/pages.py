@@ -206,11 +206,11 @@ def _ends_of(
         selects = []
         parameters: list[str | int] = []
         for number, part in enumerate(ranges[start : start + _AT_ONCE], start):
-            condition, values = bounded(filter, window, part)
+            condition, values = bounded(reader, filter, window, part)
             selects.append(
                 f"SELECT {number}, * FROM (SELECT {KEYS[filter.sort]}, seq"
                 f" FROM holdfast_jobs {reader.by_index(part.index)}"
-                f" WHERE {condition} ORDER BY {_order_within(filter)} LIMIT {depth}) AS part"
+                f" WHERE {condition} ORDER BY {_order_within(reader, filter)} LIMIT {depth}) AS part"
             )
             parameters += values
         for number, key, seq in reader.read(" UNION ALL ".join(selects), parameters):
@@ -218,10 +218,12 @@ def _ends_of(
     return ends
 
 
-def _order_within(filter: JobFilter) -> str:
+def _order_within(reader: Reader, filter: JobFilter) -> str:
     """The order of a range: of one priority there is only one."""
     direction = "ASC" if filter.ascending else "DESC"
-    return f"finished_at {direction}, seq {direction}" if filter.sort == FINISHED_AT else f"seq {direction}"
+    if filter.sort == FINISHED_AT:
+        return f"finished_at {direction}, seq {direction}"
+    return f"{reader.seq_within} {direction}"
 
 
 # How many.
@@ -280,7 +282,7 @@ def _count_in_ranges(
         selects = []
         parameters: list[str | int] = []
         for part in parts[start : start + _AT_ONCE]:
-            condition, limits = bounded(filter, window, part)
+            condition, limits = bounded(reader, filter, window, part)
             selects.append(f"SELECT 1 FROM holdfast_jobs {reader.by_index(part.index)} WHERE {condition}")
             parameters += limits
         sql = f"SELECT count(*) FROM ({' UNION ALL '.join(selects)} LIMIT ?) AS parts"

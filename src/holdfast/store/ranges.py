@@ -127,8 +127,8 @@ def beyond(filter: JobFilter) -> tuple[str, list[int]]:
     return f"({KEYS[filter.sort]}, seq) {sign} (?, ?)", [filter.after.key, filter.after.seq]
 
 
-def within(window: Window) -> tuple[str, list[int]]:
-    return ("", []) if window == Window() else (" AND seq >= ? AND seq < ?", [window.start, window.stop])
+def within(window: Window, seq: str = "seq") -> tuple[str, list[int]]:
+    return ("", []) if window == Window() else (f" AND {seq} >= ? AND {seq} < ?", [window.start, window.stop])
 
 
 # Where the jobs of a time lie.
@@ -292,13 +292,13 @@ def _leaps(
     return [Range(lane.index, condition, (*lane.parameters, type, sign * rank), rank) for type, rank in rows]
 
 
-def bounded(filter: JobFilter, window: Window, part: Range) -> tuple[str, list[str | int]]:
+def bounded(reader: Reader, filter: JobFilter, window: Window, part: Range) -> tuple[str, list[str | int]]:
     """The condition of a range, within the filter's times and after its place."""
     if filter.sort == FINISHED_AT:
         return part.condition, [*part.parameters]
     is_started = filter.sort == CREATED or _rank(filter) == part.rank
     window = window.after(filter.after if is_started else None, filter.ascending)
-    bounds, limits = within(window)
+    bounds, limits = within(window, "seq" if part.index == RUNNING else reader.seq_within)
     return part.condition + bounds, [*part.parameters, *limits]
 
 

@@ -18,6 +18,8 @@ class Reader(Protocol):
     reads_whole_types: bool
     """Whether there is an index of all jobs by type, whatever their state."""
 
+    seq_within: str
+    """How `seq` stands in the indexes by type and priority."""
     orders_recursion: bool
     """Whether a recursive query may go on with the highest first, and stop when it has enough."""
 

@@ -103,8 +103,7 @@ def create_app(
     pages = (overview, bulk, jobs, job, enqueue_form, controls, reconcile_page, reference, login)
     routers = (*api, *(module.router for module in pages))
     app.state.routes = [route for router in routers for route in router.routes]
-    for router in routers:
-        app.include_router(router)
+    app.router.routes.extend(app.state.routes)  # include_router() would make each of them anew
     app.add_route("/openapi.json", openapi, include_in_schema=False)
     app.mount("/static", StaticFiles(directory=_STATIC), name="static")
     app.add_middleware(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+from urllib.parse import unquote
 
 from msgspec import Struct
 
@@ -12,7 +13,11 @@ from holdfast.errors import ConfigError
 
 _OPTIONS = ("schema", "synchronous_commit", "pool")
 _SYNCHRONOUS = ("on", "off", "local", "remote_write", "remote_apply")
-_PASSWORD = re.compile(r"(?P<before>^[a-z]+://[^/?#]*?:)[^@/?#]*(?=@)")
+_HIDDEN = "***"
+_QUOTED = re.compile(r'"([^"]*)"')
+_NO_PORT = re.compile(r"^([^/\[\]]*:)[^/:]*[^/:0-9][^/:]*(?=/|$)")
+"""What stands for a port without being one: the password of an address that lacks its host."""
+_ENCODED = "in a password, write @ as %40, / as %2F, : as %3A, ? as %3F and % as %25"
 
 # A peer that is gone without a word is noticed within 15 s, unless the address says otherwise.
 _DEFAULTS = {
@@ -21,8 +26,10 @@ _DEFAULTS = {
     "keepalives_interval": "3",
     "keepalives_count": "3",
     "tcp_user_timeout": "15000",
-    "application_name": "holdfast",
+    "fallback_application_name": "holdfast",
 }
+_ENVIRONMENT = {"connect_timeout": "PGCONNECT_TIMEOUT", "target_session_attrs": "PGTARGETSESSIONATTRS"}
+"""What libpq would take from the environment, were it not said."""
 
 
 class Address(Struct, frozen=True, kw_only=True):
@@ -35,25 +42,35 @@ class Address(Struct, frozen=True, kw_only=True):
     synchronous_commit: str | None = None
     pool: int = 10
 
+    def __repr__(self) -> str:
+        return f"Address({self.shown!r})"
+
 
 def parse_url(url: str) -> Address:
     """`postgresql://user@host:5432/database?schema=jobs`; other options of the query are libpq's."""
     from psycopg import ProgrammingError
     from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-    base, _, query = url.partition("?")
-    given = parse_qsl(query, keep_blank_values=True)
-    ours = {name: value for name, value in given if name in _OPTIONS}
-    theirs = [(name, value) for name, value in given if name not in _OPTIONS]
-    plain = f"{base}?{urlencode(theirs, quote_via=quote)}" if theirs else base
+    base, query = _split(url)
+    # Not parse_qsl: libpq takes a + for a +.
+    given = [(unquote(part.partition("=")[0]), part) for part in query.split("&")] if query else []
+    ours = {name: unquote(part.partition("=")[2]) for name, part in given if name in _OPTIONS}
+    theirs = "&".join(part for name, part in given if name not in _OPTIONS)
     try:
-        known: dict[str, Any] = conninfo_to_dict(plain)
-    except ProgrammingError as error:
-        reason = str(error).strip()
-        raise ConfigError(f"{without_password(url)!r} is not an address of PostgreSQL: {reason}") from None
-    defaults = {name: value for name, value in _DEFAULTS.items() if name not in known}
+        if "\0" in url:
+            raise ValueError("there is a NUL in it")  # where libpq would stop reading
+        known: dict[str, Any] = conninfo_to_dict(f"{base}?{theirs}" if theirs else base)
+        _check_place(known)
+        conninfo = make_conninfo(**(_defaults(known) | known | {"client_encoding": "utf8"}))
+    except (ProgrammingError, ValueError) as error:
+        shown = without_password(url)
+        reason = _QUOTED.sub(
+            lambda quoted: quoted[0] if quoted[1] in shown else _HIDDEN, str(error).strip().partition("\n")[0]
+        )
+        hint = None if shown == url else _ENCODED
+        raise ConfigError(f"{shown!r} is not an address of PostgreSQL: {reason}", hint=hint) from None
     return Address(
-        conninfo=make_conninfo(plain, **defaults),
+        conninfo=conninfo,
         shown=without_password(url),
         schema=_schema(url, ours.get("schema")),
         synchronous_commit=_synchronous(url, ours.get("synchronous_commit")),
@@ -62,13 +79,50 @@ def parse_url(url: str) -> Address:
 
 
 def without_password(url: str) -> str:
-    """An address as it may be shown, logged and stored."""
-    url = _PASSWORD.sub(r"\g<before>***", url)
-    if "password=" not in url:
+    """An address as it may be shown, logged and stored; also one that is wrong, as far as it can be told."""
+    base, query = _split(url)
+    scheme, mark, place = base.partition("://")
+    if not mark:
         return url
-    parts = urlsplit(url)
-    kept = [(n, "***" if n in ("password", "sslpassword") else v) for n, v in parse_qsl(parts.query)]
-    return urlunsplit(parts._replace(query=urlencode(kept, safe="*/")))
+    end = place.rfind("@")
+    colon = place.find(":", 0, max(end, 0))
+    if colon >= 0:
+        place = f"{place[: colon + 1]}{_HIDDEN}{place[end:]}"
+    elif end < 0:
+        place = _NO_PORT.sub(rf"\1{_HIDDEN}", place)
+    if not query:
+        return f"{scheme}{mark}{place}"
+    return f"{scheme}{mark}{place}?{'&'.join(_without_value(part) for part in query.split('&'))}"
+
+
+def _split(url: str) -> tuple[str, str]:
+    """The place and the query. As in libpq, a ? before the first @ is part of the password."""
+    start = url.find("://") + 3
+    named = url.find("@", start)
+    if named >= 0 and "/" not in url[start:named]:
+        start = named
+    asks = url.find("?", start)
+    return (url, "") if asks < 0 else (url[:asks], url[asks + 1 :])
+
+
+def _without_value(part: str) -> str:
+    name, equals, _ = part.partition("=")
+    return f"{name}={_HIDDEN}" if equals and "password" in unquote(name).lower() else part
+
+
+def _check_place(known: dict[str, Any]) -> None:
+    if "@" in known.get("host", "") and not known["host"].startswith(("/", "@")):
+        raise ValueError("there is an @ in the name of the host")
+    for port in known.get("port", "").split(","):
+        if port and not (port.isdecimal() and 1 <= int(port) <= 65535):
+            raise ValueError("the port must be a number from 1 to 65535")
+
+
+def _defaults(known: dict[str, Any]) -> dict[str, str]:
+    defaults = dict(_DEFAULTS)
+    if "," in known.get("host", "") + known.get("hostaddr", ""):
+        defaults["target_session_attrs"] = "read-write"  # the others are standbys
+    return {name: value for name, value in defaults.items() if _ENVIRONMENT.get(name, "") not in os.environ}
 
 
 def _schema(url: str, name: str | None) -> str | None:

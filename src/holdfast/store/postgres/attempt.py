@@ -231,7 +231,8 @@ class PostgresAttemptTransaction:
             with suppress(psycopg.Error):
                 connection.cancel()
             with suppress(psycopg.Error):  # waits until the handler's statement has ended
-                psycopg.RawCursor(connection).execute("ROLLBACK")
+                # A statement that is on its way already finds a transaction that can't write.
+                psycopg.RawCursor(connection).execute("ROLLBACK; BEGIN READ ONLY")
         finally:
             self._settling.release()
 

@@ -15,6 +15,7 @@ from holdfast.core.rate_limit import Bucket
 from holdfast.store.limits import Limits
 from holdfast.store.postgres.clock import CLOCK
 from holdfast.store.postgres.database import Session
+from holdfast.store.postgres.schema import SEQ
 from holdfast.store.protocol import Activity, Claim, Claimed, Demand
 
 HELD_BACK_PAUSE = 0.1
@@ -58,7 +59,7 @@ UPDATE holdfast_jobs AS j SET
 FROM clock WHERE j.seq = ANY (ARRAY(
     SELECT seq FROM holdfast_jobs WHERE status = 'pending' AND type = $4
         AND NOT EXISTS (SELECT 1 FROM holdfast_pauses WHERE type IN ('', $4))
-    ORDER BY priority DESC, seq LIMIT $7 FOR UPDATE SKIP LOCKED))
+    ORDER BY priority DESC, {SEQ} LIMIT $7 FOR UPDATE SKIP LOCKED))
 {_RETURNING}
 """
 
@@ -67,10 +68,10 @@ _DEMANDS = """demands AS MATERIALIZED (
         AS d (type, max_attempts, timeout, room)
     WHERE NOT EXISTS (SELECT 1 FROM holdfast_pauses AS p WHERE p.type IN ('', d.type)))"""
 
-_BEST = """
+_BEST = f"""
 SELECT d.type, c.priority, c.seq FROM demands AS d CROSS JOIN LATERAL (
     SELECT seq, priority FROM holdfast_jobs WHERE status = 'pending' AND type = d.type
-    ORDER BY priority DESC, seq LIMIT d.room) AS c
+    ORDER BY priority DESC, {SEQ} LIMIT d.room) AS c
 ORDER BY c.priority DESC, c.seq LIMIT $8
 """
 
@@ -81,7 +82,7 @@ UPDATE holdfast_jobs AS j SET
 FROM clock, demands AS d WHERE j.type = d.type AND j.seq = ANY (ARRAY(
     SELECT c.seq FROM counts CROSS JOIN LATERAL (
         SELECT seq FROM holdfast_jobs WHERE status = 'pending' AND type = counts.type
-        ORDER BY priority DESC, seq LIMIT counts.wanted FOR UPDATE SKIP LOCKED) AS c))
+        ORDER BY priority DESC, {SEQ} LIMIT counts.wanted FOR UPDATE SKIP LOCKED) AS c))
 {_RETURNING}
 """
 _CLAIM_BEST = f"""
@@ -149,7 +150,7 @@ def claim_jobs(
              min(limit, demand.limit)],
         )  # fmt: skip
     else:
-        rooms = [demand.limit for demand in demands]
+        rooms = [min(limit, demand.limit) for demand in demands]
         rows = session.rows(_CLAIM_BEST, [now, worker_id, lease, *_columns(demands, rooms), limit])
     return Claimed(_claims(rows))
 

@@ -9,8 +9,10 @@ to another server process.
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
@@ -21,10 +23,19 @@ from psycopg import RawCursor
 from psycopg.pq import TransactionStatus
 
 from holdfast.core.clock import Clock, system_clock
-from holdfast.errors import CommitUncertain, NestedWrite, QueueClosed, StoreBusy, StoreError, StoreUnavailable
+from holdfast.errors import (
+    CommitUncertain,
+    ConfigError,
+    NestedWrite,
+    QueueClosed,
+    StoreBusy,
+    StoreError,
+    StoreUnavailable,
+)
+from holdfast.store.moved import MOVED_STATE, error_of
 from holdfast.store.postgres.address import Address
 from holdfast.store.postgres.notify import Notifier, Silence
-from holdfast.store.postgres.schema import qualified
+from holdfast.store.postgres.schema import SEQ, qualified
 from holdfast.store.scope import attempt_transaction
 
 PATIENCE = 5.0
@@ -33,10 +44,16 @@ PATIENCE = 5.0
 OLDEST_SERVER = 130000
 NOW = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 _BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
-_SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+# What is read in one goes along an index, and stops when it has enough, whatever the statistics say.
+_SNAPSHOT = """BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;
+SET LOCAL enable_bitmapscan = off; SET LOCAL enable_seqscan = off"""
 _FRESH = 5.0
 """Seconds for which a connection that lies idle is taken for alive."""
-_CLOCK_KEPT = 30.0
+_SURPLUS = 60.0
+"""Seconds after which a connection that nobody has needed is closed."""
+_CLOCK_KEPT, _CLOCK_RETRY = 30_000_000, 1_000_000
+_TICKS = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""A clock that nobody sets, and that goes on while the machine sleeps."""
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -85,6 +102,7 @@ class Database:
     elements = "jsonb_array_elements_text(?::jsonb)"
     reads_whole_types = False
     orders_recursion = False
+    seq_within = SEQ
 
     def __init__(self, address: Address, clock: Clock, *, notify: bool = True) -> None:
         self.url = address.shown
@@ -94,6 +112,8 @@ class Database:
         self.schema = ""
         """The schema's name as it stands in SQL; known once a connection was made."""
         self.identity = ""
+        self.place = 0
+        """The database's number on its server: a copy of it has the same identity, but another place."""
         self.is_pooled = False
         """Whether a pooler stands in between, which gives each transaction to any server process."""
         self.server_version = 0
@@ -102,15 +122,17 @@ class Database:
         """What our transactions say of it, if anything."""
         self._texts: dict[str, str] = {}
         self._closed = False
+        self._offset = system_clock() - _ticks()
+        self._clock_due = 0
         self._reset()
+        _databases.add(self)
 
     def _reset(self) -> None:
-        self._pid = os.getpid()
         self._local = _Local()
         self._changed = threading.Condition()
+        self._known: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._idle: list[tuple[Connection, float]] = []
         self._taken = 0
-        self._offset = (0.0, 0)
         self.notifier = Notifier(self) if self.notifies else Silence()
 
     @property
@@ -143,18 +165,18 @@ class Database:
         """The server's clock, by what was last read of it."""
         if self._clock is not None:
             return self._clock()
-        read_at, offset = self._offset
-        if not read_at or time.monotonic() - read_at > _CLOCK_KEPT:
+        before = _ticks()
+        if before >= self._clock_due:
+            self._clock_due = before + _CLOCK_RETRY  # without a server the last known has to do
             with suppress(StoreError):
-                self._read_clock()
-            offset = self._offset[1]
-        return time.monotonic_ns() // 1000 + offset
+                [(now,)] = self.read(f"SELECT {NOW}")
+                self._set_clock(now, before)
+        return _ticks() + self._offset
 
-    def _read_clock(self) -> None:
-        before = time.monotonic_ns()
-        [(now,)] = self.read(f"SELECT {NOW}")
-        after = time.monotonic_ns()
-        self._offset = (time.monotonic(), now - (before + after) // 2000)
+    def _set_clock(self, now: int, before: int) -> None:
+        after = _ticks()
+        self._offset = now - (before + after) // 2
+        self._clock_due = after + _CLOCK_KEPT
 
     # Connections.
 
@@ -168,6 +190,9 @@ class Database:
             )
         except psycopg.Error as error:
             raise_translated(error, self.url, connecting=True)
+        except ValueError as error:  # such as a host's name that can't be one
+            raise StoreUnavailable(f"{self.url}: {error}") from error
+        self._known.add(connection)
         try:
             self._greet(connection)
         except psycopg.Error as error:
@@ -179,16 +204,19 @@ class Database:
         return connection
 
     def _greet(self, connection: Connection) -> None:
-        [(schema, pid, version, synchronous, in_recovery)] = (
+        before = _ticks()
+        [(schema, self.place, pid, version, synchronous, in_recovery, encoding, now)] = (
             RawCursor(connection)
             .execute(
-                "SELECT quote_ident(coalesce($1, current_schema())), pg_backend_pid(),"
+                "SELECT quote_ident(coalesce($1, current_schema())),"
+                " (SELECT oid::bigint FROM pg_database WHERE datname = current_database()), pg_backend_pid(),"
                 " current_setting('server_version_num')::integer, current_setting('synchronous_commit'),"
-                " pg_is_in_recovery()",
+                f" pg_is_in_recovery(), current_setting('server_encoding'), {NOW}",
                 [self._address.schema],
             )
             .fetchall()
         )
+        self._set_clock(now, before)
         if in_recovery:
             raise StoreUnavailable(
                 f"{self.url} is a standby, which can't be written", hint="name the primary in the address"
@@ -200,6 +228,11 @@ class Database:
         if version < OLDEST_SERVER:
             needed = OLDEST_SERVER // 10000
             raise StoreUnavailable(f"PostgreSQL {version // 10000} is too old; {needed} or newer is needed")
+        if encoding != "UTF8":
+            raise StoreUnavailable(
+                f"{self.url}: the database is in {encoding}, which can't hold every text",
+                hint="make one in UTF8: createdb -E UTF8 -T template0",
+            )
         self.schema = self.schema or schema
         self.server_version = version
         wanted = self._address.synchronous_commit
@@ -213,18 +246,16 @@ class Database:
             connection.prepare_threshold = None
 
     def _take(self, *, fresh: bool = False) -> Connection:
-        if self._closed:
-            raise QueueClosed("the queue is closed")
-        if self._pid != os.getpid():
-            self._abandon()
         deadline = time.monotonic() + PATIENCE
         with self._changed:
-            while self._taken >= self._address.pool:
+            while not self._closed and self._taken >= self._address.pool:
                 if not self._changed.wait(deadline - time.monotonic()):
                     raise StoreUnavailable(
                         f"all {self._address.pool} connections were in use for {PATIENCE:g} s",
                         hint="say ?pool= in the address for more",
                     )
+            if self._closed:
+                raise QueueClosed("the queue is closed")
             self._taken += 1
             found = None if fresh or not self._idle else self._idle.pop()
         try:
@@ -232,6 +263,7 @@ class Database:
                 connection, since = found
                 if time.monotonic() - since < _FRESH or _answers(connection):
                     return connection
+                connection.close()
                 self._forget_idle()
             return self.connect()
         except BaseException:
@@ -240,15 +272,26 @@ class Database:
 
     def _give(self, connection: Connection) -> None:
         is_usable = not connection.closed and connection.info.transaction_status == TransactionStatus.IDLE
-        if is_usable and not self._closed and self._pid == os.getpid():
-            with self._changed:
-                self._idle.append((connection, time.monotonic()))
-        else:
-            broken = connection.broken
-            connection.close()
-            if broken:  # the others will not be better
-                self._forget_idle()
-        self._leave()
+        with self._changed:
+            if connection not in self._known:
+                return  # taken before this process was forked
+            now = time.monotonic()
+            surplus = 0  # those that were not needed for long are at the bottom
+            while surplus < len(self._idle) and now - self._idle[surplus][1] > _SURPLUS:
+                surplus += 1
+            leaving = [idle for idle, _ in self._idle[:surplus]]
+            del self._idle[:surplus]
+            if is_usable and not self._closed:
+                self._idle.append((connection, now))
+            else:
+                leaving.append(connection)
+            self._taken -= 1
+            self._changed.notify()
+        is_broken = connection.broken
+        for gone in leaving:
+            gone.close()
+        if is_broken:  # the others will not be better
+            self._forget_idle()
 
     def _leave(self) -> None:
         with self._changed:
@@ -261,16 +304,27 @@ class Database:
         for connection, _ in idle:
             connection.close()
 
-    def _abandon(self) -> None:
-        """In a forked child: what the parent has open is the parent's. To close it here would end it there,
-        and psycopg itself leaves connections of another process alone."""
+    def leave_to_parent(self) -> None:
+        """In a forked child: what the parent has open is the parent's.
+
+        Nothing may be said on those connections from here, and they must not stay open here when the parent
+        has died: the server would hold its locks for as long as this process lives.
+        """
+        inherited = list(self._known)
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for connection in inherited:
+            with suppress(psycopg.Error):  # closed
+                os.dup2(nowhere, connection.fileno(), inheritable=False)
+        os.close(nowhere)
+        _inherited.extend(inherited)
         self._reset()
 
     def close(self) -> None:
         self.notifier.close()
-        self._closed = True
-        if self._pid == os.getpid():
-            self._forget_idle()
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._forget_idle()
 
     # Reading.
 
@@ -304,7 +358,7 @@ class Database:
     @property
     def session(self) -> Session | None:
         """This thread's open transaction."""
-        return self._local.session if self._pid == os.getpid() else None
+        return self._local.session
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
@@ -315,8 +369,10 @@ class Database:
         with self._opened(_SNAPSHOT) as session:
             try:
                 yield
-            finally:
+            except BaseException:
                 roll_back(session.connection)
+                raise
+            self.commit(session.connection)  # psycopg forgets what it has prepared at a ROLLBACK
 
     # Writing.
 
@@ -359,6 +415,7 @@ class Database:
         try:
             self.begin(connection, begin)
         except BaseException:
+            connection.close()  # such as one to a primary that has become a standby
             self._give(connection)
             raise
         return connection
@@ -371,11 +428,30 @@ class Database:
 
     def commit(self, connection: Connection) -> None:
         try:
-            RawCursor(connection).execute("COMMIT")
+            done = RawCursor(connection).execute("COMMIT")
         except psycopg.Error as error:
-            if connection.broken:
+            if connection.broken or _means_lost(error):
                 raise CommitUncertain(f"{self.url}: the connection broke at the commit") from error
             raise_translated(error, self.url)
+        if done.statusmessage != "COMMIT":
+            raise StoreUnavailable(f"{self.url}: a statement had failed, so all of it was rolled back")
+
+
+_databases: weakref.WeakSet[Database] = weakref.WeakSet()
+_inherited: list[Connection] = []
+"""Connections of parent processes. Kept: whoever collected one as garbage would be warned of it."""
+
+
+def _leave_to_parent() -> None:
+    for database in list(_databases):
+        database.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
+
+
+def _ticks() -> int:
+    return time.clock_gettime_ns(_TICKS) // 1000
 
 
 @lru_cache(4096)
@@ -400,13 +476,24 @@ def roll_back(connection: Connection) -> None:
 
 _BUSY = ("55P03", "40P01", "40001")
 _HINTS = {
+    "0A000": "the server can't be written now: is it a standby?",
     "25006": "the server can't be written now: is it a standby?",
-    "28": "check the user and the password in the address",
-    "3D000": "make it with createdb, or name another in the address",
     "42501": "let the role own the schema, or grant it what it needs",
     "42P01": "the queue's tables are gone; queuectl migrate makes them",
     "53100": "the server's disk is full: free some space; work goes on by itself",
-    "53300": "raise max_connections there, or lower ?pool= in the address",
+}
+
+# libpq tells of a connection that was refused in words alone.
+_REFUSALS = {
+    "authentication failed": "check the user and the password in the address, or in ~/.pgpass",
+    "no password supplied": "say it in the address, in ~/.pgpass or in PGPASSWORD",
+    "pg_hba.conf": "let the server's pg_hba.conf allow this role and machine",
+    'database ".*" does not exist': "make it with createdb, or name another in the address",
+    'role ".*" does not exist': "make it with createuser, or name another in the address",
+    "startup parameter": "a pooler does not know it: leave it out of the address, or let PgBouncer's"
+    " ignore_startup_parameters name it",
+    "too many|connection slots|no more connections": "raise max_connections there, or lower ?pool= here",
+    "refused|No such file|timeout expired": "is the server running there?",
 }
 
 
@@ -415,15 +502,31 @@ def raise_translated(error: psycopg.Error, url: str, *, connecting: bool = False
     state = error.sqlstate or ""
     if state in _BUSY:
         raise StoreBusy(PATIENCE) from error
+    raise_if_moved(error)
     if state[:2] in ("22", "23", "42") and state not in _HINTS:
         raise error
-    if not state and not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
-        raise error
     reason = str(error).strip().partition("\n")[0]
+    if not state and not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+        if connecting:
+            raise ConfigError(f"{url}: {reason}") from error
+        raise error
     hint = _HINTS.get(state, _HINTS.get(state[:2]))
-    lost = not connecting and (not state or state.startswith(("57P", "08")))
-    kind = ConnectionLost if lost else StoreUnavailable
+    if connecting:
+        hint = next((advice for words, advice in _REFUSALS.items() if re.search(words, reason)), hint)
+    kind = ConnectionLost if not connecting and _means_lost(error) else StoreUnavailable
     raise kind(f"{url}: {reason}", hint=hint) from error
+
+
+def _means_lost(error: psycopg.Error) -> bool:
+    """Whether the connection is gone: without a word, or with the server's last."""
+    return not error.sqlstate or error.sqlstate.startswith(("57P", "08", "25P03", "25P04"))
+
+
+def raise_if_moved(error: psycopg.Error) -> None:
+    """Raise what a guard of a move has refused as one of our errors."""
+    moved = error_of(str(error)) if error.sqlstate == MOVED_STATE else None
+    if moved is not None:
+        raise moved from error
 
 
 def storable(value: Any) -> Any:

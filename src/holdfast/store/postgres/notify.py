@@ -43,16 +43,24 @@ class Notifier:
                 return
             now = time.monotonic()
             wait = self._next - now
-            if wait > 0:
-                self._timer = threading.Timer(wait, self._send_late)
-                self._timer.name = "holdfast-notify"
-                self._timer.daemon = True
-                self._timer.start()
+            if wait > 0 and self._start_timer(wait):
                 return
             self._next = now + PAUSE
         self._send()
 
+    def _start_timer(self, wait: float) -> bool:
+        timer = threading.Timer(wait, self._send_late)
+        timer.name = "holdfast-notify"
+        timer.daemon = False  # a process that ends meanwhile waits for it
+        try:
+            timer.start()
+        except RuntimeError:  # no more threads to be had, or the interpreter is ending
+            return False
+        self._timer = timer
+        return True
+
     def close(self) -> None:
+        """Wait until the last one is sent."""
         with self._lock:
             timer = self._timer
         if timer is not None and timer is not threading.current_thread():

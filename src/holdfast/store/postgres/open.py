@@ -7,6 +7,7 @@ import psycopg
 from holdfast.core.clock import Clock
 from holdfast.errors import ForeignDatabase, SchemaOutOfDate
 from holdfast.store import migrate as migrations
+from holdfast.store.moved import MOVE_TABLE
 from holdfast.store.postgres.address import parse_url
 from holdfast.store.postgres.database import Database, Session
 from holdfast.store.postgres.schema import MIGRATIONS, VERSION_TABLE
@@ -16,23 +17,31 @@ from holdfast.store.postgres.store import PostgresStore
 _ALONE = "SELECT pg_advisory_xact_lock(1751346275, hashtext($1))"
 
 
-def open_store(url: str, clock: Clock, *, notify: bool = True, migrate: bool = False) -> PostgresStore:
+def open_store(
+    url: str, clock: Clock, *, notify: bool = True, migrate: bool = False, for_move: bool = False
+) -> PostgresStore:
     """Open `postgresql://…`, making our tables if there are none.
 
     Older tables are refused: others may be at work with them, so only `migrate` brings them up to date.
+    With `for_move`, a queue that a move has closed is opened all the same.
     """
     database = Database(parse_url(url), clock, notify=notify)
     try:
-        _prepare(database, migrate)
+        _prepare(database, migrate, for_move)
     except BaseException:
         database.close()
         raise
     return PostgresStore(database)
 
 
-def _prepare(database: Database, migrate: bool) -> None:
+def _prepare(database: Database, migrate: bool, for_move: bool) -> None:
     database.read("SELECT 1")  # which makes the schema's name known
-    version = _version(database)
+    tables = _tables(database)
+    version = _version(database, tables)
+    if MOVE_TABLE in tables and not for_move:
+        from holdfast.store.postgres.transfer import check_move
+
+        check_move(database)
     if migrations.pending(MIGRATIONS, version):
         if version and not migrate:
             raise SchemaOutOfDate(
@@ -43,15 +52,19 @@ def _prepare(database: Database, migrate: bool) -> None:
     [(database.identity,)] = database.read(f"SELECT identity FROM {VERSION_TABLE}")
 
 
-def _version(database: Database) -> int:
-    """The schema's version, 0 if there is none; refuses tables of our names that are not ours."""
+def _tables(database: Database) -> set[str]:
+    """The tables and views of our names."""
     rows = database.read(
         "SELECT relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace"
         " WHERE quote_ident(n.nspname) = $1 AND relkind IN ('r', 'p', 'v', 'm', 'f')"
         " AND relname LIKE 'holdfast\\_%'",
         [database.schema],
     )
-    names = {row[0] for row in rows}
+    return {row[0] for row in rows}
+
+
+def _version(database: Database, names: set[str]) -> int:
+    """The schema's version, 0 if there is none; refuses tables of our names that are not ours."""
     if not names:
         return 0
     if VERSION_TABLE not in names or "holdfast_jobs" not in names:
@@ -73,7 +86,7 @@ def _migrate(database: Database) -> None:
     """Apply what is missing, in one transaction."""
     with database.transaction() as session:
         session.rows(_ALONE, [database.schema])
-        steps = migrations.pending(MIGRATIONS, _version(database))
+        steps = migrations.pending(MIGRATIONS, _version(database, _tables(database)))
         if steps:
             _make_schema(session)
         for step in steps:

@@ -98,8 +98,8 @@ def retry_failed_jobs(
 ) -> tuple[int, list[tuple[str, str]], int | None]:
     rows = session.rows(
         "SELECT seq, id, type, key FROM holdfast_jobs"
-        " WHERE status = 'failed' AND seq > $1 AND ($2::text IS NULL OR type = $2)"
-        " ORDER BY seq LIMIT $3 FOR UPDATE",
+        " WHERE status = 'failed' AND error_group IS NOT NULL AND seq > $1"
+        " AND ($2::text IS NULL OR type = $2) ORDER BY seq LIMIT $3 FOR UPDATE",
         [after, type, limit],
     )
     retried = []

@@ -142,10 +142,15 @@ _TABLES = (
     )""",
 )
 
+SEQ = "(seq + 0)"
+"""How `seq` stands in the indexes of claims and lists. The planner would else take the primary key for a list
+in the order of `seq`, and go through all other jobs on its way."""
+
 # Partial, so that what waits for its time and what is over costs a claim nothing.
 _INDEXES = (
     # claim
-    "CREATE INDEX holdfast_jobs_pending ON holdfast_jobs (type, priority DESC, seq) WHERE status = 'pending'",
+    f"""CREATE INDEX holdfast_jobs_pending ON holdfast_jobs (type, priority DESC, {SEQ})
+    WHERE status = 'pending'""",
     # promote
     "CREATE INDEX holdfast_jobs_scheduled ON holdfast_jobs (due_at) WHERE status = 'scheduled'",
     # reap, renew, cancel, max_running; not by the lease, so that a renewal leaves it as it is
@@ -158,20 +163,21 @@ _INDEXES = (
     "CREATE INDEX holdfast_jobs_keyed ON holdfast_jobs (type, key) WHERE key IS NOT NULL",
     # lists: in every state the jobs of one type and priority lie in the order of `seq`
     "CREATE INDEX holdfast_jobs_parent ON holdfast_jobs (parent_id) WHERE parent_id IS NOT NULL",
-    """CREATE INDEX holdfast_jobs_ended ON holdfast_jobs (type, status, priority DESC, seq)
+    f"""CREATE INDEX holdfast_jobs_ended ON holdfast_jobs (type, status, priority DESC, {SEQ})
     WHERE finished_at IS NOT NULL""",
-    """CREATE INDEX holdfast_jobs_later ON holdfast_jobs (type, priority DESC, seq)
+    f"""CREATE INDEX holdfast_jobs_later ON holdfast_jobs (type, priority DESC, {SEQ})
     WHERE status = 'scheduled'""",
-    """CREATE INDEX holdfast_jobs_retrying ON holdfast_jobs (type, priority DESC, seq)
+    f"""CREATE INDEX holdfast_jobs_retrying ON holdfast_jobs (type, priority DESC, {SEQ})
     WHERE status = 'scheduled' AND attempts > 0""",
     # prune, and what ran lately
-    """CREATE INDEX holdfast_jobs_finished ON holdfast_jobs (type, status, finished_at)
+    """CREATE INDEX holdfast_jobs_finished ON holdfast_jobs (type, status, finished_at, seq)
     WHERE finished_at IS NOT NULL""",
-    "CREATE INDEX holdfast_jobs_failed ON holdfast_jobs (seq) WHERE status = 'failed'",
-    """CREATE INDEX holdfast_jobs_alike ON holdfast_jobs (type, error_group, priority DESC, seq)
-    WHERE status = 'failed'""",
-    """CREATE INDEX holdfast_jobs_alike_finished ON holdfast_jobs (type, error_group, finished_at)
-    WHERE status = 'failed'""",
+    # failed jobs, which alone have a group; said so that nobody takes these for a list of other states
+    "CREATE INDEX holdfast_jobs_failed ON holdfast_jobs (seq) WHERE error_group IS NOT NULL",
+    f"""CREATE INDEX holdfast_jobs_alike ON holdfast_jobs (type, error_group, priority DESC, {SEQ})
+    WHERE error_group IS NOT NULL""",
+    """CREATE INDEX holdfast_jobs_alike_finished ON holdfast_jobs (type, error_group, finished_at, seq)
+    WHERE error_group IS NOT NULL""",
 )
 
 
@@ -240,9 +246,9 @@ _COUNTING = (
         _add_counts(_WENT, enqueued="0")
         + _add_errors(_WENT)
         + """
-        DELETE FROM holdfast_failures AS f USING went WHERE f.seq = went.seq;
-        DELETE FROM holdfast_logs AS l USING went WHERE l.seq = went.seq;
-        DELETE FROM holdfast_links AS l USING went WHERE l.parent_id = went.id;""",
+        DELETE FROM holdfast_failures WHERE seq = ANY (ARRAY(SELECT seq FROM went));
+        DELETE FROM holdfast_logs WHERE seq = ANY (ARRAY(SELECT seq FROM went));
+        DELETE FROM holdfast_links WHERE parent_id = ANY (ARRAY(SELECT id FROM went));""",
     ),
     """CREATE TRIGGER holdfast_inserted AFTER INSERT ON holdfast_jobs
     REFERENCING NEW TABLE AS came FOR EACH STATEMENT EXECUTE FUNCTION holdfast_count_inserted()""",

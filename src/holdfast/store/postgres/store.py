@@ -17,6 +17,7 @@ from holdfast.store.postgres import caller, claim, finish, health, insert, keep,
 from holdfast.store.postgres.attempt import PostgresAttemptTransaction
 from holdfast.store.postgres.clock import CLOCK
 from holdfast.store.postgres.database import PATIENCE, ConnectionLost, Database
+from holdfast.store.postgres.schema import SEQ
 from holdfast.store.postgres.watch import PostgresWatch
 from holdfast.store.protocol import (
     Activity,
@@ -82,12 +83,17 @@ WITH {CLOCK}
 ORDER BY lease_expires_at LIMIT 1000
 """
 
-_LINE = """
+_LINE = f"""
+WITH mine AS MATERIALIZED (SELECT type, priority, seq FROM holdfast_jobs WHERE id = $1)
 SELECT count(*) FROM (
-    SELECT 1 FROM holdfast_jobs AS mine JOIN holdfast_jobs AS other
-    ON other.status = 'pending' AND other.type = mine.type AND other.priority >= mine.priority
-        AND (other.priority > mine.priority OR other.seq < mine.seq)
-    WHERE mine.id = $1 LIMIT $2) AS line
+    SELECT 1 FROM mine CROSS JOIN LATERAL (
+        SELECT 1 FROM holdfast_jobs WHERE status = 'pending' AND type = mine.type
+            AND priority > mine.priority LIMIT $2) AS higher
+    UNION ALL
+    SELECT 1 FROM mine CROSS JOIN LATERAL (
+        SELECT 1 FROM holdfast_jobs WHERE status = 'pending' AND type = mine.type
+            AND priority = mine.priority AND {SEQ} < mine.seq LIMIT $2) AS earlier
+    LIMIT $2) AS line
 """
 
 _PAUSE = f"""
@@ -426,7 +432,9 @@ class PostgresStore:
     # Care.
 
     def back_up(self, path: str) -> None:
-        raise NotImplementedError(path)
+        from holdfast.store.postgres import transfer
+
+        transfer.back_up(self, path)
 
     def measure(self) -> dict[str, float]:
         return health.measure(self.database)

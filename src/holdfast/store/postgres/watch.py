@@ -44,11 +44,15 @@ class PostgresWatch:
         self._closed = False
         self._has_changed = False
         self._seen = ""
-        if self._listens:
-            self._listen()
-        else:
-            self._look()
-            self._has_changed = False
+        try:
+            if self._listens:
+                self._listen()
+            else:
+                self._look()
+                self._has_changed = False
+        except BaseException:
+            self.close()
+            raise
 
     def wait(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout
@@ -113,9 +117,13 @@ class PostgresWatch:
         try:
             self._ear = self._database.connect()
             self._ear.execute(f"LISTEN {channel(self._database.identity)}")
-            self._back_off = _RECONNECT[0]
-            self._has_changed = True
         except (StoreError, psycopg.Error):
+            self._deafen()
+            return
+        self._has_changed = True
+        self._back_off = _RECONNECT[0]
+        if self._database.is_pooled:  # since we were started: it would hear nothing
+            self._listens = False
             self._deafen()
 
     def _hear(self) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 from holdfast.errors import ConfigError
 from holdfast.store.sqlite.database import Database
-from holdfast.store.sqlite.unwrap import ONE_DATABASE, unwrap
+from holdfast.store.sqlite.unwrap import unwrap
+from holdfast.store.unwrap import ONE_DATABASE, in_no_transaction
 
 _LEGACY = getattr(sqlite3, "LEGACY_TRANSACTION_CONTROL", -1)  # the only mode before Python 3.12
 
@@ -18,20 +19,18 @@ def checked(connection: Any, database: Database) -> sqlite3.Connection:
 
     Only a bare sqlite3 connection may be in no transaction: its autocommit mode is chosen by hand.
     """
-    own, begin, begun_by = unwrap(connection)
+    found = unwrap(connection)
+    own: sqlite3.Connection = found.connection
     path = _file_of(own)
     if not path or not os.path.exists(path) or not os.path.samefile(path, database.path):
         raise ConfigError(
             f"connection= goes to {path or 'a database in memory'}, the queue is in {database.path}",
             hint=ONE_DATABASE,
         )
-    begin()
+    found.begin()
     _join_transaction(own)
-    if begun_by is not None and not own.in_transaction:
-        raise ConfigError(
-            "connection= is in no transaction: the job and your rows would be commits of their own",
-            hint=f"what begins one is {begun_by}",
-        )
+    if found.begun_by is not None and not own.in_transaction:
+        raise in_no_transaction(found.begun_by)
     return own
 
 

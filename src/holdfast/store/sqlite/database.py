@@ -27,6 +27,7 @@ from holdfast.errors import (
     StoreError,
     StoreUnavailable,
 )
+from holdfast.store.moved import error_of
 from holdfast.store.scope import attempt_transaction
 from holdfast.store.sqlite.fork import ForkGate
 
@@ -168,6 +169,7 @@ class Database:
     elements = "json_each(?)"
     reads_whole_types = True
     orders_recursion = True
+    seq_within = "seq"
 
     def by_index(self, name: str | None) -> str:
         return "NOT INDEXED" if name is None else f"INDEXED BY {name}"
@@ -330,9 +332,17 @@ def raise_translated(error: sqlite3.Error, path: str) -> NoReturn:
         raise StoreBusy(PATIENCE) from error
     if code == sqlite3.SQLITE_NOTADB:
         raise ForeignDatabase(f"{path} is not a SQLite database") from error
+    raise_if_moved(error)
     if isinstance(error, sqlite3.ProgrammingError | sqlite3.IntegrityError) or code == sqlite3.SQLITE_ERROR:
         raise error
     raise StoreUnavailable(f"{path}: {error}", hint=_hint(code, path)) from error
+
+
+def raise_if_moved(error: sqlite3.Error) -> None:
+    """Raise what a guard of a move has refused as one of our errors."""
+    moved = error_of(str(error)) if isinstance(error, sqlite3.IntegrityError) else None
+    if moved is not None:
+        raise moved from error
 
 
 def _hint(code: int, path: str) -> str | None:

@@ -11,6 +11,7 @@ from holdfast.core.clock import Clock
 from holdfast.core.error_group import error_group
 from holdfast.errors import ConfigError, ForeignDatabase, StoreUnavailable
 from holdfast.store import migrate
+from holdfast.store.moved import MOVE_TABLE
 from holdfast.store.sqlite.database import Database
 from holdfast.store.sqlite.schema import ERROR_GROUP, MIGRATIONS, VERSION_TABLE
 from holdfast.store.sqlite.store import SqliteStore
@@ -20,11 +21,12 @@ NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "fuse", "9p", "afs", "ceph", "glus
 _SYNCHRONOUS = ("full", "normal", "extra", "off")
 
 
-def open_store(url: str, clock: Clock) -> SqliteStore:
+def open_store(url: str, clock: Clock, *, for_move: bool = False) -> SqliteStore:
     """Open `sqlite:///path`, making the file and bringing its schema up to date.
 
     `?synchronous=normal` is faster and may lose the last commits at a power cut; `?network=allow` opens a
-    file on a network file system, where SQLite's locks often do not hold.
+    file on a network file system, where SQLite's locks often do not hold. With `for_move`, a queue that a
+    move has closed is opened all the same.
     """
     if sqlite3.sqlite_version_info < OLDEST_SQLITE:
         needed = ".".join(map(str, OLDEST_SQLITE))
@@ -35,7 +37,7 @@ def open_store(url: str, clock: Clock) -> SqliteStore:
         _refuse_network(path)
     database = Database(path, url=f"sqlite:///{path}", synchronous=options["synchronous"].upper())
     try:
-        _prepare(database)
+        _prepare(database, for_move)
     except BaseException:
         database.close()
         raise
@@ -118,9 +120,14 @@ def file_system(path: str) -> str:
     return kind
 
 
-def _prepare(database: Database) -> None:
+def _prepare(database: Database, for_move: bool) -> None:
     """Refuse what is not ours before anything is written, then bring the schema up to date."""
-    version = _version(database)
+    tables = _tables(database)
+    version = _version(database, tables)
+    if MOVE_TABLE in tables and not for_move:
+        from holdfast.store.sqlite.transfer import check_move
+
+        check_move(database)
     if migrate.pending(MIGRATIONS, version):
         _migrate(database)
     mode = database.patiently(
@@ -130,14 +137,18 @@ def _prepare(database: Database) -> None:
         raise StoreUnavailable(f"{database.path}: SQLite can't use a write-ahead log here (mode {mode})")
 
 
-def _version(database: Database) -> int:
-    """The schema's version, 0 if there is none; refuses tables of our names that are not ours."""
-    names = dict(
+def _tables(database: Database) -> dict[str, str]:
+    """The tables and views of our names."""
+    return dict(
         database.read(
             "SELECT name, type FROM sqlite_master"
             " WHERE type IN ('table', 'view') AND name LIKE 'holdfast\\_%' ESCAPE '\\'"
         )
     )
+
+
+def _version(database: Database, names: dict[str, str]) -> int:
+    """The schema's version, 0 if there is none; refuses tables of our names that are not ours."""
     if not names:
         return 0
     if names.get(VERSION_TABLE) != "table" or "holdfast_jobs" not in names:
@@ -159,7 +170,7 @@ def _migrate(database: Database) -> None:
     """Apply what is missing, in one transaction; whoever comes second finds nothing left to do."""
     with database.transaction() as connection:
         connection.create_function(ERROR_GROUP, 1, _error_group, deterministic=True)
-        for step in migrate.pending(MIGRATIONS, _version(database)):
+        for step in migrate.pending(MIGRATIONS, _version(database, _tables(database))):
             for statement in step.statements:
                 connection.execute(statement)
             connection.execute(f"UPDATE {VERSION_TABLE} SET version = ?", (step.number,))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -48,7 +49,7 @@ from holdfast.store.rows import (
 )
 from holdfast.store.sqlite import caller, claim, finish, insert, keep, operate
 from holdfast.store.sqlite.attempt import SqliteAttemptTransaction
-from holdfast.store.sqlite.database import PATIENCE, Database
+from holdfast.store.sqlite.database import PATIENCE, Database, raise_if_moved
 from holdfast.store.sqlite.watch import SqliteWatch
 from holdfast.store.statistics import STATISTICS_COLUMNS, minute_from
 
@@ -107,7 +108,11 @@ class SqliteStore:
                 return how(connection, jobs, self.now())
 
     def insert_jobs_with(self, connection: Any, jobs: Sequence[NewJob]) -> list[Verdict]:
-        return insert.insert_all_or_none(caller.checked(connection, self.database), jobs, self.now())
+        try:
+            return insert.insert_all_or_none(caller.checked(connection, self.database), jobs, self.now())
+        except sqlite3.IntegrityError as error:
+            raise_if_moved(error)
+            raise
 
     async def insert_jobs_awaiting(self, connection: Any, jobs: Sequence[NewJob]) -> list[Verdict]:
         return self.insert_jobs_with(connection, jobs)  # which says what connections it takes

@@ -1,91 +1,27 @@
-"""From the connection an application has, SQLAlchemy's or Django's, to the sqlite3 connection beneath it.
-
-Neither library is imported here: its objects are known by what they can do.
-"""
+"""The sqlite3 connection beneath the one an application has."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Self, cast
+from collections.abc import Iterable, Sequence
+from typing import Any, Self, cast
 
-from holdfast.errors import ConfigError
+from holdfast.store.unwrap import Engine, Unwrapped, refused
+from holdfast.store.unwrap import unwrap as unwrap_library
 
-ONE_DATABASE = "the job and your rows commit together only in one database"
-
-
-class Unwrapped(NamedTuple):
-    """The connection to insert with. `begin` tells its library that a transaction is wanted, if it has one.
-
-    `begun_by` says how a transaction is begun where the library commits every statement by itself; None
-    where that is the caller's own affair.
-    """
-
-    connection: sqlite3.Connection
-    begin: Callable[[], object] = lambda: None
-    begun_by: str | None = None
+SQLITE = Engine("sqlite", "SQLite", "a sqlite3.Connection")
 
 
 def unwrap(connection: Any) -> Unwrapped:
-    """The sqlite3 connection beneath. Nothing is begun yet, but what a Session begins when it is asked."""
+    """The same with a sqlite3.Connection, or what can do as much of it as an insert needs."""
     if isinstance(connection, sqlite3.Connection):
         return Unwrapped(connection)
-    if _has(connection, "run_sync") or _has(connection, "aclose"):
-        raise _only_awaited(connection)
-    if _has(connection, "exec_driver_sql", "dialect"):
-        return _from_sqlalchemy(connection)
-    if _has(connection, "get_bind", "connection"):  # a Session, or a scoped_session
-        return _from_sqlalchemy(connection.connection())
-    if _has(connection, "ensure_connection", "vendor"):
-        return _from_django(connection)
-    raise _refused(connection)
-
-
-def _has(connection: Any, *names: str) -> bool:
-    return all(hasattr(connection, name) for name in names)
-
-
-def _only_awaited(connection: Any) -> ConfigError:
-    hint = "await queue.enqueue_async(..., connection=...), or call this inside its run_sync"
-    if not _has(connection, "run_sync"):  # an async_scoped_session
-        hint = "pass the AsyncSession that calling it gives to queue.enqueue_async"
-    return ConfigError(f"connection= is an {type(connection).__name__}, which can only be awaited", hint=hint)
-
-
-def _refused(connection: Any) -> ConfigError:
-    kind = type(connection)
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    return ConfigError(
-        f"connection= takes a sqlite3.Connection, or one of SQLAlchemy or Django, not {name}",
-        hint=ONE_DATABASE,
-    )
-
-
-def _check_engine(name: str) -> None:
-    if name != "sqlite":
-        raise ConfigError(f"connection= goes to {name}, the queue is in SQLite", hint=ONE_DATABASE)
-
-
-# SQLAlchemy.
-
-
-def _from_sqlalchemy(connection: Any) -> Unwrapped:
-    _check_engine(connection.dialect.name)
-    if connection.closed:
-        raise ConfigError("connection= is closed")
-    pooled = connection.connection
-    own = pooled.driver_connection
-    if not isinstance(own, sqlite3.Connection):
-        if not connection.dialect.is_async:
-            raise _refused(own)
-        own = cast(sqlite3.Connection, _Adapted(pooled.dbapi_connection, own))
-
-    def begin() -> None:
-        # As its own execute() does. Without it, SQLAlchemy's commit() would find nothing to commit.
-        if not connection.in_transaction():
-            connection.begin()
-
-    return Unwrapped(own, begin, begun_by="an isolation level other than AUTOCOMMIT")
+    found = unwrap_library(connection, SQLITE)
+    if isinstance(found.connection, sqlite3.Connection):
+        return found
+    if found.adapted is None:
+        raise refused(found.connection, SQLITE)
+    return found._replace(connection=_Adapted(found.adapted, found.connection))
 
 
 class _Adapted:
@@ -145,19 +81,3 @@ class _AdaptedCursor:
     def executemany(self, sql: str, rows: Iterable[Sequence[Any]]) -> Self:
         self._adapted.executemany(sql, rows)
         return self
-
-
-# Django.
-
-
-def _from_django(connection: Any) -> Unwrapped:
-    """From a DatabaseWrapper, or the proxy that django.db.connection is."""
-    _check_engine(connection.vendor)
-    if connection.closed_in_transaction:
-        raise ConfigError("connection= was closed inside its atomic block")
-    connection.cursor().close()  # opens it if need be, and refuses other threads and event loops
-    connection.validate_no_broken_transaction()
-    own = connection.connection
-    if not isinstance(own, sqlite3.Connection):
-        raise _refused(own)
-    return Unwrapped(own, begun_by="transaction.atomic()")
