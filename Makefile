@@ -12,7 +12,7 @@ BASE_PYTHON = $(shell for p in $(CANDIDATES); do "$$p" -c '$(IS_RECENT)' 2>/dev/
 TOO_OLD = holdfast needs Python 3.11 or newer, tried: $(CANDIDATES). Say PYTHON=/path/to/python3
 
 .DEFAULT_GOAL := help
-.PHONY: help run test browser check bench screenshots clean
+.PHONY: help run test tools check bench screenshots clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -23,19 +23,25 @@ run: $(RUNS) ## serve the dashboard, the API and a worker with example jobs; ARG
 	@$(BIN)/python -m examples.demo
 	@$(BIN)/queuectl serve --app examples.demo:queue $(ARGS)
 
-# Three at a time: half of the tests' time is waiting for processes and leases.
-test: $(READY) browser ## run the tests; ARGS="-k lease -x" goes to pytest, -n0 runs one at a time
-	$(BIN)/python -m pytest -ra -n 3 --dist worksteal $(ARGS)
+# Plugins that come with other packages and that no test uses: they look at each of ten thousand tests.
+UNUSED = -p no:schemathesis -p no:anyio -p no:platformdirs
 
-# Only where nobody has to be asked. Elsewhere the tests in a browser are skipped and say what to install.
+# Three at a time: half of the tests' time is waiting for processes and leases.
+test: $(READY) tools ## run the tests; ARGS="-k lease -x" goes to pytest, -n0 runs one at a time
+	$(BIN)/python -m pytest -ra -n 3 --dist worksteal $(UNUSED) $(ARGS)
+
+# A browser, and clocks that go wrong. Only where nobody has to be asked: elsewhere the tests that need them
+# are skipped and say what to install.
 INSTALL = env DEBIAN_FRONTEND=noninteractive apt-get -qq
-browser:
-	@for name in chromium chromium-browser google-chrome; do command -v $$name && exit; done >/dev/null; \
-	command -v apt-get >/dev/null || exit 0; \
+tools:
+	@has() { for name in "$$@"; do command -v "$$name" >/dev/null && return; done; return 1; }; wanted=; \
+	has chromium chromium-browser google-chrome || wanted='chromium fonts-dejavu-core'; \
+	has faketime || wanted="$$wanted faketime"; \
+	[ -n "$$wanted" ] && command -v apt-get >/dev/null || exit 0; \
 	if [ "$$(id -u)" = 0 ]; then root=; elif sudo -n true 2>/dev/null; then root='sudo -n'; else exit 0; fi; \
-	echo 'installing chromium for the tests'; \
-	{ $$root $(INSTALL) update && $$root $(INSTALL) install -y --no-install-recommends \
-	chromium fonts-dejavu-core; } >/dev/null || echo 'chromium could not be installed'
+	echo "installing for the tests:" $$wanted; \
+	{ $$root $(INSTALL) update && $$root $(INSTALL) install -y --no-install-recommends $$wanted; } >/dev/null \
+	|| echo "could not be installed:" $$wanted
 
 check: $(READY) ## lint, formatting, types, import rules
 	$(BIN)/ruff check .
@@ -47,7 +53,7 @@ check: $(READY) ## lint, formatting, types, import rules
 bench: $(READY) ## run the benchmarks
 	unset PYTHONDONTWRITEBYTECODE; $(BIN)/python -m benchmarks $(ARGS)
 
-screenshots: $(READY) browser ## take the pictures of the README anew, in docs/images
+screenshots: $(READY) tools ## take the pictures of the README anew, in docs/images
 	$(BIN)/python -m tests.surfaces.screenshots
 
 clean: ## remove the virtual environment, caches and build output

@@ -41,10 +41,10 @@ each share the median of the rounds' shares.
     postgres.drain    no-op jobs with 1, 2 and 4 worker processes, against bare psycopg that claims and
                       finishes as many at a time as the one worker took. Expected: 0.4 of it, for one process
     postgres.pickup   as above. Expected: 2 ms and two bare commits, at the median
-    postgres.growth   a turn of 200 jobs among a million finished ones, against one in an empty queue.
-                      Expected: at most 1.25 times as long
+    postgres.growth   a claim of one job, and a turn of 200, among a million finished jobs, against those in
+                      an empty queue. Expected: at most 1.25 times as long
     postgres.peers    procrastinate, pgqueuer and chancy beside Holdfast, in turns. They are installed from
-                      PyPI, each into an environment of its own; who can't be is left out, with the reason
+                      PyPI into an environment of their own; who can't be is left out, with the reason
 
 After each benchmark stands how much of the machine others used meanwhile. Where that is more than a few
 hundredths of a core, the figures say less, and those of pickup and idle next to nothing. The files lie in
@@ -60,6 +60,7 @@ import json
 import os
 import platform
 import resource
+import signal
 import sqlite3
 import sys
 import tempfile
@@ -104,6 +105,8 @@ BENCHMARKS: dict[str, Callable[[Bench], list[Figure]]] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
+    # Ended by a signal, it leaves no server and no folder behind either.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     results: dict[str, list[Figure]] = {}
     others: dict[str, float | None] = {}
     print(_machine())

@@ -1,1 +1,1 @@
-"""Other job queues on PostgreSQL, measured beside ours. Each runs in an environment that holds only peers."""
+"""Other job queues on PostgreSQL, measured beside ours. They run in an environment of their own."""

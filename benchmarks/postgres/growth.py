@@ -1,4 +1,4 @@
-"""Growth: a turn of a worker in an empty queue, and in one with a million jobs that have ended."""
+"""Growth: a claim, and a turn of a worker, in an empty queue and in one with a million finished jobs."""
 
 from __future__ import annotations
 
@@ -34,22 +34,37 @@ def measure(bench: Bench) -> list[Figure]:
         began = time.monotonic()
         _fill(url, full, sizes.growth_around)
         filling = time.monotonic() - began
-        empty_turns, full_turns = [], []
+        empty_times, full_times = [], []
         for _ in range(sizes.rounds):
             with new_schema(bench) as empty_url, make_queue(empty_url) as empty:
-                empty_turns.append(_turn(empty_url, empty, sizes.postgres_turns))
-            full_turns.append(_turn(url, full, sizes.postgres_turns))
-    times = median(f / e for f, e in zip(full_turns, empty_turns, strict=True))
+                empty_times.append(_times(empty_url, empty, sizes.postgres_turns))
+            full_times.append(_times(url, full, sizes.postgres_turns))
     return [
         Figure(name="filling the queue", value=filling, unit="s"),
-        Figure(name=f"turn of {_AT_A_TIME} jobs, empty queue", value=median(empty_turns) * 1000, unit="ms"),
+        *(
+            figure
+            for place, what in enumerate(("claim of 1 job", f"turn of {_AT_A_TIME} jobs"))
+            for figure in _figures(
+                what,
+                sizes.growth_around,
+                [times[place] for times in empty_times],
+                [times[place] for times in full_times],
+            )
+        ),
+    ]
+
+
+def _figures(what: str, around: int, empty: list[float], full: list[float]) -> list[Figure]:
+    ratio = median(f / e for f, e in zip(full, empty, strict=True))
+    return [
+        Figure(name=f"{what}, empty queue", value=median(empty) * 1000, unit="ms"),
         Figure(
-            name=f"turn among {sizes.growth_around:,} finished jobs",
-            value=median(full_turns) * 1000,
+            name=f"{what}, {around:,} finished",
+            value=median(full) * 1000,
             unit="ms",
-            share=times,
+            share=ratio,
             of="the empty queue's",
-            expectation=at_most(times, EXPECTED, "times the empty queue's"),
+            expectation=at_most(ratio, EXPECTED, "times the empty queue's"),
         ),
     ]
 
@@ -64,23 +79,35 @@ def _fill(url: str, queue: Queue, count: int) -> None:
             connection.execute(_FILL, {"type": TYPE, "at": day_ago, "first": first, "count": chunk})
 
 
-def _turn(url: str, queue: Queue, turns: int) -> float:
-    """The median seconds of a transaction that finishes what the last one took, and takes as many again."""
-    queue.enqueue_many(TYPE, [{"number": number} for number in range(turns * _AT_A_TIME)])
+def _times(url: str, queue: Queue, turns: int) -> tuple[float, float]:
+    """The median seconds of a claim of one job, and of a transaction that finishes what the last one took and
+    takes as many again."""
+    queue.enqueue_many(TYPE, [{"number": number} for number in range(turns * (1 + _AT_A_TIME))])
     with connect(url) as connection:
         settle(connection, "holdfast_jobs")
+    turn_times, claims = _repeat(queue, turns, _AT_A_TIME)
+    queue.store.finish_jobs([_finish(claim) for claim in claims])
+    claim_times, claims = _repeat(queue, turns, 1)
+    queue.store.finish_jobs([_finish(claim) for claim in claims])
+    return median(claim_times), median(turn_times)
+
+
+def _repeat(queue: Queue, turns: int, jobs: int) -> tuple[list[float], list[Claim]]:
+    """The seconds of each turn, of which those with one job are timed without the finish; the last claims."""
     store, claims, times = queue.store, list[Claim](), []
-    demand = Demand(type=TYPE, limit=_AT_A_TIME, max_attempts=3, pending=_AT_A_TIME)
+    demand = Demand(type=TYPE, limit=jobs, max_attempts=3, pending=jobs)
     for _ in range(turns):
+        if jobs == 1:
+            store.finish_jobs([_finish(claim) for claim in claims])
+            claims = []
         began = time.perf_counter()
         with store.transaction():
             store.finish_jobs([_finish(claim) for claim in claims])
-            claims = store.claim_jobs("bench", [demand], limit=_AT_A_TIME, lease_seconds=30).claims
+            claims = store.claim_jobs("bench", [demand], limit=jobs, lease_seconds=30).claims
         times.append(time.perf_counter() - began)
-        if len(claims) != _AT_A_TIME:
-            raise AssertionError(f"{len(claims)} jobs were claimed")
-    store.finish_jobs([_finish(claim) for claim in claims])
-    return median(times)
+        if len(claims) != jobs:
+            raise AssertionError(f"{len(claims)} of {jobs} jobs were claimed")
+    return times, claims
 
 
 def _finish(claim: Claim) -> Finish:

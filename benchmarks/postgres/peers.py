@@ -13,6 +13,7 @@ import threading
 import venv
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import IO
@@ -40,11 +41,11 @@ _P50, _P95 = "pickup p50", "pickup p95"
 
 
 def measure(bench: Bench) -> list[Figure]:
-    runs: dict[str, Callable[[], Rates]] = {"Holdfast": lambda: _holdfast(bench)}
+    python = _make_environment(bench.folder / "peers")
+    runs: dict[str, Callable[[], Rates]] = {"Holdfast": partial(_holdfast, bench)}
     for name in PEERS:
-        python = _install(bench.folder / "peers" / name, name)
-        if python is not None:
-            runs[name] = lambda name=name, python=python: _peer(bench, name, python)  # type: ignore[misc]
+        if _can_install(python, name):
+            runs[name] = partial(_peer, bench, name, python)
     rounds: dict[str, list[Rates]] = {name: [] for name in runs}
     for _ in range(bench.sizes.rounds):
         for name in list(runs):
@@ -85,20 +86,24 @@ def _holdfast(bench: Bench) -> Rates:
     }
 
 
-def _install(folder: Path, name: str) -> str | None:
-    """The Python of an environment that holds one peer; None, with a word of why, if there can't be one."""
+def _make_environment(folder: Path) -> str:
+    """The Python of an environment for the peers."""
+    venv.create(folder, with_pip=True)
+    return str(folder / "bin" / "python")
+
+
+def _can_install(python: str, name: str) -> bool:
+    """Install a peer; if that can't be done, say why."""
+    command = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", *PEERS[name]]
     try:
-        venv.create(folder, with_pip=True)
-        python = str(folder / "bin" / "python")
-        command = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", *PEERS[name]]
         subprocess.run(
             command, env=_variables(), check=True, capture_output=True, text=True, timeout=_PATIENCE
         )
     except subprocess.SubprocessError as error:
         reason = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[-1]
         print(f"{name} can't be installed here: {reason}", flush=True)
-        return None
-    return python
+        return False
+    return True
 
 
 def _variables() -> dict[str, str]:

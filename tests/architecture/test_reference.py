@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import errors, events
+from holdfast import Queue, errors, events
 from holdfast.cli.main import COMMANDS, load
 from holdfast.config import SETTINGS
 from holdfast.store.postgres import schema as postgres
 from holdfast.store.sqlite.schema import MIGRATIONS
+from tests.postgres import fresh_url
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs/reference"
@@ -89,6 +90,13 @@ def test_the_reference_has_every_table_of_both_engines() -> None:
     made = re.findall(r"CREATE (?:TABLE|VIEW) (holdfast_\w+)", "\n".join(statements))
     assert len(set(made)) > 12
     assert [name for name in sorted(set(made)) if name not in page] == []
+
+
+def test_the_reference_has_every_figure_of_a_database(tmp_path: Path) -> None:
+    page = text_of("http-api.md")
+    with fresh_url() as server, Queue(server) as shared, Queue(f"sqlite:///{tmp_path}/queue.db") as local:
+        names = shared.store.measure().keys() | local.store.measure().keys()
+    assert [name for name in sorted(names) if f"`holdfast_store_{name}`" not in page] == []
 
 
 def slug(heading: str) -> str:

@@ -466,6 +466,15 @@ def prepare(place: Path | str) -> None:
         connection.execute("CREATE TABLE users (name TEXT PRIMARY KEY)")
 
 
+def empty(connection: Any) -> None:
+    """Leave nothing in the tables of a schema of PostgreSQL, the queue's and the application's."""
+    tables = connection.execute(
+        "SELECT relname FROM pg_class WHERE relnamespace = current_schema()::regnamespace AND relkind = 'r'"
+        " AND relname <> 'holdfast_schema' ORDER BY relname = 'holdfast_jobs' DESC"  # which is counted
+    ).fetchall()
+    connection.execute("; ".join(f"DELETE FROM {name}" for (name,) in tables))
+
+
 def play_in_child(kind: type[Application], url: str, script: str, seconds: float | None) -> int:
     """Play a script in a process of its own; return its exit status, negative for a signal."""
     reading, writing = os.pipe()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pytest
 
 from holdfast.core.clock import Clock
 from holdfast.store.open import open_store
@@ -24,13 +25,27 @@ class Engine:
     `open` gives a store on the test's own database, made by the first call; a second call is a second,
     independent handle on the same one. `connect` is an application's own connection to it, which runs plain
     SQL with `execute`. `drop` removes it when the test is over. What is committed need not survive a power
-    cut: that is tested elsewhere.
+    cut: that is tested elsewhere. The rest is what engines do not have in common.
     """
 
     name: str
     open: Callable[[Path, Clock], Store]
     connect: Callable[[Path], Any]
     drop: Callable[[Path], None] = lambda folder: None
+    is_a_file: bool = False
+    """Whether the queue is a file, and a copy of it is a file of the same kind with all that is in it."""
+    outlives_errors: bool = False
+    """Whether a transaction goes on after a statement that failed."""
+    knows_its_own: bool = False
+    """Whether a watch tells what others commit to this queue from whatever else is written."""
+    counts: str = "tallies"
+    """The table in which jobs are counted."""
+
+
+def where(holds: Callable[[Engine], bool]) -> pytest.MarkDecorator:
+    """For a test of what only some engines promise."""
+    engines = [engine for engine in ENGINES if holds(engine)]
+    return pytest.mark.parametrize("engine", engines, indirect=True, ids=[engine.name for engine in engines])
 
 
 def _open_sqlite(folder: Path, clock: Clock) -> Store:
@@ -62,6 +77,14 @@ def _drop_postgres(folder: Path) -> None:
 
 
 ENGINES = [
-    Engine("sqlite", _open_sqlite, _connect_sqlite),
+    Engine(
+        "sqlite",
+        _open_sqlite,
+        _connect_sqlite,
+        is_a_file=True,
+        outlives_errors=True,
+        knows_its_own=True,
+        counts="counts",
+    ),
     Engine("postgres", _open_postgres, _connect_postgres, _drop_postgres),
 ]

@@ -15,6 +15,7 @@ from holdfast.errors import HoldfastError, LeaseLost, NestedWrite, TransactionEx
 from holdfast.store.protocol import Claim, NewJob, Store
 from holdfast.store.scope import attempt_transaction
 from holdfast.testing import MovableClock
+from tests.conformance.engines import where
 from tests.conformance.steps import (
     LEASE,
     claim_one,
@@ -84,12 +85,44 @@ def test_children_come_with_the_commit(store: Store) -> None:
     assert store.list_children("a") == ["child"]
 
 
+def fail(own: Any) -> None:
+    """Run a statement that can't be, and go on."""
+    with pytest.raises(Exception, match="nowhere"):
+        own.execute("INSERT INTO nowhere (n) VALUES (1)")
+
+
+@where(lambda engine: engine.outlives_errors)
 def test_failing_statement_does_not_end_the_transaction(store: Store, connection: Any) -> None:
     with transaction(store, run(store, "a")) as own:
         own.execute(INSERT)
-        with pytest.raises(Exception, match="nowhere"):
-            own.execute("INSERT INTO nowhere (n) VALUES (1)")
+        fail(own)
     assert written(connection) == [1]
+
+
+@where(lambda engine: not engine.outlives_errors)
+def test_failing_statement_fails_the_transaction_which_says_what_to_do(store: Store, connection: Any) -> None:
+    claimed = run(store, "a")
+    advice = r"failed, so nothing of it can be committed.*savepoint"
+    with pytest.raises(HoldfastError, match=advice), transaction(store, claimed) as own:  # noqa: PT012
+        own.execute(INSERT)
+        fail(own)
+    assert written(connection) == []
+    assert status(store, "a") is Status.PROCESSING
+    assert finish(store, claimed, Errored("boom")) is Status.SCHEDULED
+
+
+@where(lambda engine: not engine.outlives_errors)
+def test_statement_that_fails_inside_a_savepoint_leaves_the_transaction_as_it_was(
+    store: Store, connection: Any
+) -> None:
+    with transaction(store, run(store, "a")) as own:
+        own.execute(INSERT)
+        with suppress(ZeroDivisionError), own.transaction():
+            own.execute("INSERT INTO application (n) VALUES (2)")
+            fail(own)
+            raise ZeroDivisionError
+    assert written(connection) == [1]
+    assert status(store, "a") is Status.COMPLETED
 
 
 # Leases

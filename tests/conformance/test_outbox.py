@@ -42,6 +42,7 @@ from tests.conformance.connections import (
     address_of,
     application_url,
     connect,
+    empty,
     file_of,
     forget_django,
     is_postgres,
@@ -94,14 +95,6 @@ def url(engine_name: str, tmp_path: Path, request: pytest.FixtureRequest) -> Ite
     url = request.getfixturevalue("schema_url")
     yield url
     empty(_LOOKING[url])
-
-
-def empty(connection: Any) -> None:
-    tables = connection.execute(
-        "SELECT relname FROM pg_class WHERE relnamespace = current_schema()::regnamespace AND relkind = 'r'"
-        " AND relname <> 'holdfast_schema' ORDER BY relname = 'holdfast_jobs' DESC"  # which is counted
-    ).fetchall()
-    connection.execute("; ".join(f"DELETE FROM {name}" for (name,) in tables))
 
 
 @pytest.fixture(params=ALL)
@@ -475,6 +468,18 @@ def test_another_database_is_refused_and_keeps_its_transaction(app: Application,
     app.play("row eve", failing(app, ConfigError, TYPE, {"to": "eve"}), "row ada, commit")
     assert both(another) == (["ada", "eve"], [])
     assert both(own) == ([], [])
+
+
+def test_copy_of_the_queue_is_refused(schema_url: str, another_database: str) -> None:
+    """As CREATE DATABASE … TEMPLATE makes one, or a dump: its identity is the same."""
+    copied = "SELECT identity FROM holdfast_schema"
+    [(identity,)] = _LOOKING[schema_url].execute(copied).fetchall()
+    [(own,)] = _LOOKING[another_database].execute(copied).fetchall()
+    _LOOKING[another_database].execute("UPDATE holdfast_schema SET identity = %s", (identity,))
+    with Queue(schema_url) as queue, closing(connect(another_database)) as connection:
+        assert_refused(queue, connection, "a database t_.* that is not the queue's")
+    assert jobs(another_database) == []
+    _LOOKING[another_database].execute("UPDATE holdfast_schema SET identity = %s", (own,))
 
 
 def test_message_names_both_databases(engine: sa.Engine, tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ from tests.conformance.connections import (
     AsyncApplication,
     application_url,
     connect,
+    empty,
     prepare,
 )
 from tests.conformance.steps import LEASE, claim_one, everything, insert, job, new_job, reap, run, status
@@ -81,11 +82,7 @@ def looking(shared_url: str) -> Iterator[Any]:
 @pytest.fixture
 def url(shared_url: str, looking: Any) -> Iterator[str]:
     yield shared_url
-    tables = looking.execute(
-        "SELECT relname FROM pg_class WHERE relnamespace = current_schema()::regnamespace AND relkind = 'r'"
-        " AND relname <> 'holdfast_schema' ORDER BY relname = 'holdfast_jobs' DESC"  # which is counted
-    ).fetchall()
-    looking.execute("; ".join(f"DELETE FROM {name}" for (name,) in tables))
+    empty(looking)
 
 
 @pytest.fixture
@@ -528,6 +525,21 @@ def test_what_is_no_connection_is_refused(store: Store, wrong: object) -> None:
         store.insert_jobs_with(wrong, [new_job("a")])
 
 
+def test_queue_that_was_made_anew_is_another(queue: Queue, connecting: Connect, looking: Any) -> None:
+    queue.open()
+    connection = connecting()
+    connection.execute("UPDATE holdfast_schema SET identity = 'another'")
+    with pytest.raises(ConfigError, match="not the queue's"):
+        queue.enqueue(TYPE, {}, connection=connection)
+    connection.execute("ALTER TABLE holdfast_schema RENAME TO gone")
+    with pytest.raises(ConfigError, match="not the queue's"):
+        queue.enqueue(TYPE, {}, connection=connection)
+    connection.rollback()
+    queue.enqueue(TYPE, {}, id="a", connection=connection)
+    connection.commit()
+    assert ids(looking) == ["a"]
+
+
 def test_connection_of_another_engine_is_refused(queue: Queue, tmp_path: Path) -> None:
     engine = sa.create_engine(f"sqlite:///{tmp_path / 'app.db'}")
     with engine.connect() as connection, pytest.raises(ConfigError, match=r"goes to sqlite, .*PostgreSQL"):
@@ -589,8 +601,7 @@ def test_tasks_on_one_connection_do_not_undo_each_others_jobs(queue: Queue, url:
 PROGRAM = """
 import sys
 sys.modules["psycopg"] = None
-from django.db.backends.postgresql import psycopg_any
-assert not psycopg_any.is_psycopg3
+import django.db.backends.postgresql.base
 del sys.modules["psycopg"]
 from holdfast import Queue
 from holdfast.errors import ConfigError, DuplicateJob
@@ -600,7 +611,6 @@ with Queue(url) as queue:
     app = POSTGRES_KINDS["django-psycopg"](url, queue)
     app.play("job eve, row eve, savepoint, row mallory, job mallory, undo, jobs x y, commit")
     app.play("row ada, job ada, rollback")
-    assert type(app.connection).__module__ == "django.db.backends.postgresql.base"
     def refused():
         assert type(app.connection.connection).__module__.startswith("psycopg2")
         try:

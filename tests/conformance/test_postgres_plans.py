@@ -37,8 +37,8 @@ OVER, WAITING, RUNNING = 50_000, 20_000, 60
 
 _numbers = itertools.count(1)
 
-# Jobs that are over, of four types, five priorities and three states, those that failed with two failures; then
-# those that wait: pending, paused, for their time and for a retry; and some that run.
+# Jobs that are over, of three types, five priorities and three states; then those that wait: pending,
+# paused, for their time and for a retry; and some that run.
 FILL = f"""
 INSERT INTO holdfast_jobs (id, type, status, priority, attempts, max_attempts, key, due_at, created_at,
     updated_at, started_at, finished_at, worker_id, lease_expires_at, error, error_group, token, payload)
@@ -47,7 +47,8 @@ SELECT 'job-' || n, type, status, n % 5 - 2, CASE WHEN status = 'scheduled' THEN
     CASE WHEN n <= {OVER} THEN created + {SECOND} END,
     CASE WHEN status = 'processing' THEN 'w-' || n % 7 END,
     CASE WHEN status = 'processing' THEN created + {3600 * SECOND} END,
-    CASE WHEN status = 'failed' THEN 'boom' END, CASE WHEN status = 'failed' THEN CASE WHEN n % 30 = 1 THEN 'rare' ELSE 'group-1' END END,
+    CASE WHEN status = 'failed' THEN 'boom' END,
+    CASE WHEN status <> 'failed' THEN NULL WHEN n % 30 = 1 THEN 'rare' ELSE 'group-1' END,
     'token-' || n, '{{}}'
 FROM (
     SELECT n, created, status,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -136,7 +137,7 @@ def test_search_stops_when_its_time_is_up_and_can_go_on(
     """Each look at the clock is a second later."""
     insert(store, *(f"job-{number}" for number in range(35)), payload='{"n": 1}')
     ticks = iter(range(10_000))
-    monkeypatch.setattr(listing.time, "monotonic", lambda: float(next(ticks)))  # type: ignore[attr-defined]
+    monkeypatch.setattr(listing, "time", SimpleNamespace(monotonic=lambda: float(next(ticks))))
     monkeypatch.setattr(listing, "_PAYLOADS", 5)
     matches: list[str] = []
     cursor: str | None = None

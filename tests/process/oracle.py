@@ -180,7 +180,7 @@ def check_outcomes(database: Database, *, given_back: bool = False) -> None:
 
 
 def check_extra_starts(log: Log, stopped: Mapping[int, float]) -> None:
-    """An attempt follows another only if that one failed, or its worker was killed or paused; and after it."""
+    """An attempt follows another only if that failed, or its worker was killed or paused, and after that."""
     raised = {(line["job"], line["attempt"]): line["at"] for line in log.lines("raised")}
     for starts in _by_job(log).values():
         for earlier, later in pairwise(starts):

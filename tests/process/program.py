@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import random
+import select
 import sys
 import threading
 import time
@@ -297,6 +298,9 @@ def wait_for_tracer() -> None:
 
 
 if __name__ == "__main__":
+    if "FAKETIME" in os.environ:
+        # libfaketime refuses to sleep until an instant of the monotonic clock, which is how Python sleeps.
+        time.sleep = lambda seconds: select.select([], [], [], float(seconds))  # type: ignore[assignment]
     if os.environ.get("HOLDFAST_TEST_TRACED"):
         wait_for_tracer()
     ROLES[sys.argv[1]](**json.loads(sys.argv[2]))

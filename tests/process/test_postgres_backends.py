@@ -1,4 +1,4 @@
-"""Connections that the server ends at any instant: workers and producers go on, nothing is lost or doubled."""
+"""Connections that the server ends at any instant: all go on, and nothing is lost or doubled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers and producers on PostgreSQL, any of them killed at any instant: nothing is lost, nothing doubled."""
+"""Workers and producers on PostgreSQL, killed at any instant: nothing is lost and nothing doubled."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Storm:
     def _start_producer(self) -> Program:
         self._started += 1
         name = f"p{self._started}"
-        return self._programs.fork("steadfast_producer", name=name, types=TYPES, seconds=0.06, pause=0.02)
+        return self._programs.fork("steadfast_producer", name=name, types=TYPES, seconds=0.06, pause=0.06)
 
 
 def _let_it_work(database: Database, jobs: int = BETWEEN) -> None:

@@ -124,9 +124,7 @@ def test_all_go_on_within_15_seconds_and_nothing_is_lost_when_the_server_is_kill
     print("back after", ", ".join(f"{value:.2f} s" for value in seconds))  # noqa: T201
     assert all(value < BACK for value in seconds)
     assert {job.status for job in database.jobs().values()} == {"completed"}
-    oracle.check_all(
-        database, programs.log, accepted=programs.accepted(), stopped=stopped, given_back=True
-    )
+    oracle.check_all(database, programs.log, accepted=programs.accepted(), stopped=stopped, given_back=True)
     oracle.check_marks(database, programs.refused())
     oracle.check_rows(database)
     refused = [line.split(maxsplit=2)[1:] for line in programs.refused()]

@@ -13,6 +13,7 @@ import os
 import queue as queues
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
@@ -41,6 +42,8 @@ NO_BROWSER = (
 )
 WAIT_SECONDS = 10.0
 """How long Playwright waits for what a test asks of a page."""
+
+_LOOK_MILLISECONDS = 40
 
 CALL_SECONDS = 45.0
 """When a call counts as stuck. Not all obey Playwright's timeout: evaluate() waits for any promise."""
@@ -369,10 +372,32 @@ class _StandIn:
         return repr(self._value)
 
 
+class _Expectation:
+    """Playwright's assertions, which look again after 0.1, 0.25, 0.5 and 1 s: here without such rests."""
+
+    def __init__(self, assertions: Any) -> None:
+        self._assertions = assertions
+
+    def __getattr__(self, name: str) -> Any:
+        look = getattr(self._assertions, name)
+
+        def wait(*args: Any, timeout: float = WAIT_SECONDS * 1000, **options: Any) -> None:
+            deadline = time.monotonic() + timeout / 1000
+            while True:
+                try:
+                    look(*args, timeout=_LOOK_MILLISECONDS, **options)
+                    return
+                except AssertionError:
+                    if time.monotonic() > deadline:
+                        raise
+
+        return wait
+
+
 if not TYPE_CHECKING:
 
     def expect(actual: Any, message: str | None = None) -> Any:
         """Playwright's assertions, which wait for what they expect."""
         from playwright.sync_api import expect as theirs
 
-        return actual._thread.do(theirs, actual, message)
+        return _Expectation(actual._thread.do(theirs, actual, message))

@@ -41,7 +41,7 @@ class _BriskAsyncio:
         await asyncio.sleep(min(seconds, 0.01))
 
 
-uvicorn.server.asyncio = _BriskAsyncio()  # type: ignore[attr-defined]
+uvicorn.server.asyncio = _BriskAsyncio()  # type: ignore[assignment]
 
 
 @contextmanager

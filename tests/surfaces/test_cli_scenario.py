@@ -31,7 +31,6 @@ def seconds(earlier: str, later: str) -> float:
     return (datetime.fromisoformat(later) - datetime.fromisoformat(earlier)).total_seconds()
 
 
-@both_engines
 def test_a_day_at_the_queue(desk: Desk, tmp_path: Path) -> None:
     """Two workers, and one command after another: what a person sees of success, failure and repair."""
     assert desk("status").code == 0
@@ -123,6 +122,7 @@ def test_a_day_at_the_queue(desk: Desk, tmp_path: Path) -> None:
     desk.wait_empty()
 
 
+@both_engines
 def test_attempts_end_in_the_dead_letter_queue(desk: Desk) -> None:
     """With every retry waited for, at a tenth of the pace."""
     desk("config set backoff_factor 0.1")
@@ -147,7 +147,6 @@ def test_higher_priority_first_then_in_order(desk: Desk, tmp_path: Path) -> None
     assert order.read_text().split() == ["c", "e", "a", "d", "b"]
 
 
-@both_engines
 def test_a_job_outlives_the_worker_that_is_killed_under_it(desk: Desk, tmp_path: Path) -> None:
     """SIGKILL, as the system does it when memory runs out: the job runs again, and its history says why."""
     pids = tmp_path / "pids"
@@ -212,7 +211,6 @@ def test_worker_stop_lets_running_jobs_finish_and_starts_no_more(desk: Desk, tmp
     assert desk.json("show three")["status"] == "completed"
 
 
-@both_engines
 def test_running_workers_follow_changed_settings(desk: Desk) -> None:
     """Within a second: the attempts below end later than that after the change."""
     workers = desk.workers()

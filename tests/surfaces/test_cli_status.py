@@ -353,7 +353,6 @@ def findings(ran: Ran) -> dict[str, dict[str, Any]]:
     return {finding["check"]: finding for finding in answer["findings"]}
 
 
-@both_engines
 def test_doctor_finds_a_new_queue_in_order(cli: Cli) -> None:
     ran = cli("doctor")
     assert (ran.code, ran.err) == (0, ""), ran

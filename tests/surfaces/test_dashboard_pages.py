@@ -607,7 +607,6 @@ def test_page_has_the_size_that_was_chosen(web: Reader, queue: Queue, size: str,
     assert page.section("pages").one("strong").text == str(shown)
 
 
-@both_engines
 def test_counts_are_capped_and_say_so(web: Reader, queue: Queue) -> None:
     queue.enqueue_many("email", [{}] * 10_000)
     assert web.open("/jobs").section("summary").text == "10,000 jobs."
@@ -1199,7 +1198,6 @@ def populate(queue: Queue) -> None:
 CHANGES = {"/enqueue", "/cleanup", "/jobs/bulk", "/jobs/broken/delete"}
 
 
-@both_engines
 def test_every_link_and_form_answers(web: Reader, queue: Queue) -> None:
     populate(queue)
     pages = crawl(web)

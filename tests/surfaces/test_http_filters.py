@@ -299,7 +299,6 @@ def test_cursor_shows_what_stays_once_in_every_order_though_jobs_come_and_go(
     assert places == sorted(places, reverse=order == "desc")
 
 
-@both_engines
 def test_count_is_capped_for_every_filter(queue: Queue, api: httpx.Client) -> None:
     queue.enqueue_many("echo", [{}] * 10_001)
     for query in ({"since": at()}, {"sort": "priority", "until": at(1)}, {"status": "retrying"}):

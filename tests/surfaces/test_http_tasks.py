@@ -609,7 +609,6 @@ def test_cursor_keeps_to_the_filter(queue: Queue, api: httpx.Client) -> None:
     assert second["total"] == 5
 
 
-@both_engines
 def test_total_is_exact_to_10_000_and_then_capped(queue: Queue, api: httpx.Client) -> None:
     queue.enqueue_many("echo", [{}] * 10_000)
     page = got(api.get("/api/tasks?limit=1"))

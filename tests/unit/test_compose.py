@@ -158,7 +158,7 @@ def test_the_database_is_waited_for_by_a_program_that_the_server_brings() -> Non
 def test_both_workers_are_the_same_and_get_the_time_to_stop_in_order() -> None:
     known = services()
     assert known["worker-1"] == known["worker-2"]
-    assert {known[name]["stop_grace_period"] for name in known if name != "db"} == {"40s"}
+    assert {known[name]["stop_grace_period"] for name in known if name != "db"} == {"45s"}
 
 
 def test_no_secret_is_in_any_file() -> None:

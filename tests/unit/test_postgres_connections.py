@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 from holdfast import Queue
 from holdfast.core.clock import SECOND, system_clock
@@ -214,7 +216,7 @@ def test_connections_that_were_cut_are_made_anew_without_an_error(
     cut(server)
     store.get_settings()
     cut(server)
-    with store.transaction():
+    with store.database.transaction():
         store.count_jobs()
     assert len(backends(server)) == 1
 
@@ -273,10 +275,34 @@ def test_begin_that_is_refused_does_not_come_back_with_the_same_connection(
 ) -> None:
     before = own_pid(store)
     monkeypatch.setattr(store.database, "_begin", "BEGIN; SELECT pg_read_file('nowhere')")
-    with pytest.raises(StoreUnavailable), store.transaction():
+    with pytest.raises(StoreUnavailable), store.database.transaction():
         raise AssertionError("it has not begun")
     monkeypatch.undo()
     assert own_pid(store) != before
+
+
+def test_connections_to_what_has_become_a_standby_are_given_up(store: PostgresStore) -> None:
+    demoted = "DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '25006'; END $$"
+    first = own_pid(store)
+    with pytest.raises(StoreUnavailable, match="standby"):
+        store.database.write(demoted)
+    second = own_pid(store)
+    with pytest.raises(StoreUnavailable, match="standby"), store.transaction() as session:
+        session.rows(demoted)
+    assert len({first, second, own_pid(store)}) == 3
+
+
+@pytest.mark.parametrize(
+    "option", ["default_transaction_read_only%3Don", "default_transaction_isolation%3Dserializable"]
+)
+def test_what_a_role_has_set_for_transactions_is_not_for_ours(address: str, option: str) -> None:
+    with closing(opened(f"{address}&options=-c{option}")) as store:
+        assert not store.database.commits_alone
+        with store.transaction() as session:
+            assert session.rows("SHOW transaction_isolation") == [("read committed",)]
+            assert session.rows("SHOW transaction_read_only") == [("off",)]
+    with closing(opened(address)) as store:
+        assert store.database.commits_alone
 
 
 def test_interrupted_statement_leaves_the_pool_whole(address: str, server: psycopg.Connection[Any]) -> None:
@@ -286,18 +312,43 @@ def test_interrupted_statement_leaves_the_pool_whole(address: str, server: psyco
     with closing(opened(f"{address}&pool=1")) as store:
         before = signal.signal(signal.SIGALRM, interrupt)
         try:
-            for _ in range(2):
-                signal.setitimer(signal.ITIMER_REAL, 0.05)
+            for action in (read_slowly, write_slowly) * 2:
+                thread = threading.Thread(target=interrupt_sleeper, args=[server])
                 with pytest.raises(KeyboardInterrupt):
-                    store.database.read("SELECT pg_sleep(20)")
-                signal.setitimer(signal.ITIMER_REAL, 0.05)
-                with pytest.raises(KeyboardInterrupt):
-                    write_slowly(store)
+                    run_beside(thread, action, store)
+                thread.join()
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
         assert store.get_settings() == {}
         assert len(backends(server)) <= 1
+
+
+def interrupt_sleeper(server: psycopg.Connection[Any]) -> None:
+    """Interrupt this process when it waits for a slow statement."""
+
+    def sleeps() -> bool:
+        return (
+            server.execute(
+                "SELECT 1 FROM pg_stat_activity"
+                " WHERE application_name = %s AND state = 'active' AND wait_event = 'PgSleep'",
+                [NAME],
+            ).fetchall()
+            != []
+        )
+
+    wait_until(sleeps, 10)
+    os.kill(os.getpid(), signal.SIGALRM)
+
+
+def run_beside(
+    thread: threading.Thread, action: Callable[[PostgresStore], None], store: PostgresStore
+) -> None:
+    thread.start()
+    action(store)
+
+
+def read_slowly(store: PostgresStore) -> None:
+    store.database.read("SELECT pg_sleep(20)")
 
 
 def write_slowly(store: PostgresStore) -> None:
@@ -461,7 +512,7 @@ def test_child_forked_inside_a_transaction_can_not_commit_it(address: str) -> No
                     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
         except StoreUnavailable:
             queue.store.get_settings()
-            os._exit(3)
+            os._exit(3 if queue.store.database._taken == 0 else 4)
         print(child != 0 and queue.store.unset_setting("poll_interval", "fork"))
         queue.close()
     """
@@ -533,3 +584,31 @@ def test_queue_is_opened_again_after_it_was_closed(address: str, server: psycopg
     with queue:
         assert queue.count(type="again") == 2
     wait_until(lambda: not backends(server), 10)
+
+
+# Several servers
+
+
+def test_standby_is_refused(schema: str, server: psycopg.Connection[Any]) -> None:
+    server.execute(
+        f"CREATE SCHEMA {schema}; CREATE FUNCTION {schema}.pg_is_in_recovery() RETURNS boolean RETURN true"
+    )
+    options = f"options=-csearch_path%3D{schema},pg_catalog&application_name={NAME}"
+    with pytest.raises(StoreUnavailable, match="standby"):
+        opened(f"{postgres.schema_url(schema)}&{options}")
+    wait_until(lambda: not backends(server), 10)
+
+
+def test_host_that_is_gone_is_passed_over(schema: str, tmp_path: Path) -> None:
+    known = conninfo_to_dict(postgres.server_url())
+    port = known.get("port", 5432)
+    hosts = f"host={tmp_path},{known['host']}&port={port},{port}"
+    with closing(opened(f"{postgres.schema_url(schema)}&{hosts}")) as store:
+        assert store.get_settings() == {}
+
+
+@pytest.fixture
+def schema() -> Iterator[str]:
+    schema = postgres.new_schema()
+    yield schema
+    postgres.drop_schema(schema)

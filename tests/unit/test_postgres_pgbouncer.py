@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
+import socket
 import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -78,13 +79,19 @@ def pgbouncer() -> Iterator[Path]:
             stderr=subprocess.DEVNULL,
         )
         try:
-            socket = folder / f".s.PGSQL.{PORT}"
-            wait_until(lambda: socket.exists() or process.poll() is not None, 10)
+            wait_until(lambda: is_up(folder) or process.poll() is not None, 10)
             assert process.poll() is None, (folder / "log").read_text()
             yield folder
         finally:
             process.kill()
             process.wait()
+
+
+def is_up(folder: Path) -> bool:
+    with suppress(OSError), closing(socket.socket(socket.AF_UNIX)) as client:
+        client.connect(str(folder / f".s.PGSQL.{PORT}"))
+        return True
+    return False
 
 
 @pytest.fixture(params=["in_transactions", "in_sessions"])

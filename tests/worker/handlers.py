@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -107,22 +108,28 @@ def have_children(ctx: Context) -> str:
     return ctx.enqueue("child", {"n": 1})
 
 
+def store(connection: Any, value: str) -> None:
+    """Write a row, with a parameter as the engine's driver marks it."""
+    mark = "?" if isinstance(connection, sqlite3.Connection) else "%s"
+    connection.execute(f"INSERT INTO app (value) VALUES ({mark})", (value,))
+
+
 def insert(value: str, ctx: Context) -> None:
     with ctx.transaction() as connection:
-        connection.execute("INSERT INTO app (value) VALUES (?)", (value,))
+        store(connection, value)
         ctx.enqueue("child", {"value": value})
         ctx.result = {"stored": value}
 
 
 async def insert_async(value: str, ctx: Context) -> None:
     async with ctx.transaction() as connection:
-        connection.execute("INSERT INTO app (value) VALUES (?)", (value,))
+        store(connection, value)
         ctx.result = {"stored": value}
 
 
 def insert_and_raise_inside(value: str, ctx: Context) -> None:
     with ctx.transaction() as connection:
-        connection.execute("INSERT INTO app (value) VALUES (?)", (value,))
+        store(connection, value)
         raise RuntimeError("inside")
 
 

@@ -521,7 +521,6 @@ def test_many_jobs_are_one_commit(queue: Queue, monkeypatch: pytest.MonkeyPatch)
     assert queue.stats()["pending"] == 1000
 
 
-@both_engines
 def test_more_than_a_batch_is_several_commits(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     assert enqueue_module.BATCH == 10_000
     inserts = Spy(queue.store.insert_jobs)

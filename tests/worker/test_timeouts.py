@@ -91,7 +91,6 @@ def test_async_handler_that_will_not_stop_is_written_off_and_keeps_its_slot_unti
     gate.open()
 
 
-@both_engines
 @pytest.mark.parametrize("handler", [handlers.sleep_with_grandchild, handlers.ignore_termination])
 def test_process_handler_is_killed_with_all_it_started(
     queue: Queue, start_worker: StartWorker, tmp_path: Path, handler: Callable[..., None]

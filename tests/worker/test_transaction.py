@@ -17,11 +17,19 @@ from holdfast.errors import HoldfastError, LeaseLost, NestedWrite, TransactionEx
 from holdfast.events import HandlerErrorIgnored, JobCompleted, OutcomeRefused
 from tests.support import Recorder, both_engines, wait_until
 from tests.worker import handlers
+from tests.worker.handlers import store
 from tests.worker.support import PATIENCE, Gate, Spy, get, sql, supersede
 
 StartWorker = Callable[..., Any]
 
 INSERT = "INSERT INTO app (value) VALUES (?)"
+
+
+@pytest.fixture
+def url(url: str) -> str:
+    """On PostgreSQL with the schema in the search path, where handlers find the application's table."""
+    _, found, schema = url.partition("schema=")
+    return f"{url}&options=-csearch_path%3D{schema}" if found else url
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +40,7 @@ def table(queue: Queue) -> None:
 
 
 def rows(queue: Queue) -> list[str]:
-    return [row[0] for row in sql(queue, "SELECT value FROM app ORDER BY rowid")]
+    return [row[0] for row in sql(queue, "SELECT value FROM app")]
 
 
 def run_one(queue: Queue, type: str, payload: object = None, **options: Any) -> Job:
@@ -71,7 +79,7 @@ def test_job_is_completed_for_all_to_see_before_the_handler_returns(
     @queue.job
     def insert(ctx: Context) -> str:
         with ctx.transaction() as connection:
-            connection.execute(INSERT, ("x",))
+            store(connection, "x")
             ctx.result = "from inside"
         gate.enter()
         return "what is returned later does not count"
@@ -90,14 +98,14 @@ def test_exception_in_the_block_rolls_both_back(queue: Queue, start_worker: Star
     @queue.job(name="thread", max_attempts=1)
     def in_thread(ctx: Context) -> None:
         with ctx.transaction() as connection:
-            connection.execute(INSERT, ("x",))
+            store(connection, "x")
             ctx.enqueue("child")
             raise RuntimeError("inside")
 
     @queue.job(name="async", max_attempts=1)
     async def on_loop(ctx: Context) -> None:
         async with ctx.transaction() as connection:
-            connection.execute(INSERT, ("x",))
+            store(connection, "x")
             raise RuntimeError("inside")
 
     queue.job(name="process", executor="process", max_attempts=1)(handlers.insert_and_raise_inside)
@@ -162,10 +170,10 @@ def test_second_block_is_an_error(queue: Queue) -> None:
     @queue.job
     def insert(ctx: Context) -> None:
         with ctx.transaction() as connection:
-            connection.execute(INSERT, ("x",))
+            store(connection, "x")
         try:
             with ctx.transaction() as connection:
-                connection.execute(INSERT, ("y",))
+                store(connection, "y")
         except HoldfastError as error:
             raised.append(str(error))
 
@@ -268,7 +276,7 @@ def test_children_inside_commit_with_the_block(queue: Queue, start_worker: Start
     @queue.job
     def insert(ctx: Context) -> None:
         with ctx.transaction() as connection:
-            connection.execute(INSERT, ("x",))
+            store(connection, "x")
             ctx.enqueue("child", {"n": 1})
         gate.enter()
 
@@ -284,7 +292,6 @@ def short_transactions(queue: Queue) -> None:
     queue.set_config("transaction_seconds", 0.2)
 
 
-@both_engines
 @pytest.mark.parametrize("kind", ["thread", "async"])
 def test_block_that_takes_too_long_is_rolled_back_and_shut(
     queue: Queue, start_worker: StartWorker, short_transactions: None, kind: str
@@ -293,10 +300,10 @@ def test_block_that_takes_too_long_is_rolled_back_and_shut(
 
     def overstay(connection: Any) -> None:
         cursor = connection.cursor()
-        connection.execute(INSERT, ("early",))
+        store(connection, "early")
         wait_until(lambda: connection.expired_after is not None)
         for statement in (
-            lambda: connection.execute(INSERT, ("late",)),
+            lambda: store(connection, "late"),
             lambda: connection.executemany(INSERT, [("late",)]),
             lambda: cursor.execute(INSERT, ("late",)),
             lambda: connection.execute("SELECT 1"),
@@ -332,7 +339,7 @@ def test_others_can_write_again_when_a_block_has_expired(
     @queue.job(max_attempts=1)
     def insert(ctx: Context) -> None:
         with suppress(TransactionExpired), ctx.transaction() as connection:
-            connection.execute(INSERT, ("early",))
+            store(connection, "early")
             gate.enter()
 
     start_worker()
@@ -377,7 +384,7 @@ def test_superseded_attempt_finds_its_lease_lost_and_writes_nothing(
         gate.enter()
         try:
             with ctx.transaction() as connection:
-                connection.execute(INSERT, ("x",))
+                store(connection, "x")
                 ctx.enqueue("child")
         except LeaseLost:
             raised.set()
@@ -388,7 +395,7 @@ def test_superseded_attempt_finds_its_lease_lost_and_writes_nothing(
         await gate.enter_async()
         try:
             async with ctx.transaction() as connection:
-                connection.execute(INSERT, ("x",))
+                store(connection, "x")
         except LeaseLost:
             raised.set()
             raise
@@ -416,7 +423,7 @@ def test_job_that_is_taken_away_inside_the_block_is_rolled_back(queue: Queue) ->
     @queue.job(max_attempts=1)
     def insert(ctx: Context) -> None:
         with ctx.transaction() as connection:
-            connection.execute(INSERT, ("x",))
+            store(connection, "x")
             connection.execute("UPDATE holdfast_jobs SET version = version + 1")
 
     job = insert.enqueue()
@@ -443,7 +450,6 @@ REFUSED: list[tuple[str, Callable[[Any], object]]] = [
 ]
 
 
-@both_engines
 @pytest.mark.parametrize("end", [action for _, action in REFUSED], ids=[name for name, _ in REFUSED])
 def test_handler_cannot_end_the_transaction_by_itself(queue: Queue, end: Callable[[Any], object]) -> None:
     """Whatever it tries: nothing is committed before the job is completed, nor lost when it is."""
@@ -451,7 +457,7 @@ def test_handler_cannot_end_the_transaction_by_itself(queue: Queue, end: Callabl
     @queue.job(max_attempts=1)
     def insert(ctx: Context, fail: bool) -> None:
         with ctx.transaction() as connection:
-            connection.execute(INSERT, ("fail" if fail else "x",))
+            store(connection, "fail" if fail else "x")
             with suppress(Exception):
                 end(connection)
             assert connection.in_transaction, "the transaction has ended early"
@@ -476,9 +482,9 @@ def test_savepoints_of_the_handler_are_its_own_business(queue: Queue) -> None:
     @queue.job
     def insert(ctx: Context) -> None:
         with ctx.transaction() as connection:
-            connection.execute(INSERT, ("kept",))
+            store(connection, "kept")
             connection.execute("SAVEPOINT mine")
-            connection.execute(INSERT, ("undone",))
+            store(connection, "undone")
             connection.execute("ROLLBACK TO mine")
             connection.execute("RELEASE mine")
 
@@ -496,7 +502,7 @@ def test_connection_is_of_no_use_after_the_block(queue: Queue) -> None:
         with ctx.transaction() as connection:
             kept.append(connection)
         with pytest.raises(HoldfastError, match="the transaction is over"):
-            connection.execute(INSERT, ("late",))
+            store(connection, "late")
 
     job = insert.enqueue()
     queue.drain()
@@ -510,7 +516,7 @@ def test_result_of_the_block_that_is_no_json_completes_with_a_marker(queue: Queu
     @queue.job
     def insert(ctx: Context) -> None:
         with ctx.transaction() as connection:
-            connection.execute(INSERT, ("x",))
+            store(connection, "x")
             ctx.result = object()
 
     job = insert.enqueue()
@@ -538,7 +544,7 @@ def test_async_handler_cancelled_while_it_waits_for_the_lock_leaves_no_lock_behi
     async def insert(ctx: Context) -> None:
         gate.count()
         async with ctx.transaction() as connection:
-            connection.execute(INSERT, ("x",))
+            store(connection, "x")
 
     start_worker()
     import sqlite3
@@ -566,7 +572,7 @@ def test_block_that_is_held_does_not_expire(queue: Queue) -> None:
         with ctx.transaction() as connection:
             ctx.hold()
             time.sleep(0.3)  # longer than transaction_seconds
-            connection.execute(INSERT, ("held",))
+            store(connection, "held")
 
     job = slow.enqueue()
     queue.drain()

@@ -38,7 +38,7 @@ def move(call: Call) -> int:
     where it was and goes on. The old database keeps its rows, and tells who still uses it where the queue is.
     """
     arguments = call.arguments
-    timeout = parse_duration(arguments.timeout)
+    timeout = _timeout(arguments.timeout)
     if not arguments.to.strip():
         raise UsageError("queuectl move: --to needs an address")
     began = time.monotonic()
@@ -47,6 +47,13 @@ def move(call: Call) -> int:
             copied = None if moving.finish_earlier() else _move(moving, _sweep(call), timeout)
         _report(call, source, target, copied, time.monotonic() - began)
     return DONE
+
+
+def _timeout(text: str) -> float:
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise UsageError(f"queuectl move: --timeout: {error}") from None
 
 
 def _move(moving: Move, sweep: Callable[[], None], timeout: float) -> list[Copied]:

@@ -1,9 +1,9 @@
 """Moving a queue to another database: which rows there are, and the steps that leave exactly one live queue.
 
-1. `Move.start`: the source starts no more jobs and takes no new ones; running ones end.
+1. `Move.start`: the target is closed to all, so that nobody begins a queue there meanwhile. The source
+   starts no more jobs and takes no new ones; running ones end.
 2. `Move.freeze`: when none runs any more, nothing can be written there.
-3. `Move.copy`: everything goes to the target in one transaction, and is compared. What has arrived there is
-   closed to all.
+3. `Move.copy`: everything goes to the target in one transaction, and is compared.
 4. `Move.switch`: one guarded statement turns the source into a queue that has moved away. Only then is the
    target opened.
 
@@ -26,11 +26,21 @@ import msgspec
 from msgspec import Struct
 
 from holdfast.core.clock import system_clock
-from holdfast.errors import ConfigError, HoldfastError, MoveFailed, QueueArriving, QueueMoved, StoreError
+from holdfast.errors import (
+    ConfigError,
+    HoldfastError,
+    MoveFailed,
+    QueueArriving,
+    QueueMoved,
+    StoreBusy,
+    StoreError,
+)
 from holdfast.store.protocol import Store
 
 GUARDED_SECONDS = 30.0
 """How long the source stays closed after the mover was last heard of."""
+
+_TRIES = 5
 
 SOURCE, TARGET = "source", "target"
 DRAINING, COPYING, MOVED, ARRIVING = "draining", "copying", "moved", "arriving"
@@ -287,6 +297,11 @@ class Move:
                 raise MoveFailed(f"the queue is being moved to {mark.other} by somebody else")
             self.source.reopen(None)
         self._check_target()
+        with self.target.receiving():
+            self._check_target()
+            self._clear_target()
+            self.target.mark_arriving(self.source, self.token)
+        self._arrived = True
         self.source.close_to_producers(self.target.address, self.token, self._seconds)
         self._started = True
         self._keeper.start()
@@ -307,6 +322,12 @@ class Move:
                     hint="name a new file, or another schema",
                 )
 
+    def _clear_target(self) -> None:
+        if self.target.read_mark() is not None:
+            self.target.unmark()
+            self.target.clear(TABLES)
+        self.target.clear(REPLACED)
+
     def count_running(self) -> int:
         self._check_guard()
         return self.source.count_running()
@@ -319,15 +340,13 @@ class Move:
     def copy(self, tell: Tell = _tell_nobody) -> list[Copied]:
         """Copy and compare everything; what has arrived is closed until the switch."""
         with self.source.reading(), self.target.receiving():
-            self._check_target()
-            if self.target.read_mark() is not None:
-                self.target.unmark()
-                self.target.clear(TABLES)
-            self.target.clear(REPLACED)
+            mark = self.target.read_mark()
+            if mark is None or mark.token != self.token:
+                raise MoveFailed(f"somebody else has begun to use {self.target.address}")
+            self._clear_target()
             copied = copy_rows(self.source, self.target, tell, self._check_guard)
             self.target.mark_arriving(self.source, self.token)
             self._check_guard()
-        self._arrived = True
         return copied
 
     def switch(self) -> None:
@@ -343,6 +362,13 @@ class Move:
             self._check_guard()
         self._end()
         self._started = self._arrived = False  # from here on there is nothing to be undone
+        self._open_target()
+
+    def _open_target(self) -> None:
+        for _ in range(_TRIES):
+            with suppress(StoreBusy):  # those who wait there already keep looking
+                self.target.go_live(self.token)
+                return
         self.target.go_live(self.token)
 
     def _is_moved(self) -> bool:

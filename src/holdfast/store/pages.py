@@ -71,16 +71,20 @@ def _from_places(
 ) -> tuple[list[Placed], Place | None]:
     """The jobs at the places, but for those that a clock which was set back has put among them."""
     columns = BRIEF_COLUMNS if filter.brief else JOB_COLUMNS
-    where, parameters = conditions(replace(filter, after=None))
     shown = places[: filter.limit]
     rows = reader.read(
-        f"SELECT {columns} FROM holdfast_jobs {reader.by_index(None)}{where or ' WHERE true'}"
-        f" AND seq {reader.among_numbers}",
-        (*parameters, json.dumps([place.seq for place in shown])),
+        f"SELECT {columns} FROM holdfast_jobs {reader.by_index(None)} WHERE seq {reader.among_numbers}",
+        (json.dumps([place.seq for place in shown]),),
     )
-    found = [_placed(row, filter) for row in rows]
+    found = [_placed(row, filter) for row in rows if _is_in_time(row, filter)]
     found.sort(key=lambda placed: placed.place, reverse=not filter.ascending)
     return found, shown[-1] if len(places) > filter.limit else None
+
+
+def _is_in_time(row: Sequence[Any], filter: JobFilter) -> bool:
+    instant = row[_COLUMNS.index("finished_at" if filter.sort == FINISHED_AT else "created_at")]
+    is_late_enough = filter.since is None or instant >= filter.since
+    return is_late_enough and (filter.until is None or instant < filter.until)
 
 
 def _placed(row: Sequence[Any], filter: JobFilter) -> Placed:
@@ -283,7 +287,11 @@ def _count_in_ranges(
         parameters: list[str | int] = []
         for part in parts[start : start + _AT_ONCE]:
             condition, limits = bounded(reader, filter, window, part)
-            selects.append(f"SELECT 1 FROM holdfast_jobs {reader.by_index(part.index)} WHERE {condition}")
+            order = "" if part.index == RUNNING else f" ORDER BY {_order_within(reader, filter)}"
+            selects.append(
+                f"SELECT 1 FROM (SELECT 1 FROM holdfast_jobs {reader.by_index(part.index)}"
+                f" WHERE {condition}{order} LIMIT {cap - count}) AS part"
+            )
             parameters += limits
         sql = f"SELECT count(*) FROM ({' UNION ALL '.join(selects)} LIMIT ?) AS parts"
         count += int(reader.read_one(sql, (*parameters, cap - count))[0])

@@ -60,7 +60,7 @@ def parse_url(url: str) -> Address:
         if "\0" in url:
             raise ValueError("there is a NUL in it")  # where libpq would stop reading
         known: dict[str, Any] = conninfo_to_dict(f"{base}?{theirs}" if theirs else base)
-        _check_place(known)
+        _check_place(base, known)
         conninfo = make_conninfo(**(_defaults(known) | known | {"client_encoding": "utf8"}))
     except (ProgrammingError, ValueError) as error:
         shown = without_password(url)
@@ -110,9 +110,9 @@ def _without_value(part: str) -> str:
     return f"{name}={_HIDDEN}" if equals and "password" in unquote(name).lower() else part
 
 
-def _check_place(known: dict[str, Any]) -> None:
-    if "@" in known.get("host", "") and not known["host"].startswith(("/", "@")):
-        raise ValueError("there is an @ in the name of the host")
+def _check_place(base: str, known: dict[str, Any]) -> None:
+    if "@" in base.partition("@")[2] or "@" in base.partition("://")[2].partition("/")[2]:
+        raise ValueError("there is an @ behind the host's name")
     for port in known.get("port", "").split(","):
         if port and not (port.isdecimal() and 1 <= int(port) <= 65535):
             raise ValueError("the port must be a number from 1 to 65535")

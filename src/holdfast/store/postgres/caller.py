@@ -17,7 +17,9 @@ from holdfast.store.postgres.unwrap import AsyncPsycopg, State, unwrap
 from holdfast.store.protocol import NewJob, Verdict
 from holdfast.store.unwrap import ONE_DATABASE, in_no_transaction
 
-_PLACE = "SELECT to_regclass($1)::text, current_database()::text"
+_PLACE = """
+SELECT to_regclass($1)::text, datname::text, oid::bigint FROM pg_database WHERE datname = current_database()
+"""
 _IDENTITY = "SELECT identity FROM holdfast_schema"
 _FAILED_TRANSACTION = "25P02"
 
@@ -119,10 +121,10 @@ def _steps(jobs: Sequence[NewJob], database: Database, frame: Frame) -> Steps:
 
 
 def _check_place(database: Database) -> Generator[Statement, list[Any], None]:
-    """The queue is known by its identity, whatever route leads to it."""
-    [(table, name)] = yield _PLACE, [f"{database.schema}.holdfast_schema"]
-    identity = (yield _IDENTITY, ()) if table is not None else []
-    if [tuple(row) for row in identity] != [(database.identity,)]:
+    """The queue is known by its identity, whatever route leads to it, and a copy of it by its place."""
+    [(table, name, place)] = yield _PLACE, [f"{database.schema}.holdfast_schema"]
+    found = (yield _IDENTITY, ()) if table is not None else []
+    if (place, [identity for (identity,) in found]) != (database.place, [database.identity]):
         raise ConfigError(
             f"connection= goes to a database {name} that is not the queue's, which is in {database.url}",
             hint=ONE_DATABASE,

@@ -59,7 +59,7 @@ UPDATE holdfast_jobs AS j SET
 FROM clock WHERE j.seq = ANY (ARRAY(
     SELECT seq FROM holdfast_jobs WHERE status = 'pending' AND type = $4
         AND NOT EXISTS (SELECT 1 FROM holdfast_pauses WHERE type IN ('', $4))
-    ORDER BY priority DESC, {SEQ} LIMIT $7 FOR UPDATE SKIP LOCKED))
+    ORDER BY priority DESC, {SEQ} LIMIT (SELECT $7::bigint) FOR UPDATE SKIP LOCKED))
 {_RETURNING}
 """
 
@@ -72,7 +72,7 @@ _BEST = f"""
 SELECT d.type, c.priority, c.seq FROM demands AS d CROSS JOIN LATERAL (
     SELECT seq, priority FROM holdfast_jobs WHERE status = 'pending' AND type = d.type
     ORDER BY priority DESC, {SEQ} LIMIT d.room) AS c
-ORDER BY c.priority DESC, c.seq LIMIT $8
+ORDER BY c.priority DESC, c.seq LIMIT (SELECT $8::bigint)
 """
 
 _CLAIM_COUNTS = f"""
@@ -138,7 +138,7 @@ def claim_jobs(
     now: int | None,
 ) -> Claimed:
     """Claim inside the open transaction."""
-    session.rows(SHARED_WITH_PAUSES, [session.database.schema])
+    session.ahead(SHARED_WITH_PAUSES, [session.database.schema])
     lease = microseconds(lease_seconds)
     if any(demand.rate or demand.max_running for demand in demands):
         return _claim_limited(session, worker_id, demands, limit, lease, now)
@@ -173,7 +173,7 @@ def _claim_limited(
     rows = []
     if wanted:
         chosen = [by_type[type] for type in wanted]
-        rows = session.rows(_CLAIM_CHOSEN, [now, worker_id, lease, *_columns(chosen, [*wanted.values()])])
+        rows = session.rows(_CLAIM_CHOSEN, [present, worker_id, lease, *_columns(chosen, [*wanted.values()])])
     taken = Limits(demands, buckets, running, present)  # of what was wanted, others may hold some
     for row in rows:
         taken.take(by_type[row[2]])

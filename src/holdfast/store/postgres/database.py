@@ -34,6 +34,7 @@ from holdfast.errors import (
 )
 from holdfast.store.moved import MOVED_STATE, error_of
 from holdfast.store.postgres.address import Address
+from holdfast.store.postgres.arrays import literal
 from holdfast.store.postgres.notify import Notifier, Silence
 from holdfast.store.postgres.schema import SEQ, qualified
 from holdfast.store.scope import attempt_transaction
@@ -43,7 +44,7 @@ PATIENCE = 5.0
 
 OLDEST_SERVER = 130000
 NOW = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
-_BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
+_BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
 # What is read in one goes along an index, and stops when it has enough, whatever the statistics say.
 _SNAPSHOT = """BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;
 SET LOCAL enable_bitmapscan = off; SET LOCAL enable_seqscan = off"""
@@ -70,6 +71,16 @@ class Session:
         self.database = database
         self.wakes = False
         """Whether workers are to be told of it once it is committed."""
+        self._ahead: list[tuple[str, Sequence[Any]]] = []
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is anything to commit."""
+        return not self._ahead
+
+    def ahead(self, sql: str, parameters: Sequence[Any] = ()) -> None:
+        """Run a statement whose answer nobody needs before the next one, in one round trip with it."""
+        self._ahead.append((self.database.text(sql), parameters))
 
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
         cursor = self._execute(sql, parameters)
@@ -80,14 +91,26 @@ class Session:
         return self._execute(sql, parameters).rowcount
 
     def _execute(self, sql: str, parameters: Sequence[Any]) -> RawCursor[tuple[Any, ...]]:
-        cursor, text = RawCursor(self.connection), self.database.text(sql)
+        text = self.database.text(sql)
+        parameters = [literal(value) if isinstance(value, list) else value for value in parameters]
         try:
-            return cursor.execute(text, parameters)
+            return self._send(text, parameters)
         except (UnicodeEncodeError, psycopg.DataError) as error:
             if getattr(error, "sqlstate", None):
                 raise
-            # Nothing was sent: some text can't be stored as it is.
-            return cursor.execute(text, [storable(parameter) for parameter in parameters])
+            # It was not sent: some text can't be stored as it is.
+            return self._send(text, [storable(value) for value in parameters])
+
+    def _send(self, text: str, parameters: Sequence[Any]) -> RawCursor[tuple[Any, ...]]:
+        cursor = RawCursor(self.connection)
+        if not self._ahead:
+            return cursor.execute(text, parameters)
+        ahead, self._ahead = self._ahead, []
+        with self.connection.pipeline():
+            for before in ahead:
+                RawCursor(self.connection).execute(*before)
+            cursor.execute(text, parameters)
+        return cursor
 
 
 class _Local(threading.local):
@@ -118,6 +141,8 @@ class Database:
         """Whether a pooler stands in between, which gives each transaction to any server process."""
         self.server_version = 0
         self._begin = _BEGIN
+        self._is_plain = False
+        """Whether a statement without a BEGIN runs as it would after ours."""
         self.synchronous_commit: str | None = None
         """What our transactions say of it, if anything."""
         self._texts: dict[str, str] = {}
@@ -205,13 +230,15 @@ class Database:
 
     def _greet(self, connection: Connection) -> None:
         before = _ticks()
-        [(schema, self.place, pid, version, synchronous, in_recovery, encoding, now)] = (
+        [(schema, self.place, pid, version, synchronous, in_recovery, encoding, is_plain, now)] = (
             RawCursor(connection)
             .execute(
                 "SELECT quote_ident(coalesce($1, current_schema())),"
                 " (SELECT oid::bigint FROM pg_database WHERE datname = current_database()), pg_backend_pid(),"
                 " current_setting('server_version_num')::integer, current_setting('synchronous_commit'),"
-                f" pg_is_in_recovery(), current_setting('server_encoding'), {NOW}",
+                " pg_is_in_recovery(), current_setting('server_encoding'),"
+                " current_setting('default_transaction_isolation') = 'read committed'"
+                f" AND current_setting('default_transaction_read_only') = 'off', {NOW}",
                 [self._address.schema],
             )
             .fetchall()
@@ -235,6 +262,7 @@ class Database:
             )
         self.schema = self.schema or schema
         self.server_version = version
+        self._is_plain = is_plain
         wanted = self._address.synchronous_commit
         if wanted is None and synchronous in ("off", "local"):
             wanted = "on"  # weaker is an explicit choice, which was not made for us
@@ -272,6 +300,7 @@ class Database:
 
     def _give(self, connection: Connection) -> None:
         is_usable = not connection.closed and connection.info.transaction_status == TransactionStatus.IDLE
+        is_broken = connection.broken
         with self._changed:
             if connection not in self._known:
                 return  # taken before this process was forked
@@ -287,10 +316,15 @@ class Database:
                 leaving.append(connection)
             self._taken -= 1
             self._changed.notify()
-        is_broken = connection.broken
         for gone in leaving:
             gone.close()
         if is_broken:  # the others will not be better
+            self._forget_idle()
+
+    def _give_up(self, connection: Connection, error: psycopg.Error) -> None:
+        """Close what would go on failing: connections to a primary that has become a standby."""
+        if error.sqlstate in _READ_ONLY:
+            connection.close()
             self._forget_idle()
 
     def _leave(self) -> None:
@@ -311,13 +345,13 @@ class Database:
         has died: the server would hold its locks for as long as this process lives.
         """
         inherited = list(self._known)
+        _inherited.extend(inherited)
+        self._reset()
         nowhere = os.open(os.devnull, os.O_RDWR)
         for connection in inherited:
             with suppress(psycopg.Error):  # closed
                 os.dup2(nowhere, connection.fileno(), inheritable=False)
         os.close(nowhere)
-        _inherited.extend(inherited)
-        self._reset()
 
     def close(self) -> None:
         self.notifier.close()
@@ -376,29 +410,60 @@ class Database:
 
     # Writing.
 
-    @contextmanager
-    def transaction(self) -> Iterator[Session]:
-        """A write transaction of this thread; entered again inside, it is the same one."""
+    def write(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        """A statement that is a transaction by itself; only where `commits_alone`."""
+        connection = self._take()
+        try:
+            return Session(connection, self).rows(sql, parameters)
+        except psycopg.Error as error:
+            if connection.broken or _means_lost(error):
+                raise CommitUncertain(f"{self.url}: the connection broke at the commit") from error
+            self._give_up(connection, error)
+            raise_translated(error, self.url)
+        finally:
+            self._give(connection)
+
+    @property
+    def commits_alone(self) -> bool:
+        """Whether a single statement commits as our transactions do, and is not part of one."""
+        return self.session is None and self.synchronous_commit is None and self._is_plain
+
+    def refuse_nested(self) -> None:
         if attempt_transaction.get() == self.url:
             raise NestedWrite
+
+    @contextmanager
+    def transaction(self, *, may_fail: bool = False) -> Iterator[Session]:
+        """A write transaction of this thread; entered again inside, it is the same one.
+
+        It begins together with its first statement if it `may_fail`: then a connection that broke since it
+        was last used is found too late for another one to be taken.
+        """
+        self.refuse_nested()
         if self.session is not None:
             yield self.session
             return
-        with self._opened(self._begin) as session:
+        begins_later = may_fail and not self.is_pooled
+        with self._opened(None if begins_later else self._begin) as session:
+            if begins_later:
+                for statement in self._begin.split(";"):
+                    session.ahead(statement)
             try:
                 yield session
             except psycopg.Error as error:
                 roll_back(session.connection)
+                self._give_up(session.connection, error)
                 raise_translated(error, self.url)
             except BaseException:
                 roll_back(session.connection)
                 raise
-            self.commit(session.connection)
+            if session.has_begun:
+                self.commit(session.connection)
         if session.wakes:
             self.notifier.touch()
 
     @contextmanager
-    def _opened(self, begin: str) -> Iterator[Session]:
+    def _opened(self, begin: str | None) -> Iterator[Session]:
         try:
             connection = self._take_begun(begin)
         except ConnectionLost:  # nothing has begun; the server was restarted since it was last used
@@ -410,13 +475,15 @@ class Database:
             self._local.session = None
             self._give(connection)
 
-    def _take_begun(self, begin: str, *, fresh: bool = False) -> Connection:
+    def _take_begun(self, begin: str | None, *, fresh: bool = False) -> Connection:
         connection = self._take(fresh=fresh)
         try:
-            self.begin(connection, begin)
+            if begin is not None:
+                self.begin(connection, begin)
         except BaseException:
-            connection.close()  # such as one to a primary that has become a standby
+            connection.close()
             self._give(connection)
+            self._forget_idle()
             raise
         return connection
 
@@ -474,10 +541,11 @@ def roll_back(connection: Connection) -> None:
             RawCursor(connection).execute("ROLLBACK")
 
 
+_READ_ONLY = ("25006", "0A000")
 _BUSY = ("55P03", "40P01", "40001")
 _HINTS = {
-    "0A000": "the server can't be written now: is it a standby?",
-    "25006": "the server can't be written now: is it a standby?",
+    "0A000": "the server can't be written now: a standby, or default_transaction_read_only?",
+    "25006": "the server can't be written now: a standby, or default_transaction_read_only?",
     "42501": "let the role own the schema, or grant it what it needs",
     "42P01": "the queue's tables are gone; queuectl migrate makes them",
     "53100": "the server's disk is full: free some space; work goes on by itself",
@@ -531,6 +599,6 @@ def raise_if_moved(error: psycopg.Error) -> None:
 
 def storable(value: Any) -> Any:
     """A parameter as PostgreSQL can hold it: its texts have no NUL, and no half of a character."""
-    if isinstance(value, str):
-        return value.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
-    return [storable(item) for item in value] if isinstance(value, list) else value
+    return (
+        value.replace("\0", "\ufffd").encode("utf-8", "replace").decode() if isinstance(value, str) else value
+    )

@@ -19,6 +19,9 @@ from holdfast.store.postgres.database import Session
 from holdfast.store.postgres.insert import insert_jobs, run
 from holdfast.store.protocol import Finish, NewJob
 
+RUNNING = "j.status || '' = 'processing'"
+"""Of a job that is named by its `seq`. Said plainly, the planner would go through all that run instead."""
+
 _KEY_UNTIL = "clock.now + (j.key_for * 1000000)::bigint"
 
 # Nearly every attempt ends so.
@@ -28,8 +31,8 @@ UPDATE holdfast_jobs AS j SET
     status = 'completed', error = NULL, result = f.result, worker_id = NULL, lease_expires_at = NULL,
     finished_at = clock.now, updated_at = clock.now,
     key_held = j.key_held AND j.key_for IS NOT NULL, key_until = {_KEY_UNTIL}
-FROM clock, unnest($2::bigint[], $3::bigint[], $4::text[], $5::text[]) AS f (seq, version, worker_id, result)
-WHERE j.seq = f.seq AND j.status = 'processing' AND j.version = f.version AND j.worker_id = f.worker_id
+FROM clock, unnest($2::bigint[], $3::bigint[], $4::text[]) AS f (seq, version, result)
+WHERE j.seq = f.seq AND {RUNNING} AND j.version = f.version AND j.worker_id = $5
 RETURNING j.seq, j.version
 """
 
@@ -51,9 +54,9 @@ UPDATE holdfast_jobs AS j SET
 FROM clock, unnest($2::bigint[], $3::bigint[], $4::text[], $5::text[], $6::boolean[], $7::bigint[],
     $8::text[], $9::integer[], $10::boolean[], $11::text[])
     AS f (seq, version, worker_id, status, final, delay, error, attempts_back, expired_only, error_group)
-WHERE j.seq = f.seq AND j.status = 'processing' AND j.version = f.version AND j.worker_id = f.worker_id
+WHERE j.seq = f.seq AND {RUNNING} AND j.version = f.version AND j.worker_id = f.worker_id
     AND (NOT f.expired_only OR j.lease_expires_at <= clock.now)
-RETURNING j.seq, j.version, j.status
+RETURNING j.seq, j.version, j.status, j.updated_at
 """
 
 _FAILURES = f"""
@@ -88,16 +91,18 @@ def finish_jobs(
     completed = [f for f in finishes if f.decision.status is Status.COMPLETED]
     others = [f for f in finishes if f.decision.status is not Status.COMPLETED]
     ended: dict[tuple[int, int], Status] = {}
-    if completed:
-        for seq, version in session.rows(_COMPLETE, [now, *_completions(completed)]):
+    for worker_id in {finish.worker_id for finish in completed}:
+        own = [finish for finish in completed if finish.worker_id == worker_id]
+        for seq, version in session.rows(_COMPLETE, [now, *_completions(own), worker_id]):
             ended[seq, version] = Status.COMPLETED
-        for finish in completed:
+        for finish in own:
             if finish.children and (finish.seq, finish.version) in ended:
                 insert_children(session, finish.seq, finish.children, now)
     if others:
         others = _not_locked(session, others)
-        for seq, version, status in session.rows(_END, [now, *_endings(others)]):
+        for seq, version, status, instant in session.rows(_END, [now, *_endings(others)]):
             ended[seq, version] = Status(status)
+            now = instant  # one instant for the end of an attempt and the record of it
         _record_failures(session, [f for f in others if (f.seq, f.version) in ended], now)
     return ended
 
@@ -114,7 +119,6 @@ def _completions(finishes: Sequence[Finish]) -> list[list[Any]]:
     return [
         [finish.seq for finish in finishes],
         [finish.version for finish in finishes],
-        [finish.worker_id for finish in finishes],
         [finish.decision.result for finish in finishes],
     ]
 

@@ -74,7 +74,9 @@ def insert_jobs(jobs: Sequence[NewJob], now: int | None, *, alone: bool = False)
     for job in jobs:
         if job.max_depth is not None and depths.get(job.type, 0) >= job.max_depth:
             known = yield from _known(job, now)
-            verdicts.append(known or Verdict(id=job.id, error=QueueFull(job.type, job.max_depth)))
+            if known is None or type(known.error) is DuplicateJob:
+                known = Verdict(id=job.id, error=QueueFull(job.type, job.max_depth))
+            verdicts.append(known)
             continue
         [verdict] = yield from _insert([job], now)
         verdicts.append(verdict)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import psycopg
+from psycopg import sql
 
 from holdfast.core.clock import Clock
 from holdfast.errors import ForeignDatabase, SchemaOutOfDate
@@ -99,4 +100,4 @@ def _make_schema(session: Session) -> None:
     schema = session.database.schema
     # Asked first: to make one that is there takes a right that a role may not have.
     if not session.rows("SELECT 1 FROM pg_namespace WHERE quote_ident(nspname) = $1", [schema]):
-        session.rows(f"CREATE SCHEMA {schema}")
+        session.connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.SQL(schema)))

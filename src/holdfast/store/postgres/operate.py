@@ -96,9 +96,10 @@ def retry_job(session: Session, job_id: str, payload: str | None, key: str | Non
 def retry_failed_jobs(
     session: Session, type: str | None, after: int, limit: int, now: int | None
 ) -> tuple[int, list[tuple[str, str]], int | None]:
+    session.rows("SET LOCAL enable_bitmapscan = off")  # the first of them are wanted, in order
     rows = session.rows(
         "SELECT seq, id, type, key FROM holdfast_jobs"
-        " WHERE status = 'failed' AND error_group IS NOT NULL AND seq > $1"
+        " WHERE status || '' = 'failed' AND seq > $1"
         " AND ($2::text IS NULL OR type = $2) ORDER BY seq LIMIT $3 FOR UPDATE",
         [after, type, limit],
     )

@@ -162,7 +162,7 @@ _INDEXES = (
     # which keys were used again
     "CREATE INDEX holdfast_jobs_keyed ON holdfast_jobs (type, key) WHERE key IS NOT NULL",
     # lists: in every state the jobs of one type and priority lie in the order of `seq`
-    "CREATE INDEX holdfast_jobs_parent ON holdfast_jobs (parent_id) WHERE parent_id IS NOT NULL",
+    "CREATE INDEX holdfast_jobs_parent ON holdfast_jobs (parent_id, seq) WHERE parent_id IS NOT NULL",
     f"""CREATE INDEX holdfast_jobs_ended ON holdfast_jobs (type, status, priority DESC, {SEQ})
     WHERE finished_at IS NOT NULL""",
     f"""CREATE INDEX holdfast_jobs_later ON holdfast_jobs (type, priority DESC, {SEQ})
@@ -172,8 +172,9 @@ _INDEXES = (
     # prune, and what ran lately
     """CREATE INDEX holdfast_jobs_finished ON holdfast_jobs (type, status, finished_at, seq)
     WHERE finished_at IS NOT NULL""",
-    # failed jobs, which alone have a group; said so that nobody takes these for a list of other states
-    "CREATE INDEX holdfast_jobs_failed ON holdfast_jobs (seq) WHERE error_group IS NOT NULL",
+    # all failed jobs; said so that the planner does not take it for the list of a type or an error
+    "CREATE INDEX holdfast_jobs_failed ON holdfast_jobs (seq) WHERE status || '' = 'failed'",
+    # failed jobs by their errors: no others have a group
     f"""CREATE INDEX holdfast_jobs_alike ON holdfast_jobs (type, error_group, priority DESC, {SEQ})
     WHERE error_group IS NOT NULL""",
     """CREATE INDEX holdfast_jobs_alike_finished ON holdfast_jobs (type, error_group, finished_at, seq)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from holdfast.config import Value
 from holdfast.core.job import Job, Status
 from holdfast.core.rate_limit import Bucket
-from holdfast.errors import CommitUncertain, JobNotFound, StoreBusy, StoreError, StoreUnavailable
+from holdfast.errors import CommitUncertain, JobNotFound, StoreBusy, StoreError
 from holdfast.store import look, pages
 from holdfast.store.postgres import caller, claim, finish, health, insert, keep, operate, tallies
 from holdfast.store.postgres.attempt import PostgresAttemptTransaction
@@ -88,11 +88,12 @@ WITH mine AS MATERIALIZED (SELECT type, priority, seq FROM holdfast_jobs WHERE i
 SELECT count(*) FROM (
     SELECT 1 FROM mine CROSS JOIN LATERAL (
         SELECT 1 FROM holdfast_jobs WHERE status = 'pending' AND type = mine.type
-            AND priority > mine.priority LIMIT $2) AS higher
+            AND priority > mine.priority ORDER BY priority DESC, {SEQ} LIMIT $2) AS higher
     UNION ALL
     SELECT 1 FROM mine CROSS JOIN LATERAL (
         SELECT 1 FROM holdfast_jobs WHERE status = 'pending' AND type = mine.type
-            AND priority = mine.priority AND {SEQ} < mine.seq LIMIT $2) AS earlier
+            AND priority = mine.priority AND {SEQ} < mine.seq
+        ORDER BY priority DESC, {SEQ} LIMIT $2) AS earlier
     LIMIT $2) AS line
 """
 
@@ -123,7 +124,7 @@ class PostgresStore:
         """Nothing: connections belong to no thread."""
 
     def transaction(self) -> AbstractContextManager[Any]:
-        return self.database.transaction()
+        return self.database.transaction(may_fail=True)
 
     def watch(self, *, for_work: bool = False) -> PostgresWatch:
         return PostgresWatch(self.database, for_work=for_work)
@@ -143,8 +144,14 @@ class PostgresStore:
             return [self.insert_jobs([job])[0] for job in jobs]
 
     def _insert(self, how: Callable[..., insert.Steps], jobs: Sequence[NewJob]) -> list[Verdict]:
+        is_plain = all(job.key is None and job.max_depth is None for job in jobs)
+        if is_plain and how is insert.insert_jobs and self.database.commits_alone:
+            self.database.refuse_nested()
+            verdicts = insert.run(how(jobs, self.database.instant), self.database.write)
+            self.database.notifier.touch()
+            return verdicts
         with self.database.transaction() as session:
-            if any(job.key is not None or job.max_depth is not None for job in jobs):
+            if not is_plain:
                 session.rows(f"SET LOCAL lock_timeout = {round(1000 * LOCK_PATIENCE)}")
             verdicts = insert.run(how(jobs, self.database.instant, alone=True), session.rows)
             session.wakes = True
@@ -152,24 +159,27 @@ class PostgresStore:
 
     def _certainly(self, action: Callable[[], T]) -> T:
         """Do what may be done twice, again if the connection breaks: a row of ours that did get through is
-        known by its token."""
+        known by its token. Once a commit was in doubt, nothing else is said of it but what became of it."""
         deadline = time.monotonic() + PATIENCE
+        doubt: CommitUncertain | None = None
+        trouble: StoreError | None = None
         pause = 0.02
         while True:
             try:
                 return action()
             except (CommitUncertain, ConnectionLost) as error:
-                in_doubt = error
-            if self.database.session is not None:
-                raise in_doubt
-            while True:  # until the server answers again
-                time.sleep(pause)
-                pause = min(2 * pause, 0.5)
-                if time.monotonic() >= deadline:
-                    raise in_doubt
-                with suppress(StoreUnavailable):
-                    self.database.read("SELECT 1")
-                    break
+                trouble = error
+                if isinstance(error, CommitUncertain):
+                    doubt = doubt or error
+            except StoreError as error:
+                was_here = doubt is not None or (trouble is not None and not isinstance(error, StoreBusy))
+                if not was_here:  # it was not to be had from the start
+                    raise
+                trouble = error
+            if self.database.session is not None or time.monotonic() >= deadline:
+                raise doubt or trouble
+            time.sleep(pause)
+            pause = min(2 * pause, 0.5)
 
     def insert_jobs_with(self, connection: Any, jobs: Sequence[NewJob]) -> list[Verdict]:
         return caller.insert_with(connection, jobs, self.database)

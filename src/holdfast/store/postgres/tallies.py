@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from holdfast.store.postgres.database import Database
 
-LONG = 500
+LONG = 100
 """Additions at which some are added up."""
 _AT_ONCE = 20_000
 

@@ -50,7 +50,9 @@ _LOCK_PATIENCE = "SET LOCAL lock_timeout = '500ms'"
 _AT_ONCE = 100
 """Rows of a page; a payload may be large."""
 _STORED = [table.name for table in TABLES if table not in (ERRORS, COUNTS)]
-_LOCK = f"LOCK TABLE {', '.join(_STORED)}, holdfast_workers IN SHARE ROW EXCLUSIVE MODE"
+_LOCK = f"LOCK TABLE {', '.join(_STORED)}, holdfast_workers IN"
+_NO_WRITERS, _NOBODY = f"{_LOCK} SHARE ROW EXCLUSIVE MODE", f"{_LOCK} ACCESS EXCLUSIVE MODE"
+"""To make triggers, and to drop them: whoever takes more later may wait for one who waits for him."""
 _TALLIES = ("holdfast_tallies", "holdfast_error_tallies")
 _RATE = rate_row("")
 _STATUSES = ("scheduled", "pending", "processing", "completed", "failed", "cancelled")
@@ -146,7 +148,7 @@ class PostgresEnd(End):
             )
 
     @contextmanager
-    def _alone(self) -> Iterator[Session]:
+    def _alone(self, lock: str = _NO_WRITERS) -> Iterator[Session]:
         """A transaction in which nobody else writes, once those who do have committed.
 
         Nor does anybody claim who has not seen what it changes: a claim takes its lock before it looks.
@@ -157,7 +159,7 @@ class PostgresEnd(End):
             try:
                 with self.database.transaction() as session:
                     session.rows(_LOCK_PATIENCE)
-                    session.rows(_LOCK)
+                    session.rows(lock)
                     locked = True
                     yield session
             except StoreBusy:
@@ -245,12 +247,11 @@ class PostgresEnd(End):
             if changed:
                 self._make_refusal(session, words_of_moved(to), "true")
                 # Those who have it open still are told, too.
-                session.rows(f"DROP FUNCTION {self._expire} CASCADE")
                 self._guard(session, "holdfast_workers")
             return bool(changed)
 
     def reopen(self, token: str | None) -> None:
-        with self._alone() as session:
+        with self._alone(_NOBODY) as session:
             mark = self.read_mark()
             if mark is None or mark.role != SOURCE or mark.state == MOVED:
                 return
@@ -333,7 +334,7 @@ class PostgresEnd(End):
 
     @contextmanager
     def receiving(self) -> Iterator[None]:
-        with self._alone() as session:
+        with self._alone(_NOBODY) as session:
             self._receiver = session
             try:
                 yield

@@ -22,8 +22,8 @@ _LOOK = 0.02
 _LOOK_FOR_WORK = 0.05
 _RECONNECT = (0.1, 5.0)
 
-# The number that the next transaction will get: it rises with each one that writes, in the whole server.
-_COUNT = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text"
+# Which transactions have ended: it changes with each one that writes, in the whole server.
+_COUNT = "SELECT pg_current_snapshot()::text"
 
 
 class PostgresWatch:

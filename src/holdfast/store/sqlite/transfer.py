@@ -95,8 +95,8 @@ class SqliteEnd(End):
             return None
         if not rows:
             return None
-        *values, expired = rows[0]
-        return Mark(*values, bool(expired))
+        role, state, other, origin, token, pause, expired = rows[0]
+        return Mark(role, state, other, origin, token, pause, bool(expired))
 
     def close_to_producers(self, to: str, token: str, seconds: float) -> None:
         with self.database.transaction() as connection:
