@@ -47,7 +47,7 @@ class Sizes:
     postgres_threads: int = 8_000
     postgres_many: int = 10_000
     postgres_drain: int = 20_000
-    postgres_turns: int = 50
+    postgres_turns: int = 100
     peer_singly: int = 1_000
     peer_drain: int = 4_000
     peer_pickups: int = 100
@@ -71,7 +71,7 @@ QUICK = Sizes(
     postgres_singly=300,
     postgres_threads=1_600,
     postgres_drain=5_000,
-    postgres_turns=20,
+    postgres_turns=40,
     peer_singly=200,
     peer_drain=500,
     peer_pickups=30,

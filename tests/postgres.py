@@ -27,6 +27,10 @@ import psycopg
 _SHARED = "HOLDFAST_TEST_SERVER"
 """The folder of the run's server, for the processes that a test run starts."""
 
+_PREFIX = "holdfast-pg-"
+_ALIVE = "alive"
+"""Locked while the run lives."""
+
 FAST = {"fsync": "off", "synchronous_commit": "on", "full_page_writes": "off"}
 
 
@@ -137,16 +141,33 @@ def _run(program: str, *arguments: str) -> None:
 def share_server() -> None:
     """Say where the run's server will be; called once, before the processes of a run are started."""
     if _SHARED not in os.environ:
-        os.environ[_SHARED] = folder = tempfile.mkdtemp(prefix="holdfast-pg-")
-        os.chmod(folder, 0o755)
+        _end_servers_of_dead_runs()
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        os.environ[_SHARED] = str(folder)
+        folder.chmod(0o755)
         owner = os.getpid()
+        alive = (folder / _ALIVE).open("w")  # held for as long as we live
+        fcntl.flock(alive, fcntl.LOCK_EX)
 
         def end() -> None:
             if os.getpid() == owner:
-                Server(Path(folder) / "server").stop()
-                shutil.rmtree(folder, ignore_errors=True)
+                alive.close()
+                _end(folder)
 
         atexit.register(end)
+
+
+def _end_servers_of_dead_runs() -> None:
+    """A run that was killed has ended nothing."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with suppress(OSError), (folder / _ALIVE).open("r+") as alive:
+            fcntl.flock(alive, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _end(folder)
+
+
+def _end(folder: Path) -> None:
+    Server(folder / "server").stop()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @cache

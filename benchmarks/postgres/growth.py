@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from statistics import median
 
 from benchmarks.bench import TYPE, Bench, make_queue
@@ -37,8 +38,12 @@ def measure(bench: Bench) -> list[Figure]:
         empty_times, full_times = [], []
         for _ in range(sizes.rounds):
             with new_schema(bench) as empty_url, make_queue(empty_url) as empty:
-                empty_times.append(_times(empty_url, empty, sizes.postgres_turns))
-            full_times.append(_times(url, full, sizes.postgres_turns))
+                for address, queue in ((empty_url, empty), (url, full)):
+                    _enqueue(address, queue, sizes.postgres_turns * (1 + _AT_A_TIME))
+                claims = _times([empty, full], sizes.postgres_turns, 1)
+                turns = _times([empty, full], sizes.postgres_turns, _AT_A_TIME)
+                empty_times.append((claims[0], turns[0]))
+                full_times.append((claims[1], turns[1]))
     return [
         Figure(name="filling the queue", value=filling, unit="s"),
         *(
@@ -79,43 +84,52 @@ def _fill(url: str, queue: Queue, count: int) -> None:
             connection.execute(_FILL, {"type": TYPE, "at": day_ago, "first": first, "count": chunk})
 
 
-def _times(url: str, queue: Queue, turns: int) -> tuple[float, float]:
-    """The median seconds of a claim of one job, and of a transaction that finishes what the last one took and
-    takes as many again."""
-    queue.enqueue_many(TYPE, [{"number": number} for number in range(turns * (1 + _AT_A_TIME))])
+def _enqueue(url: str, queue: Queue, jobs: int) -> None:
+    queue.enqueue_many(TYPE, [{"number": number} for number in range(jobs)])
     with connect(url) as connection:
         settle(connection, "holdfast_jobs")
-    turn_times, claims = _repeat(queue, turns, _AT_A_TIME)
-    queue.store.finish_jobs([_finish(claim) for claim in claims])
-    claim_times, claims = _repeat(queue, turns, 1)
-    queue.store.finish_jobs([_finish(claim) for claim in claims])
-    return median(claim_times), median(turn_times)
 
 
-def _repeat(queue: Queue, turns: int, jobs: int) -> tuple[list[float], list[Claim]]:
-    """The seconds of each turn, of which those with one job are timed without the finish; the last claims."""
-    store, claims, times = queue.store, list[Claim](), []
-    demand = Demand(type=TYPE, limit=jobs, max_attempts=3, pending=jobs)
+def _times(queues: Sequence[Queue], turns: int, jobs: int) -> list[float]:
+    """The median seconds of a turn in each queue, by turns: of a transaction that finishes what the last one
+    took, and takes as many again. One job is finished before, so that only its claim is timed."""
+    claims: list[list[Claim]] = [[] for _ in queues]
+    times: list[list[float]] = [[] for _ in queues]
     for _ in range(turns):
-        if jobs == 1:
-            store.finish_jobs([_finish(claim) for claim in claims])
-            claims = []
-        began = time.perf_counter()
-        with store.transaction():
-            store.finish_jobs([_finish(claim) for claim in claims])
-            claims = store.claim_jobs("bench", [demand], limit=jobs, lease_seconds=30).claims
-        times.append(time.perf_counter() - began)
-        if len(claims) != jobs:
-            raise AssertionError(f"{len(claims)} of {jobs} jobs were claimed")
-    return times, claims
+        for place, queue in enumerate(queues):
+            if jobs == 1:
+                _finish(queue, claims[place])
+                claims[place] = []
+            began = time.perf_counter()
+            with queue.store.transaction():
+                _finish(queue, claims[place])
+                claims[place] = _claim(queue, jobs)
+            times[place].append(time.perf_counter() - began)
+    for place, queue in enumerate(queues):
+        _finish(queue, claims[place])
+    return [median(each) for each in times]
 
 
-def _finish(claim: Claim) -> Finish:
-    return Finish(
-        seq=claim.seq,
-        version=claim.version,
-        worker_id=claim.worker_id,
-        attempt=claim.attempts,
-        decision=Decision("complete", Status.COMPLETED, result="null"),
-        started_at=0,
+def _claim(queue: Queue, jobs: int) -> list[Claim]:
+    demand = Demand(type=TYPE, limit=jobs, max_attempts=3, pending=jobs)
+    claims = queue.store.claim_jobs("bench", [demand], limit=jobs, lease_seconds=30).claims
+    if len(claims) != jobs:
+        raise AssertionError(f"{len(claims)} of {jobs} jobs were claimed")
+    return claims
+
+
+def _finish(queue: Queue, claims: Sequence[Claim]) -> None:
+    decision = Decision("complete", Status.COMPLETED, result="null")
+    queue.store.finish_jobs(
+        [
+            Finish(
+                seq=claim.seq,
+                version=claim.version,
+                worker_id=claim.worker_id,
+                attempt=claim.attempts,
+                decision=decision,
+                started_at=0,
+            )
+            for claim in claims
+        ]
     )

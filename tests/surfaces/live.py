@@ -41,7 +41,7 @@ class _BriskAsyncio:
         await asyncio.sleep(min(seconds, 0.01))
 
 
-uvicorn.server.asyncio = _BriskAsyncio()  # type: ignore[assignment]
+uvicorn.server.asyncio = _BriskAsyncio()  # type: ignore[assignment, attr-defined]
 
 
 @contextmanager

@@ -74,7 +74,7 @@ def insert_jobs(jobs: Sequence[NewJob], now: int | None, *, alone: bool = False)
     for job in jobs:
         if job.max_depth is not None and depths.get(job.type, 0) >= job.max_depth:
             known = yield from _known(job, now)
-            if known is None or type(known.error) is DuplicateJob:
+            if known is None or known.error.__class__ is DuplicateJob:
                 known = Verdict(id=job.id, error=QueueFull(job.type, job.max_depth))
             verdicts.append(known)
             continue

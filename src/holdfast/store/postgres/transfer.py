@@ -311,9 +311,8 @@ class PostgresEnd(End):
         names, where = ", ".join(table.names), ""
         if table is PAUSES:
             mark = self.read_mark()
-            where = (
-                "" if mark is None or mark.pause is None else f"WHERE type <> '' OR paused_at <> {mark.pause}"
-            )
+            if mark is not None and mark.pause is not None:
+                where = f"WHERE type <> '' OR paused_at <> {mark.pause}"
         elif table is COUNTS:
             where = "WHERE enqueued > 0"
         elif table is ERRORS:
