@@ -30,13 +30,14 @@ UNUSED = -p no:schemathesis -p no:anyio -p no:platformdirs
 test: $(READY) tools ## run the tests; ARGS="-k lease -x" goes to pytest, -n0 runs one at a time
 	$(BIN)/python -m pytest -ra -n 3 --dist worksteal $(UNUSED) $(ARGS)
 
-# A browser, and clocks that go wrong. Only where nobody has to be asked: elsewhere the tests that need them
+# A browser, clocks that go wrong, and a pooler for PostgreSQL. Only where nobody has to be asked: elsewhere the tests that need them
 # are skipped and say what to install.
 INSTALL = env DEBIAN_FRONTEND=noninteractive apt-get -qq
 tools:
 	@has() { for name in "$$@"; do command -v "$$name" >/dev/null && return; done; return 1; }; wanted=; \
 	has chromium chromium-browser google-chrome || wanted='chromium fonts-dejavu-core'; \
 	has faketime || wanted="$$wanted faketime"; \
+	has pgbouncer /usr/sbin/pgbouncer || wanted="$$wanted pgbouncer"; \
 	[ -n "$$wanted" ] && command -v apt-get >/dev/null || exit 0; \
 	if [ "$$(id -u)" = 0 ]; then root=; elif sudo -n true 2>/dev/null; then root='sudo -n'; else exit 0; fi; \
 	echo "installing for the tests:" $$wanted; \

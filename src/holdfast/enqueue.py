@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -183,7 +182,7 @@ class Enqueuer:
         elif hasattr(connection, "run_sync"):  # SQLAlchemy's way into its asyncio connections and sessions
             async with self._turn_with(connection):
                 verdict = (await connection.run_sync(self._store.insert_jobs_with, [new]))[0]
-        elif iscoroutinefunction(getattr(connection, "execute", None)):
+        elif _is_awaited(connection):
             async with self._turn_with(connection):
                 verdict = (await self._store.insert_jobs_awaiting(connection, [new]))[0]
         else:
@@ -262,6 +261,12 @@ class Enqueuer:
             return job_from(new, verdict)
         # Inside a caller's transaction the holder of the key may not be visible to us yet.
         return self._store.get_job(verdict.id) or job_from(new, verdict)
+
+
+def _is_awaited(connection: Any) -> bool:
+    from inspect import iscoroutinefunction
+
+    return iscoroutinefunction(getattr(connection, "execute", None))
 
 
 def job_from(new: NewJob, verdict: Verdict) -> Job:

@@ -328,13 +328,12 @@ def test_page_of_any_list_reads_few_rows_wherever_it_is(
     deep = Place({"created": 0, "finished": queue.now() - 100 * SECOND, "priority": 0}[sort], OVER // 2)
     found = {}
     for name, asked in LISTS.items():
-        for ascending in (False, True):
-            filter = replace(asked, sort=sort, ascending=ascending, limit=20, brief=True)
-            with explained(mode, monkeypatch) as steps:
-                queue.list_page(filter)
-                queue.list_page(replace(filter, after=deep))
-                queue.count_matching(filter, 100)
-            found[name, ascending] = wasteful(steps)
+        filter = replace(asked, sort=sort, limit=20, brief=True)
+        with explained(mode, monkeypatch) as steps:
+            queue.list_page(filter)
+            queue.list_page(replace(filter, after=deep, ascending=mode == "force_generic_plan"))
+            queue.count_matching(filter, 100)
+        found[name] = wasteful(steps)
     assert {name: steps for name, steps in found.items() if steps} == {}
 
 
