@@ -43,7 +43,8 @@ _CLAIM = """
 UPDATE bare SET status = 'processing', attempts = attempts + 1, version = version + 1, worker_id = $1,
     lease_expires_at = $2, started_at = $2, updated_at = $2
 WHERE seq = ANY (ARRAY(
-    SELECT seq FROM bare WHERE status = 'pending' AND type = $3 ORDER BY priority DESC, seq LIMIT $4
+    SELECT seq FROM bare WHERE status = 'pending' AND type = $3 ORDER BY priority DESC, seq
+    LIMIT (SELECT $4::bigint)
     FOR UPDATE SKIP LOCKED))
 RETURNING seq, id, payload, attempts, version
 """
