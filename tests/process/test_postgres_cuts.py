@@ -133,12 +133,24 @@ def test_an_enqueue_of_which_nobody_knows_is_in_doubt_and_says_so(
 
     proxy.follow(plan)
     with pytest.raises(CommitUncertain):
-        through.enqueue("work", {"mark": "doubtful"})
+        through.enqueue("work", {"mark": "doubtful"}, key="k")  # with a key there is a transaction around it
     assert proxy.cuts > 1
     proxy.follow(pass_all)
     assert marks(database) == {"doubtful": 1}
     through.enqueue("work", {"mark": "next"})
     assert marks(database) == {"doubtful": 1, "next": 1}
+
+
+def test_an_enqueue_of_one_statement_whose_answer_is_lost_is_in_doubt_and_says_so(
+    through: Queue, proxy: Proxy, database: PostgresDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_store, "PATIENCE", 0.3)
+    through.store.now()
+    proxy.follow(lambda number, kind, content: Cut.AFTER if b"INSERT" in content else None)
+    with pytest.raises(CommitUncertain):
+        through.enqueue("work", {"mark": "doubtful"})
+    proxy.follow(pass_all)
+    assert marks(database) == {"doubtful": 1}
 
 
 def test_an_enqueue_that_never_reached_its_commit_is_refused_and_not_there(
@@ -148,7 +160,7 @@ def test_an_enqueue_that_never_reached_its_commit_is_refused_and_not_there(
     through.store.now()
     proxy.follow(lambda number, kind, content: Cut.AFTER if b"INSERT" in content else None)
     with pytest.raises(StoreError) as raised:
-        through.enqueue("work", {"mark": "refused"})
+        through.enqueue("work", {"mark": "refused"}, key="k")
     assert not isinstance(raised.value, CommitUncertain)
     proxy.follow(pass_all)
     assert marks(database) == {}
