@@ -105,6 +105,7 @@ class Admission:
             timeout=_duration("timeout", options.timeout, above_zero=True),
             parent_id=parent_id,
             max_depth=settings.get("max_depth", type),
+            has_new_id=options.id is None,
         )
 
     def admit_again(self, job: Job, payload: object, settings: Settings) -> tuple[str, str | None]:

@@ -16,10 +16,11 @@ import pytest
 
 from holdfast.core.lifecycle import Errored
 from holdfast.errors import HoldfastError, StoreUnavailable
+from holdfast.store import backup
 from holdfast.store.open import open_store
 from holdfast.store.postgres import PostgresStore
 from holdfast.store.protocol import JobFilter, Store
-from holdfast.store.sqlite import SqliteStore, health
+from holdfast.store.sqlite import SqliteStore
 from holdfast.testing import MovableClock
 from tests.conformance.engines import where
 from tests.conformance.steps import claim_one, everything, finish, finished, insert, new_job, run, status
@@ -195,12 +196,12 @@ def test_name_that_somebody_takes_meanwhile_is_left_to_him(
 ) -> None:
     insert(store, "a")
 
-    def taken(path: str, sync: Any = health._sync) -> None:
+    def taken(path: str, sync: Any = backup._sync) -> None:
         if path.endswith(".part"):
             copy.write_bytes(b"precious")
         sync(path)
 
-    monkeypatch.setattr(health, "_sync", taken)
+    monkeypatch.setattr(backup, "_sync", taken)
     with pytest.raises(StoreUnavailable):
         store.back_up(str(copy))
     assert copy.read_bytes() == b"precious"
@@ -214,7 +215,7 @@ def test_two_copies_to_one_name_at_once_make_one_whole_file(
     insert(store, "a")
     outcomes: list[str] = []
 
-    def twice(path: str, sync: Any = health._sync) -> None:
+    def twice(path: str, sync: Any = backup._sync) -> None:
         monkeypatch.undo()
         try_back_up()
         sync(path)
@@ -226,7 +227,7 @@ def test_two_copies_to_one_name_at_once_make_one_whole_file(
         except HoldfastError:
             outcomes.append("refused")
 
-    monkeypatch.setattr(health, "_sync", twice)
+    monkeypatch.setattr(backup, "_sync", twice)
     try_back_up()
     assert sorted(outcomes) == ["made", "refused"]
     assert names(copy) == ["copy.db"]

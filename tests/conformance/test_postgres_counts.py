@@ -180,11 +180,24 @@ def test_looking_for_work_folds_when_the_additions_are_many(
     monkeypatch.setattr(tallies, "LONG", 10)
     for number in range(10):
         insert(store, f"job-{number}")
-    store.list_active_types()
-    assert additions(store) == 10
     insert(store, "one-more")
-    assert store.list_active_types()["email"].pending == 11
+    store.list_active_types()
+    assert additions(store) == 11
+    insert(store, "two-more")
+    assert store.list_active_types()["email"].pending == 12
     assert additions(store) == 1
+
+
+def test_looking_folds_nothing_where_there_are_only_many_types(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tallies, "LONG", 10)
+    for number in range(15):
+        insert(store, f"job-{number}", type=f"type-{number}")
+    before = store.database.read("SELECT number FROM holdfast_tallies ORDER BY number")
+    store.list_active_types()
+    tallies.fold(store.database)
+    assert store.database.read("SELECT number FROM holdfast_tallies ORDER BY number") == before
 
 
 def test_fold_that_is_killed_changes_no_count(store: PostgresStore, connection: Any) -> None:

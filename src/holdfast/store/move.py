@@ -312,6 +312,11 @@ class Move:
         if mark is not None:
             if mark.role == TARGET and mark.origin == self.source.origin:
                 return
+            if mark.state == MOVED:
+                raise MoveFailed(
+                    f"{self.target.address} has the jobs of a queue that was moved away",
+                    hint="name a new file, or another schema",
+                )
             mark.refuse()
             raise MoveFailed(f"{self.target.address} is itself being moved to {mark.other}")
         for table in TABLES:
@@ -365,11 +370,17 @@ class Move:
         self._open_target()
 
     def _open_target(self) -> None:
-        for _ in range(_TRIES):
-            with suppress(StoreBusy):  # those who wait there already keep looking
+        for last in range(_TRIES):
+            try:
                 self.target.go_live(self.token)
                 return
-        self.target.go_live(self.token)
+            except StoreError as error:
+                if isinstance(error, StoreBusy) and last < _TRIES - 1:
+                    continue  # those who wait there already keep looking
+                raise MoveFailed(
+                    f"the queue has moved, but {self.target.address} could not be opened: {error}",
+                    hint="the same command, run again, finishes it",
+                ) from error
 
     def _is_moved(self) -> bool:
         mark = self.source.read_mark()

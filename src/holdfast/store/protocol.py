@@ -40,6 +40,8 @@ class NewJob(Struct, frozen=True, kw_only=True):
     timeout: float | None = None
     parent_id: str | None = None
     max_depth: int | None = None
+    has_new_id: bool = False
+    """Whether its id was made for it just now, so that no other job can have it."""
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
@@ -417,7 +419,9 @@ class Store(Protocol):
     def finish_jobs(self, finishes: Sequence[Finish]) -> dict[tuple[int, int], Status]:
         """Write the ends of attempts; return the state each accepted one led to, by (seq, version).
 
-        An attempt that no longer holds its job is left out, not raised: another worker owns that job now.
+        An attempt that no longer holds its job is left out, not raised: another worker owns that job now. One
+        whose children have to wait for somebody's open transaction stays PROCESSING: it is to be offered
+        again.
         """
 
     def list_ended(self, attempts: Sequence[tuple[int, int]]) -> dict[tuple[int, int], Status]:

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 PROGRESS_PAUSE = 0.25
 SETTINGS_PAUSE = 0.25
 MAX_BACK_OFF = 5.0
+HELD_UP_PAUSE = 1.0
+"""Seconds after which an outcome that has to wait for somebody's transaction is offered again."""
 MAX_CLAIM = 10_000
 
 
@@ -103,6 +105,8 @@ class Dispatcher:
         # The loop's own.
         self._stepped_at = time.monotonic()
         self._unwritten: list[Ended] = []
+        self._held_up: list[Ended] = []
+        self._held_up_until = 0.0
         self._registered = -1
         self._settings_at = self._progress_at = self._next_poll = 0.0
         self._rate_at: float | None = None
@@ -180,7 +184,9 @@ class Dispatcher:
         # In the order that an attempt goes, so that one that moves on meanwhile is seen twice, not missed.
         held = self._slots.held()
         running = [attempt for attempt in self._slots.running() if not attempt.written_off]
-        ended = [end.attempt for end in (*list(self._inbox), *list(self._unwritten))]
+        waiting = list(self._held_up)  # these go back, so they are looked at on both sides
+        waiting += (*list(self._inbox), *list(self._unwritten), *list(self._held_up))
+        ended = [end.attempt for end in waiting]
         return [
             attempt
             for attempt in (*held, *running, *ended)
@@ -300,6 +306,8 @@ class Dispatcher:
     def _turn_needed(self, now: float) -> bool:
         if self._unwritten or self._inbox or self._turn.uncertain:
             return True
+        if self._held_up and now >= self._held_up_until:
+            return True
         if self._progress and now >= self._progress_at:
             return True
         return self._maintenance.promotion_due() or self._maintenance.sweep_due()
@@ -327,9 +335,12 @@ class Dispatcher:
             demands = []
         while self._inbox:
             self._unwritten.append(self._inbox.popleft())
+        began = time.monotonic()
+        if self._held_up and began >= self._held_up_until:
+            self._unwritten += self._held_up
+            self._held_up = []
         with self._progress_lock:
             progress, self._progress = self._progress, {}
-        began = time.monotonic()
         try:
             claimed = self._turn.take(
                 self._unwritten,
@@ -343,7 +354,10 @@ class Dispatcher:
             with self._progress_lock:
                 self._progress = {**progress, **self._progress}
             raise
+        self._held_up += self._turn.held_up
         self._unwritten = []
+        if self._turn.held_up:
+            self._held_up_until = time.monotonic() + HELD_UP_PAUSE
         if progress:
             self._progress_at = time.monotonic() + PROGRESS_PAUSE
         self._begin(claimed, began)
@@ -386,7 +400,7 @@ class Dispatcher:
     def _is_done(self) -> bool:
         if self._closed or self._stop_at is None:
             return self._closed
-        busy = self._inbox or self._unwritten or self._slots.held()
+        busy = self._inbox or self._unwritten or self._held_up or self._slots.held()
         # What can't be written long after the deadline is left to its lease.
         given_up = time.monotonic() > self._stop_at + GRACE + float(self._settings.lease_seconds)
         return given_up or (self._enforcer.winding_down and not busy and self._enforcer.is_idle())
@@ -437,6 +451,8 @@ class Dispatcher:
             moments.append(self._progress_at)
         if self._rate_at is not None:
             moments.append(self._rate_at)
+        if self._held_up:
+            moments.append(self._held_up_until)
         moments.extend(self._enforcer.moments())
         if self._stop_at is not None:
             moments.append(self._stop_at if now < self._stop_at else now + 0.1)

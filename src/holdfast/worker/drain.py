@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from holdfast import events as e
 from holdfast.context import CANCELLED, LOST, Attempt
 from holdfast.core.ids import new_id
+from holdfast.core.job import Status
 from holdfast.core.lifecycle import Released
-from holdfast.errors import NestedWrite
+from holdfast.errors import NestedWrite, StoreBusy
 from holdfast.store.protocol import WorkerRecord
 from holdfast.worker.claiming import Claiming
 from holdfast.worker.heartbeat import Heartbeat
@@ -24,6 +25,10 @@ from holdfast.worker.statistics import Statistics
 
 if TYPE_CHECKING:
     from holdfast.queue import Queue
+
+
+_PATIENCE = 5.0
+_PAUSE = 0.05
 
 
 def drain(queue: Queue, limit: int | None) -> int:
@@ -104,7 +109,14 @@ class Drainer:
 
     def _settle(self, attempt: Attempt, ending: Ending) -> None:
         ended = [Ended(attempt, ending)]
-        accepted = self._settler.write(ended, self._queue.settings())
+        deadline = time.monotonic() + _PATIENCE
+        while True:
+            accepted = self._settler.write(ended, self._queue.settings())
+            if accepted.get(ended[0].name) is not Status.PROCESSING:
+                break
+            if time.monotonic() > deadline:  # it may be the caller's own transaction that is in the way
+                raise StoreBusy(_PATIENCE)
+            time.sleep(_PAUSE)
         self._attempt = None
         self._settler.announce(ended, accepted)
 

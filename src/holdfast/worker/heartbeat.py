@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from holdfast import events as e
 from holdfast.context import Attempt
 from holdfast.core.settings import Settings
-from holdfast.errors import QueueClosed, StoreError
+from holdfast.errors import QueueClosed
 from holdfast.store.protocol import Store
 
 
@@ -92,7 +92,7 @@ class Heartbeat:
             )
         except QueueClosed:
             raise
-        except StoreError as error:
+        except Exception as error:  # whatever it is: leases go on, or are given up in time
             return self._failed(error, attempts, settings)
         for attempt in attempts:
             attempt.leased = began
@@ -109,7 +109,7 @@ class Heartbeat:
             self._forgotten()
         return max(0.0, settings.heartbeat_seconds - (time.monotonic() - began))
 
-    def _failed(self, error: StoreError, attempts: Sequence[Attempt], settings: Settings) -> float:
+    def _failed(self, error: Exception, attempts: Sequence[Attempt], settings: Settings) -> float:
         lease = settings.lease_seconds
         pause = lease / 12
         self._trouble = True

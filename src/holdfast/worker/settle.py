@@ -28,6 +28,11 @@ class Ended:
         self.decision: Decision | None = None
 
     @property
+    def name(self) -> tuple[int, int]:
+        """What the store calls the attempt."""
+        return self.attempt.claim.seq, self.attempt.claim.version
+
+    @property
     def seconds(self) -> float:
         return self.at - self.attempt.started if self.attempt.started else 0.0
 

@@ -46,6 +46,8 @@ class Turn:
         self._statistics = statistics
         self._settler = Settler(worker_id, store, events, statistics)
         self._finished: tuple[Sequence[Ended], dict[tuple[int, int], Status]] = ((), {})
+        self.held_up: list[Ended] = []
+        """Outcomes that somebody's open transaction stands in the way of, to be offered again."""
         self.uncertain = False
         """Whether the last commit failed and may have happened all the same."""
 
@@ -85,7 +87,8 @@ class Turn:
         if minutes:
             self._statistics.written(self._store.now())
         self._statistics.limit(claimed.limited, self._store.now())
-        self._finished = ended, accepted
+        self.held_up = [end for end in ended if accepted.get(end.name) is Status.PROCESSING]
+        self._finished = [end for end in ended if end not in self.held_up], accepted
         return claimed
 
     def announce(self, claimed: Claimed) -> None:

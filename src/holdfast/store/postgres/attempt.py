@@ -18,9 +18,9 @@ from psycopg.pq import TransactionStatus
 
 from holdfast.core.job import Status
 from holdfast.core.lifecycle import Decision
-from holdfast.errors import CommitUncertain, HoldfastError, LeaseLost, TransactionExpired
+from holdfast.errors import CommitUncertain, HoldfastError, LeaseLost, StoreBusy, TransactionExpired
 from holdfast.store.postgres.database import Database, Session, raise_translated, roll_back
-from holdfast.store.postgres.finish import finish_jobs
+from holdfast.store.postgres.finish import CHILD_PATIENCE, finish_jobs
 from holdfast.store.protocol import Claim, Finish, NewJob
 
 _HELD = """
@@ -206,6 +206,8 @@ class PostgresAttemptTransaction:
             raise_translated(error, self._database.url)
         if not accepted:
             raise LeaseLost
+        if Status.PROCESSING in accepted.values():
+            raise StoreBusy(CHILD_PATIENCE / 1000)
 
     def _commit(self) -> None:
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ import psycopg
 from holdfast.errors import ConfigError
 from holdfast.store.moved import MOVED_STATE, error_of
 from holdfast.store.postgres.database import Database
-from holdfast.store.postgres.insert import Statement, Steps, insert_jobs
+from holdfast.store.postgres.insert import Statement, Steps, insert_jobs, run
 from holdfast.store.postgres.notify import NOTIFY, channel
 from holdfast.store.postgres.unwrap import AsyncPsycopg, State, unwrap
 from holdfast.store.protocol import NewJob, Verdict
@@ -45,7 +45,7 @@ def insert_with(connection: Any, jobs: Sequence[NewJob], database: Database) -> 
     driver, found = unwrap(connection)
     frame = _frame(driver.state(), found.begun_by)
     found.begin()
-    return _run(_steps(jobs, database, frame), lambda sql, given: driver.execute(database.text(sql), given))
+    return run(_steps(jobs, database, frame), lambda sql, given: driver.execute(database.text(sql), given))
 
 
 async def insert_awaiting(connection: Any, jobs: Sequence[NewJob], database: Database) -> list[Verdict]:
@@ -59,22 +59,6 @@ async def insert_awaiting(connection: Any, jobs: Sequence[NewJob], database: Dat
         while True:
             try:
                 rows = await driver.execute(database.text(statement[0]), statement[1])
-            except BaseException as error:
-                statement = steps.throw(error)
-            else:
-                statement = steps.send(rows)
-    except StopIteration as end:
-        verdicts: list[Verdict] = end.value
-        return verdicts
-
-
-def _run(steps: Steps, execute: Callable[[str, Sequence[Any]], list[Any]]) -> list[Verdict]:
-    """Take the steps, which are told of the errors too."""
-    try:
-        statement = next(steps)
-        while True:
-            try:
-                rows = execute(*statement)
             except BaseException as error:
                 statement = steps.throw(error)
             else:

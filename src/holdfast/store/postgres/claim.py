@@ -13,7 +13,7 @@ from typing import Any
 from holdfast.core.clock import microseconds
 from holdfast.core.rate_limit import Bucket
 from holdfast.store.limits import Limits
-from holdfast.store.postgres.clock import CLOCK
+from holdfast.store.postgres.clock import CLOCK, PRESENT
 from holdfast.store.postgres.database import Session
 from holdfast.store.postgres.schema import SEQ
 from holdfast.store.protocol import Activity, Claim, Claimed, Demand
@@ -111,7 +111,7 @@ ORDER BY name ON CONFLICT DO NOTHING
 _LOCK_LIMITS = """
 SELECT name, tokens, refilled_at FROM holdfast_limits WHERE name = ANY ($1::text[]) ORDER BY name FOR UPDATE
 """
-_PRESENT = "SELECT coalesce($1::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)"
+_PRESENT = f"SELECT {PRESENT}"
 _RUNNING = "SELECT type, count(*) FROM holdfast_jobs WHERE status = 'processing' GROUP BY type"
 _SAVE_LIMITS = """
 UPDATE holdfast_limits AS l SET tokens = n.tokens, refilled_at = n.refilled_at
@@ -121,11 +121,11 @@ WHERE l.name = n.name
 
 
 def activity_from(rows: Sequence[Any]) -> tuple[dict[str, Activity], int]:
-    """The answer of ACTIVE_TYPES or UNPAUSED_TYPES, and how many additions it was made of."""
+    """The answer of ACTIVE_TYPES or UNPAUSED_TYPES, and of how many additions beyond one a type."""
     active = {
         type: Activity(pending, running) for type, pending, running, _ in rows if pending > 0 or running > 0
     }
-    return active, sum(row[3] for row in rows)
+    return active, sum(row[3] - 1 for row in rows)
 
 
 def claim_jobs(

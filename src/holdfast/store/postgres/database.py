@@ -35,6 +35,7 @@ from holdfast.errors import (
 from holdfast.store.moved import MOVED_STATE, error_of
 from holdfast.store.postgres.address import Address
 from holdfast.store.postgres.arrays import literal
+from holdfast.store.postgres.clock import NOW
 from holdfast.store.postgres.notify import Notifier, Silence
 from holdfast.store.postgres.schema import SEQ, qualified
 from holdfast.store.scope import attempt_transaction
@@ -42,8 +43,10 @@ from holdfast.store.scope import attempt_transaction
 PATIENCE = 5.0
 """Seconds to wait for a connection, and to find out what became of a commit."""
 
+LOCK_PATIENCE = 2.0
+"""Seconds to wait for somebody's open transaction that has a job, or is about to insert its key or id."""
+
 OLDEST_SERVER = 130000
-NOW = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 _BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
 # What is read in one goes along an index, and stops when it has enough, whatever the statistics say.
 _SNAPSHOT = """BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;
@@ -81,6 +84,10 @@ class Session:
     def ahead(self, sql: str, parameters: Sequence[Any] = ()) -> None:
         """Run a statement whose answer nobody needs before the next one, in one round trip with it."""
         self._ahead.append((self.database.text(sql), parameters))
+
+    def wait_at_most(self, seconds: float) -> None:
+        """From now on, in this transaction: StoreBusy after so long a wait for a lock."""
+        self.ahead(f"SET LOCAL lock_timeout = {round(1000 * seconds)}")
 
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
         cursor = self._execute(sql, parameters)
@@ -406,7 +413,8 @@ class Database:
             except BaseException:
                 roll_back(session.connection)
                 raise
-            self.commit(session.connection)  # psycopg forgets what it has prepared at a ROLLBACK
+            with suppress(StoreError):  # what was read is read
+                self.commit(session.connection)  # psycopg forgets what it has prepared at a ROLLBACK
 
     # Writing.
 
@@ -543,7 +551,10 @@ def roll_back(connection: Connection) -> None:
 
 _READ_ONLY = ("25006", "0A000")
 _BUSY = ("55P03", "40P01", "40001")
+_ANOTHER_VERSION = "the queue's tables are of another version: queuectl migrate, and start anew"
 _HINTS = {
+    "42703": _ANOTHER_VERSION,
+    "42883": _ANOTHER_VERSION,
     "0A000": "the server can't be written now: a standby, or default_transaction_read_only?",
     "25006": "the server can't be written now: a standby, or default_transaction_read_only?",
     "42501": "let the role own the schema, or grant it what it needs",

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from msgspec.structs import replace
+from psycopg.errors import LockNotAvailable
 
 from holdfast.core.clock import microseconds
 from holdfast.core.error_group import error_group
@@ -77,6 +78,9 @@ JOIN holdfast_jobs AS j ON j.seq = e.seq AND j.version = e.version WHERE j.statu
 # A handler that is inside ctx.transaction() has locked its job, and is alive whatever its lease says.
 _UNLOCKED = "SELECT seq FROM holdfast_jobs WHERE seq = ANY ($1::bigint[]) ORDER BY seq FOR UPDATE SKIP LOCKED"
 
+CHILD_PATIENCE = 50
+"""Milliseconds to wait for a transaction that is about to insert the key or the id of a child."""
+
 _LINK = """
 INSERT INTO holdfast_links (parent_id, child_id)
 SELECT id, $1 FROM holdfast_jobs WHERE seq = $2 ON CONFLICT DO NOTHING
@@ -91,19 +95,47 @@ def finish_jobs(
     completed = [f for f in finishes if f.decision.status is Status.COMPLETED]
     others = [f for f in finishes if f.decision.status is not Status.COMPLETED]
     ended: dict[tuple[int, int], Status] = {}
-    for worker_id in {finish.worker_id for finish in completed}:
-        own = [finish for finish in completed if finish.worker_id == worker_id]
-        for seq, version in session.rows(_COMPLETE, [now, *_completions(own), worker_id]):
-            ended[seq, version] = Status.COMPLETED
-        for finish in own:
-            if finish.children and (finish.seq, finish.version) in ended:
-                insert_children(session, finish.seq, finish.children, now)
+    plain = [finish for finish in completed if not _may_wait(finish)]
+    for worker_id in {finish.worker_id for finish in plain}:
+        ended |= _complete(session, [finish for finish in plain if finish.worker_id == worker_id], now)
+    for finish in completed:
+        if _may_wait(finish):
+            ended |= _complete_if_free(session, finish, now)
     if others:
         others = _not_locked(session, others)
         for seq, version, status, instant in session.rows(_END, [now, *_endings(others)]):
             ended[seq, version] = Status(status)
             now = instant  # one instant for the end of an attempt and the record of it
         _record_failures(session, [f for f in others if (f.seq, f.version) in ended], now)
+    return ended
+
+
+def _may_wait(finish: Finish) -> bool:
+    """Whether a child of it may have the key or the id of a job that somebody has not committed yet."""
+    return any(child.key is not None or not child.has_new_id for child in finish.children)
+
+
+def _complete(session: Session, finishes: Sequence[Finish], now: int | None) -> dict[tuple[int, int], Status]:
+    """Complete jobs of one worker, with their children."""
+    rows = session.rows(_COMPLETE, [now, *_completions(finishes), finishes[0].worker_id])
+    ended = dict.fromkeys(rows, Status.COMPLETED)
+    for finish in finishes:
+        if finish.children and (finish.seq, finish.version) in ended:
+            insert_children(session, finish.seq, finish.children, now)
+    return ended
+
+
+def _complete_if_free(session: Session, finish: Finish, now: int | None) -> dict[tuple[int, int], Status]:
+    """The same for one that may have to wait, but not for long: the others of the turn wait behind it."""
+    session.rows("SAVEPOINT holdfast_children")
+    session.rows(f"SET LOCAL lock_timeout = {CHILD_PATIENCE}")
+    try:
+        ended = _complete(session, [finish], now)
+    except LockNotAvailable:
+        ended = {(finish.seq, finish.version): Status.PROCESSING}
+        session.rows("ROLLBACK TO SAVEPOINT holdfast_children")
+    session.rows("RELEASE SAVEPOINT holdfast_children")
+    session.rows("SET LOCAL lock_timeout = DEFAULT")
     return ended
 
 

@@ -68,21 +68,41 @@ def insert_jobs(jobs: Sequence[NewJob], now: int | None, *, alone: bool = False)
         for type in sorted({job.type for job in jobs if job.max_depth is not None}):
             yield _ALONE, [type]
     depths = yield from _depths(jobs)
-    if not _may_overflow(jobs, depths):
-        return (yield from _insert(jobs, now))
-    verdicts = []
-    for job in jobs:
-        if job.max_depth is not None and depths.get(job.type, 0) >= job.max_depth:
-            known = yield from _known(job, now)
-            if known is None or known.error.__class__ is DuplicateJob:
-                known = Verdict(id=job.id, error=QueueFull(job.type, job.max_depth))
-            verdicts.append(known)
-            continue
-        [verdict] = yield from _insert([job], now)
-        verdicts.append(verdict)
-        if verdict.inserted:
-            depths[job.type] = depths.get(job.type, 0) + 1
-    return verdicts
+    sure = _within_depth(jobs, depths)
+    inserted = yield from _insert([jobs[place] for place in sure], now)
+    verdicts = dict(zip(sure, inserted, strict=True))
+    for verdict, place in zip(inserted, sure, strict=True):
+        depths[jobs[place].type] = depths.get(jobs[place].type, 0) + verdict.inserted
+    for place, job in enumerate(jobs):
+        if place not in verdicts:
+            verdicts[place] = yield from _insert_if_room(job, depths, now)
+    return [verdicts[place] for place in range(len(jobs))]
+
+
+def _within_depth(jobs: Sequence[NewJob], depths: dict[str, int]) -> list[int]:
+    """The places of the jobs that find room, whatever becomes of the others."""
+    waiting = dict(depths)
+    sure = []
+    for place, job in enumerate(jobs):
+        depth = waiting.get(job.type, 0)
+        if job.max_depth is None or depth < job.max_depth:
+            sure.append(place)
+            waiting[job.type] = depth + 1
+    return sure
+
+
+def _insert_if_room(
+    job: NewJob, depths: dict[str, int], now: int | None
+) -> Generator[Statement, list[Any], Verdict]:
+    assert job.max_depth is not None
+    if depths.get(job.type, 0) >= job.max_depth:
+        known = yield from _known(job, now)
+        if known is None or known.error.__class__ is DuplicateJob:
+            return Verdict(id=job.id, error=QueueFull(job.type, job.max_depth))
+        return known
+    [verdict] = yield from _insert([job], now)
+    depths[job.type] = depths.get(job.type, 0) + verdict.inserted
+    return verdict
 
 
 def insert_all_or_none(jobs: Sequence[NewJob], now: int | None, *, alone: bool = False) -> Steps:
@@ -96,11 +116,16 @@ def insert_all_or_none(jobs: Sequence[NewJob], now: int | None, *, alone: bool =
 
 
 def run(steps: Steps, execute: Callable[[str, Sequence[Any]], list[Any]]) -> list[Verdict]:
-    """Take the steps, one after another."""
+    """Take the steps, one after another; they are told of errors, too."""
     try:
         statement = next(steps)
         while True:
-            statement = steps.send(execute(*statement))
+            try:
+                rows = execute(*statement)
+            except BaseException as error:
+                statement = steps.throw(error)
+            else:
+                statement = steps.send(rows)
     except StopIteration as end:
         verdicts: list[Verdict] = end.value
         return verdicts
@@ -114,14 +139,10 @@ def _depths(jobs: Sequence[NewJob]) -> Generator[Statement, list[Any], dict[str,
     return dict(rows)
 
 
-def _may_overflow(jobs: Sequence[NewJob], depths: dict[str, int]) -> bool:
-    return any(
-        job.max_depth is not None and depths.get(job.type, 0) + len(jobs) > job.max_depth for job in jobs
-    )
-
-
 def _insert(jobs: Sequence[NewJob], now: int | None) -> Steps:
     """Insert what can be; of what can't, find out why."""
+    if not jobs:
+        return []
     keyed = [job for job in jobs if job.key is not None]
     if keyed:
         yield FREE_EXPIRED, [now, [job.type for job in keyed], [job.key for job in keyed]]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import psycopg
+from msgspec.structs import replace
 from psycopg import sql
 
 from holdfast.core.clock import Clock
-from holdfast.errors import ForeignDatabase, SchemaOutOfDate
+from holdfast.errors import ForeignDatabase, SchemaOutOfDate, StoreUnavailable
 from holdfast.store import migrate as migrations
 from holdfast.store.moved import MOVE_TABLE
 from holdfast.store.postgres.address import parse_url
@@ -26,7 +27,10 @@ def open_store(
     Older tables are refused: others may be at work with them, so only `migrate` brings them up to date.
     With `for_move`, a queue that a move has closed is opened all the same.
     """
-    database = Database(parse_url(url), clock, notify=notify)
+    address = parse_url(url)
+    if for_move:  # one is read from while another renews
+        address = replace(address, pool=max(2, address.pool))
+    database = Database(address, clock, notify=notify)
     try:
         _prepare(database, migrate, for_move)
     except BaseException:
@@ -79,8 +83,10 @@ def _version(database: Database, names: set[str]) -> int:
 def _version_rows(database: Database) -> list[tuple[object, object]]:
     try:
         return database.read(f"SELECT version, identity FROM {VERSION_TABLE}")
-    except psycopg.errors.UndefinedColumn:
-        return []
+    except StoreUnavailable as error:
+        if isinstance(error.__cause__, psycopg.errors.UndefinedColumn):
+            return []
+        raise
 
 
 def _migrate(database: Database) -> None:

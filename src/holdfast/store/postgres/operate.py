@@ -11,7 +11,7 @@ from holdfast.core.job import Status
 from holdfast.core.lifecycle import sources
 from holdfast.errors import JobNotFound, KeyHeld, WrongState
 from holdfast.store.postgres.clock import CLOCK
-from holdfast.store.postgres.database import Session
+from holdfast.store.postgres.database import LOCK_PATIENCE, Session
 from holdfast.store.postgres.insert import FREE_EXPIRED
 
 _CANCEL_WAITING = f"""
@@ -62,6 +62,7 @@ RETURNING id
 
 
 def cancel_job(session: Session, job_id: str, now: int | None) -> None:
+    session.wait_at_most(LOCK_PATIENCE)
     for sql in (_CANCEL_WAITING, _CANCEL_RUNNING):
         if session.count(sql, [now, job_id]):
             return
@@ -74,6 +75,7 @@ def cancel_job(session: Session, job_id: str, now: int | None) -> None:
 
 
 def retry_job(session: Session, job_id: str, payload: str | None, key: str | None, now: int | None) -> None:
+    session.wait_at_most(LOCK_PATIENCE)
     rows = session.rows(
         "SELECT type, coalesce($2, key) FROM holdfast_jobs WHERE id = $1 FOR UPDATE", [job_id, key]
     )
@@ -96,6 +98,7 @@ def retry_job(session: Session, job_id: str, payload: str | None, key: str | Non
 def retry_failed_jobs(
     session: Session, type: str | None, after: int, limit: int, now: int | None
 ) -> tuple[int, list[tuple[str, str]], int | None]:
+    session.wait_at_most(LOCK_PATIENCE)
     session.rows("SET LOCAL enable_bitmapscan = off")  # the first of them are wanted, in order
     rows = session.rows(
         "SELECT seq, id, type, key FROM holdfast_jobs"

@@ -18,8 +18,8 @@ from holdfast.store.migrate import Migration
 
 VERSION_TABLE = "holdfast_schema"
 
-_STATUSES = ("scheduled", "pending", "processing", "completed", "failed", "cancelled")
-_COUNTED = (*_STATUSES, "enqueued")
+STATUSES = ("scheduled", "pending", "processing", "completed", "failed", "cancelled")
+_COUNTED = (*STATUSES, "enqueued")
 
 # Read by nobody for long and written all the time: vacuumed often, and as fast as the disk allows.
 _BUSY = """autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = {threshold},
@@ -36,7 +36,7 @@ _TABLES = (
         id text COLLATE "C" NOT NULL UNIQUE,
         type text COLLATE "C" NOT NULL,
         status text COLLATE "C" NOT NULL
-            CHECK (status IN ({", ".join(f"'{status}'" for status in _STATUSES)})),
+            CHECK (status IN ({", ".join(f"'{status}'" for status in STATUSES)})),
         priority integer NOT NULL DEFAULT 0,
         attempts integer NOT NULL DEFAULT 0,
         max_attempts integer,
@@ -184,16 +184,16 @@ _INDEXES = (
 
 def _counts_of(source: str, sign: int) -> str:
     """What the rows of a transition table add to the counts: one row each, with 1 or -1 in its state."""
-    columns = ", ".join(f"{sign} * (status = '{status}')::integer AS {status}" for status in _STATUSES)
+    columns = ", ".join(f"{sign} * (status = '{status}')::integer AS {status}" for status in STATUSES)
     return f"SELECT type, {columns}, error_group, coalesce(finished_at, updated_at) AS ended_at FROM {source}"
 
 
 def _add_counts(source: str, *, enqueued: str) -> str:
     return f"""
         INSERT INTO holdfast_tallies (type, {", ".join(_COUNTED)})
-        SELECT type, {", ".join(f"sum({status})" for status in _STATUSES)}, {enqueued}
+        SELECT type, {", ".join(f"sum({status})" for status in STATUSES)}, {enqueued}
         FROM ({source}) AS rows GROUP BY type
-        HAVING {" OR ".join(f"sum({status}) <> 0" for status in _STATUSES)};"""
+        HAVING {" OR ".join(f"sum({status}) <> 0" for status in STATUSES)};"""
 
 
 def _add_errors(source: str) -> str:

@@ -16,7 +16,7 @@ from holdfast.store import look, pages
 from holdfast.store.postgres import caller, claim, finish, health, insert, keep, operate, tallies
 from holdfast.store.postgres.attempt import PostgresAttemptTransaction
 from holdfast.store.postgres.clock import CLOCK
-from holdfast.store.postgres.database import PATIENCE, ConnectionLost, Database
+from holdfast.store.postgres.database import LOCK_PATIENCE, PATIENCE, ConnectionLost, Database
 from holdfast.store.postgres.schema import SEQ
 from holdfast.store.postgres.watch import PostgresWatch
 from holdfast.store.protocol import (
@@ -54,9 +54,6 @@ from holdfast.store.rows import (
 )
 from holdfast.store.statistics import STATISTICS_COLUMNS, minute_from
 
-LOCK_PATIENCE = 2.0
-"""Seconds to wait for a transaction that is about to insert the same key or id."""
-
 _PROMOTE = f"""
 WITH {CLOCK}
 UPDATE holdfast_jobs AS j SET status = 'pending', updated_at = clock.now
@@ -69,7 +66,7 @@ RETURNING j.id, j.type
 _KEEP_TAIL = """
 INSERT INTO holdfast_logs (seq, host, length, tail)
 SELECT seq, $4, $5, $6 FROM holdfast_jobs
-WHERE seq = $1 AND status = 'processing' AND version = $2 AND worker_id = $3
+WHERE seq = $1 AND status = 'processing' AND version = $2 AND worker_id = $3 FOR SHARE
 ON CONFLICT (seq) DO UPDATE SET host = excluded.host, length = excluded.length, tail = excluded.tail
 """
 
@@ -144,7 +141,7 @@ class PostgresStore:
             return [self.insert_jobs([job])[0] for job in jobs]
 
     def _insert(self, how: Callable[..., insert.Steps], jobs: Sequence[NewJob]) -> list[Verdict]:
-        is_plain = all(job.key is None and job.max_depth is None for job in jobs)
+        is_plain = all(job.has_new_id and job.key is None and job.max_depth is None for job in jobs)
         if is_plain and how is insert.insert_jobs and self.database.commits_alone:
             self.database.refuse_nested()
             verdicts = insert.run(how(jobs, self.database.instant), self.database.write)
@@ -152,7 +149,7 @@ class PostgresStore:
             return verdicts
         with self.database.transaction() as session:
             if not is_plain:
-                session.rows(f"SET LOCAL lock_timeout = {round(1000 * LOCK_PATIENCE)}")
+                session.wait_at_most(LOCK_PATIENCE)
             verdicts = insert.run(how(jobs, self.database.instant, alone=True), session.rows)
             session.wakes = True
             return verdicts
@@ -276,6 +273,8 @@ class PostgresStore:
         turn_age: float = 0.0,
     ) -> Beat:
         with self.database.transaction() as session:
+            # Not more patient than the lease allows: the worker must still have time to stop its handlers.
+            session.wait_at_most(min(PATIENCE, lease_seconds / 6))
             return keep.heartbeat(
                 session, worker_id, held, state, turn_age, lease_seconds, self.database.instant
             )

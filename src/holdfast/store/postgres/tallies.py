@@ -13,7 +13,9 @@ _AT_ONCE = 20_000
 _FOLD = """
 WITH gone AS (
     DELETE FROM holdfast_tallies WHERE number = ANY (ARRAY(
-        SELECT number FROM holdfast_tallies ORDER BY number LIMIT $1 FOR UPDATE SKIP LOCKED))
+        SELECT number FROM holdfast_tallies
+        WHERE type IN (SELECT type FROM holdfast_tallies GROUP BY type HAVING count(*) > 1)
+        ORDER BY number LIMIT $1 FOR UPDATE SKIP LOCKED))
     RETURNING type, scheduled, pending, processing, completed, failed, cancelled, enqueued)
 INSERT INTO holdfast_tallies (type, scheduled, pending, processing, completed, failed, cancelled, enqueued)
 SELECT type, sum(scheduled), sum(pending), sum(processing), sum(completed), sum(failed), sum(cancelled),
@@ -23,7 +25,11 @@ FROM gone GROUP BY type
 _FOLD_ERRORS = """
 WITH gone AS (
     DELETE FROM holdfast_error_tallies WHERE number = ANY (ARRAY(
-        SELECT number FROM holdfast_error_tallies ORDER BY number LIMIT $1 FOR UPDATE SKIP LOCKED))
+        SELECT number FROM holdfast_error_tallies
+        WHERE (type, error_group) IN (
+            SELECT type, error_group FROM holdfast_error_tallies GROUP BY type, error_group
+            HAVING count(*) > 1)
+        ORDER BY number LIMIT $1 FOR UPDATE SKIP LOCKED))
     RETURNING type, error_group, jobs, last_at)
 INSERT INTO holdfast_error_tallies (type, error_group, jobs, last_at)
 SELECT type, error_group, sum(jobs), max(last_at) FROM gone GROUP BY type, error_group HAVING sum(jobs) <> 0

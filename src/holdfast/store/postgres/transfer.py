@@ -6,18 +6,16 @@ of an application that is REPEATABLE READ would see what that was when it began.
 
 from __future__ import annotations
 
-import os
-import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from tempfile import mkstemp
 from urllib.parse import quote
 
 import psycopg
 
 from holdfast.core.clock import Clock, microseconds, system_clock
 from holdfast.errors import MoveFailed, StoreBusy, StoreUnavailable
+from holdfast.store.backup import make_copy
 from holdfast.store.move import (
     ARRIVING,
     COPYING,
@@ -40,8 +38,10 @@ from holdfast.store.move import (
 )
 from holdfast.store.moved import MOVE_TABLE, MOVED_STATE, words_of_arriving, words_of_moved, words_of_moving
 from holdfast.store.postgres.claim import rate_row
-from holdfast.store.postgres.database import NOW, PATIENCE, Database, Session
+from holdfast.store.postgres.clock import NOW
+from holdfast.store.postgres.database import PATIENCE, Database, Session, raise_translated
 from holdfast.store.postgres.open import open_store
+from holdfast.store.postgres.schema import STATUSES
 from holdfast.store.postgres.store import PostgresStore
 
 _LOCK_PATIENCE = "SET LOCAL lock_timeout = '500ms'"
@@ -55,7 +55,6 @@ _NO_WRITERS, _NOBODY = f"{_LOCK} SHARE ROW EXCLUSIVE MODE", f"{_LOCK} ACCESS EXC
 """To make triggers, and to drop them: whoever takes more later may wait for one who waits for him."""
 _TALLIES = ("holdfast_tallies", "holdfast_error_tallies")
 _RATE = rate_row("")
-_STATUSES = ("scheduled", "pending", "processing", "completed", "failed", "cancelled")
 
 
 def open_end(url: str, clock: Clock) -> PostgresEnd:
@@ -161,11 +160,17 @@ class PostgresEnd(End):
                     session.rows(_LOCK_PATIENCE)
                     session.rows(lock)
                     locked = True
+                    self._take_time()
                     yield session
             except StoreBusy:
                 if locked or time.monotonic() > deadline:
                     raise
                 time.sleep(0.05)  # for those who were waiting behind us
+
+    def _take_time(self) -> None:
+        """However long a statement may take elsewhere: a copy of all jobs is one."""
+        self.database.read("SET LOCAL statement_timeout = 0")
+        self.database.read("SET LOCAL idle_in_transaction_session_timeout = 0")
 
     @property
     def _closed(self) -> str:
@@ -177,6 +182,8 @@ class PostgresEnd(End):
             " origin text NOT NULL, token text NOT NULL, pause bigint)"
         )
         session.rows(f"CREATE SEQUENCE {self._until} MINVALUE 0")
+        # Whoever opens the queue is to be told; what is in it is no secret.
+        session.rows(f"GRANT SELECT ON {self._table}, {self._until} TO PUBLIC")
         session.rows(f"INSERT INTO {self._table} VALUES ($1, $2, $3, $4, $5, $6)", values)
 
     def _push(self, session: Session, seconds: float) -> None:
@@ -297,15 +304,19 @@ class PostgresEnd(End):
     @contextmanager
     def reading(self) -> Iterator[None]:
         with self.database.snapshot():
+            self._take_time()
             yield
 
     def rows(self, table: Table) -> Iterator[Row]:
         session = self.database.session
         assert session is not None
-        with session.connection.cursor(f"{MOVE_TABLE}_rows") as cursor:
-            cursor.itersize = _AT_ONCE
-            cursor.execute(self.database.text(self._select(table)))
-            yield from map(converter(table), cursor)
+        try:
+            with session.connection.cursor(f"{MOVE_TABLE}_rows") as cursor:
+                cursor.itersize = _AT_ONCE
+                cursor.execute(self.database.text(self._select(table)))
+                yield from map(converter(table), cursor)
+        except psycopg.Error as error:
+            raise_translated(error, self.database.url)
 
     def _select(self, table: Table) -> str:
         names, where = ", ".join(table.names), ""
@@ -375,7 +386,7 @@ class PostgresEnd(End):
     def _write_counts(self, enqueued: dict[str, int]) -> None:
         """The jobs themselves have been counted by their triggers."""
         there = dict(self._open.rows("SELECT type, enqueued FROM holdfast_counts"))
-        names, zeros = ", ".join(_STATUSES), ", ".join("0" for _ in _STATUSES)
+        names, zeros = ", ".join(STATUSES), ", ".join("0" for _ in STATUSES)
         for type, count in enqueued.items():
             self._open.rows(
                 f"INSERT INTO holdfast_tallies (type, {names}, enqueued) VALUES (?, {zeros}, ?)",
@@ -400,30 +411,7 @@ class PostgresEnd(End):
 
 def back_up(store: PostgresStore, path: str) -> None:
     """Copy the queue, as one snapshot shows it, into a SQLite file, which is made whole or not at all."""
-    from holdfast.store.sqlite import health
-
-    path = os.path.abspath(path)
-    folder = os.path.dirname(path)
-    if os.path.lexists(path):
-        raise StoreUnavailable(f"{path} exists already", hint="name a file that does not")
-    if not os.path.isdir(folder):
-        raise StoreUnavailable(f"the folder {folder} does not exist", hint="make it first")
-    part = None
-    try:
-        descriptor, part = mkstemp(".part", f"{os.path.basename(path)}.", folder)
-        os.close(descriptor)
-        _fill(store, part)
-        health._sync(part)
-        os.link(part, path)  # unlike a rename, refuses a file that somebody made meanwhile
-        health._sync(folder)
-    except OSError as error:
-        raise StoreUnavailable(f"{path}: {error.strerror}") from error
-    except sqlite3.Error as error:
-        raise StoreUnavailable(f"{path}: {error}") from error
-    finally:
-        for name in () if part is None else (part, f"{part}-wal", f"{part}-shm"):
-            with suppress(FileNotFoundError):
-                os.unlink(name)
+    make_copy(path, lambda part: _fill(store, part))
 
 
 def _fill(store: PostgresStore, part: str) -> None:

@@ -8,9 +8,8 @@ import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from shlex import quote
-from tempfile import mkstemp
 
-from holdfast.errors import StoreUnavailable
+from holdfast.store.backup import make_copy
 from holdfast.store.protocol import Finding
 from holdfast.store.sqlite.database import Database
 from holdfast.store.sqlite.open import NETWORK_FILE_SYSTEMS, file_system
@@ -23,35 +22,7 @@ _IN_MEMORY = ("tmpfs", "ramfs")
 
 def back_up(database: Database, path: str) -> None:
     """Copy with VACUUM INTO: opening the file itself, as cp does, would drop this process's locks on it."""
-    path = os.path.abspath(path)
-    if os.path.lexists(path):
-        raise StoreUnavailable(f"{path} exists already", hint="name a file that does not")
-    if not os.path.isdir(os.path.dirname(path)):
-        raise StoreUnavailable(f"the folder {os.path.dirname(path)} does not exist", hint="make it first")
-    part = None
-    try:
-        # Made here, empty and for us alone: VACUUM INTO takes an empty file, but makes one for all to read.
-        descriptor, part = mkstemp(".part", f"{os.path.basename(path)}.", os.path.dirname(path))
-        os.close(descriptor)
-        database.read("VACUUM INTO ?", (part,))
-        _sync(part)
-        os.link(part, path)  # unlike a rename, refuses a file that somebody made meanwhile
-        _sync(os.path.dirname(path))
-    except OSError as error:
-        raise StoreUnavailable(f"{path}: {error.strerror}") from error
-    except sqlite3.Error as error:
-        raise StoreUnavailable(f"{path}: {error}") from error
-    finally:
-        if part is not None:
-            os.unlink(part)
-
-
-def _sync(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    make_copy(path, lambda part: database.read("VACUUM INTO ?", (part,)))
 
 
 def examine(database: Database) -> list[Finding]:
