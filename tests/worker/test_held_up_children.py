@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -75,6 +76,36 @@ def test_its_lease_is_renewed_while_it_waits(
     assert first is not None
     wait_until(lambda: (job(queue, held_up).lease_expires_at or first) > first, timeout=10)
     assert job(queue, held_up).attempts == 1
+    application.rollback()  # or the worker would wait for it as it stops
+
+
+def test_ctx_transaction_waits_a_while_for_the_key_of_its_child(
+    queue: Queue, application: psycopg.Connection[Any], start_worker: Callable[..., Any]
+) -> None:
+    @queue.job(max_attempts=1)
+    def careful(ctx: Context) -> None:
+        with ctx.transaction():
+            ctx.enqueue("child", {}, key="K")
+            threading.Timer(0.3, application.commit).start()
+
+    start_worker(queue)
+    done = queue.wait(queue.enqueue("careful").id, timeout=10)
+    assert (done.status, queue.children(done.id)) == (Status.COMPLETED, ["theirs"])
+
+
+def test_retry_of_all_passes_over_a_key_that_waits_for_a_transaction(
+    queue: Queue, application: psycopg.Connection[Any]
+) -> None:
+    @queue.job(max_attempts=1)
+    def failing(n: int) -> None:
+        raise ValueError(n)
+
+    for n in range(3):
+        queue.enqueue("failing", {"n": n}, key=str(n))
+    queue.drain()
+    queue.enqueue("failing", {"n": 1}, key="1", connection=application)
+    looked_at, retried, _ = queue.store.retry_failed_jobs(None, after=0, limit=10)
+    assert (looked_at, len(retried)) == (3, 2)
 
 
 def test_retry_of_a_job_whose_key_waits_for_a_transaction_says_busy(

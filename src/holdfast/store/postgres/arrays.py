@@ -2,8 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+MOST_TEXT = 32 * 1024 * 1024
+"""Characters of one statement, about. The server takes no message of a gigabyte."""
+
+T = TypeVar("T")
+
+
+def parts(items: Sequence[T], size_of: Callable[[T], int]) -> Iterator[Sequence[T]]:
+    """The items in parts that fit into one statement; one item always does."""
+    start = size = 0
+    for place, item in enumerate(items):
+        size += size_of(item)
+        if size > MOST_TEXT and place > start:
+            yield items[start:place]
+            start, size = place, size_of(item)
+    if start < len(items):
+        yield items[start:]
 
 
 def literal(values: Sequence[Any]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
@@ -18,9 +19,23 @@ from psycopg.pq import TransactionStatus
 
 from holdfast.core.job import Status
 from holdfast.core.lifecycle import Decision
-from holdfast.errors import CommitUncertain, HoldfastError, LeaseLost, StoreBusy, TransactionExpired
-from holdfast.store.postgres.database import Database, Session, raise_translated, roll_back
-from holdfast.store.postgres.finish import CHILD_PATIENCE, finish_jobs
+from holdfast.errors import (
+    CommitUncertain,
+    HoldfastError,
+    LeaseLost,
+    StoreBusy,
+    StoreUnavailable,
+    TransactionExpired,
+)
+from holdfast.store.postgres.database import (
+    LOCK_PATIENCE,
+    PATIENCE,
+    Database,
+    Session,
+    raise_translated,
+    roll_back,
+)
+from holdfast.store.postgres.finish import finish_jobs
 from holdfast.store.protocol import Claim, Finish, NewJob
 
 _HELD = """
@@ -36,7 +51,11 @@ SELECT set_config('idle_in_transaction_session_timeout', $1, true),
 """
 _MARGIN = 1.0
 
-_QUOTED = re.compile(r"--[^\n]*|/\*.*?\*/|'(?:[^'\\]|''|\\.)*'|\"[^\"]*\"|\$(\w*)\$.*?\$\1\$", re.DOTALL)
+_QUOTED = re.compile(
+    r"--[^\n]*|/\*.*?\*/|(?<!\w)[eE]'(?:[^'\\]|''|\\.)*'|'(?:[^']|'')*'"
+    r"|\"[^\"]*\"|\$(\w*)\$.*?\$\1\$",
+    re.DOTALL,
+)
 _ENDS_IT = re.compile(
     r"(?:^|;)\s*(?:commit|end|abort|begin|start\s+transaction|prepare\s+transaction"
     r"|rollback(?!\s+(?:\w+\s+)?to\b))\b",
@@ -130,7 +149,7 @@ class PostgresAttemptTransaction:
         self._timer.daemon = True
 
     def begin(self) -> None:
-        connection = self._database.connect(HandlerConnection)
+        connection = self._connect()
         assert isinstance(connection, HandlerConnection)
         self.connection = connection
         self._session = Session(connection, self._database)
@@ -148,6 +167,17 @@ class PostgresAttemptTransaction:
             self._close()
             raise
         self._timer.start()
+
+    def _connect(self) -> psycopg.Connection[Any]:
+        """As patient as SQLite is with its lock: a server that is just starting costs no attempt."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                return self._database.connect(HandlerConnection)
+            except StoreUnavailable:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(0.1)
 
     def hold(self) -> None:
         with self._settling:
@@ -201,13 +231,15 @@ class PostgresAttemptTransaction:
             children=tuple(children),
         )
         try:
-            accepted = finish_jobs(self._session, [finish], self._database.instant)
+            accepted = finish_jobs(
+                self._session, [finish], self._database.instant, child_patience=LOCK_PATIENCE
+            )
         except psycopg.Error as error:
             raise_translated(error, self._database.url)
         if not accepted:
             raise LeaseLost
         if Status.PROCESSING in accepted.values():
-            raise StoreBusy(CHILD_PATIENCE / 1000)
+            raise StoreBusy(LOCK_PATIENCE)
 
     def _commit(self) -> None:
         try:

@@ -15,6 +15,7 @@ from psycopg.errors import LockNotAvailable
 from holdfast.core.clock import microseconds
 from holdfast.core.error_group import error_group
 from holdfast.core.job import FINISHED, Status
+from holdfast.store.postgres.arrays import parts
 from holdfast.store.postgres.clock import CLOCK
 from holdfast.store.postgres.database import Session
 from holdfast.store.postgres.insert import insert_jobs, run
@@ -22,6 +23,9 @@ from holdfast.store.protocol import Finish, NewJob
 
 RUNNING = "j.status || '' = 'processing'"
 """Of a job that is named by its `seq`. Said plainly, the planner would go through all that run instead."""
+
+CHILD_PATIENCE = 0.05
+"""Seconds to wait for a transaction that is about to insert the key or the id of a child."""
 
 _KEY_UNTIL = "clock.now + (j.key_for * 1000000)::bigint"
 
@@ -78,9 +82,6 @@ JOIN holdfast_jobs AS j ON j.seq = e.seq AND j.version = e.version WHERE j.statu
 # A handler that is inside ctx.transaction() has locked its job, and is alive whatever its lease says.
 _UNLOCKED = "SELECT seq FROM holdfast_jobs WHERE seq = ANY ($1::bigint[]) ORDER BY seq FOR UPDATE SKIP LOCKED"
 
-CHILD_PATIENCE = 50
-"""Milliseconds to wait for a transaction that is about to insert the key or the id of a child."""
-
 _LINK = """
 INSERT INTO holdfast_links (parent_id, child_id)
 SELECT id, $1 FROM holdfast_jobs WHERE seq = $2 ON CONFLICT DO NOTHING
@@ -88,7 +89,7 @@ SELECT id, $1 FROM holdfast_jobs WHERE seq = $2 ON CONFLICT DO NOTHING
 
 
 def finish_jobs(
-    session: Session, finishes: Sequence[Finish], now: int | None
+    session: Session, finishes: Sequence[Finish], now: int | None, child_patience: float = CHILD_PATIENCE
 ) -> dict[tuple[int, int], Status]:
     """Finish inside the open transaction; the accepted ones, with the state each led to."""
     finishes = sorted(finishes, key=lambda finish: finish.seq)
@@ -97,16 +98,15 @@ def finish_jobs(
     ended: dict[tuple[int, int], Status] = {}
     plain = [finish for finish in completed if not _may_wait(finish)]
     for worker_id in {finish.worker_id for finish in plain}:
-        ended |= _complete(session, [finish for finish in plain if finish.worker_id == worker_id], now)
+        own = [finish for finish in plain if finish.worker_id == worker_id]
+        for part in parts(own, lambda finish: len(finish.decision.result or "")):
+            ended |= _complete(session, part, now)
     for finish in completed:
         if _may_wait(finish):
-            ended |= _complete_if_free(session, finish, now)
+            ended |= _complete_if_free(session, finish, now, child_patience)
     if others:
-        others = _not_locked(session, others)
-        for seq, version, status, instant in session.rows(_END, [now, *_endings(others)]):
-            ended[seq, version] = Status(status)
-            now = instant  # one instant for the end of an attempt and the record of it
-        _record_failures(session, [f for f in others if (f.seq, f.version) in ended], now)
+        for part in parts(_not_locked(session, others), _length_of_failure):
+            ended |= _end(session, part, now)
     return ended
 
 
@@ -125,10 +125,12 @@ def _complete(session: Session, finishes: Sequence[Finish], now: int | None) -> 
     return ended
 
 
-def _complete_if_free(session: Session, finish: Finish, now: int | None) -> dict[tuple[int, int], Status]:
+def _complete_if_free(
+    session: Session, finish: Finish, now: int | None, patience: float
+) -> dict[tuple[int, int], Status]:
     """The same for one that may have to wait, but not for long: the others of the turn wait behind it."""
     session.rows("SAVEPOINT holdfast_children")
-    session.rows(f"SET LOCAL lock_timeout = {CHILD_PATIENCE}")
+    session.wait_at_most(patience)
     try:
         ended = _complete(session, [finish], now)
     except LockNotAvailable:
@@ -137,6 +139,20 @@ def _complete_if_free(session: Session, finish: Finish, now: int | None) -> dict
     session.rows("RELEASE SAVEPOINT holdfast_children")
     session.rows("SET LOCAL lock_timeout = DEFAULT")
     return ended
+
+
+def _end(session: Session, finishes: Sequence[Finish], now: int | None) -> dict[tuple[int, int], Status]:
+    ended: dict[tuple[int, int], Status] = {}
+    for seq, version, status, instant in session.rows(_END, [now, *_endings(finishes)]):
+        ended[seq, version] = Status(status)
+        now = instant  # one instant for the end of an attempt and the record of it
+    _record_failures(session, [f for f in finishes if (f.seq, f.version) in ended], now)
+    return ended
+
+
+def _length_of_failure(finish: Finish) -> int:
+    detail = 0 if finish.decision.detail is None else len(json.dumps(finish.decision.detail))
+    return len(finish.decision.error or "") + len(finish.decision.traceback or "") + detail
 
 
 def _not_locked(session: Session, finishes: list[Finish]) -> list[Finish]:

@@ -13,6 +13,7 @@ from holdfast.core.clock import microseconds
 from holdfast.core.job import Status
 from holdfast.core.payload import same_json
 from holdfast.errors import DuplicateJob, HoldfastError, KeyTaken, QueueFull
+from holdfast.store.postgres.arrays import parts
 from holdfast.store.postgres.clock import CLOCK
 from holdfast.store.protocol import NewJob, Verdict
 
@@ -115,6 +116,11 @@ def insert_all_or_none(jobs: Sequence[NewJob], now: int | None, *, alone: bool =
     return verdicts
 
 
+def is_one(jobs: Sequence[NewJob]) -> bool:
+    """Whether they are inserted by one statement."""
+    return sum(1 for _ in parts(jobs, _length)) <= 1
+
+
 def run(steps: Steps, execute: Callable[[str, Sequence[Any]], list[Any]]) -> list[Verdict]:
     """Take the steps, one after another; they are told of errors, too."""
     try:
@@ -146,8 +152,10 @@ def _insert(jobs: Sequence[NewJob], now: int | None) -> Steps:
     keyed = [job for job in jobs if job.key is not None]
     if keyed:
         yield FREE_EXPIRED, [now, [job.type for job in keyed], [job.key for job in keyed]]
-    rows = yield _INSERT, [now, *_columns(jobs)]
-    inserted = {row[0]: row for row in rows}
+    inserted: dict[str, Any] = {}
+    for part in parts(jobs, _length):
+        rows = yield _INSERT, [now, *_columns(part)]
+        inserted |= {row[0]: row for row in rows}
     verdicts = []
     for job in jobs:
         row = inserted.pop(job.id, None)
@@ -197,6 +205,10 @@ def _known(job: NewJob, now: int | None) -> Generator[Statement, list[Any], Verd
 
 def _inserted(job: NewJob, status: str, created_at: int, run_at: int | None) -> Verdict:
     return Verdict(id=job.id, inserted=True, status=Status(status), created_at=created_at, run_at=run_at)
+
+
+def _length(job: NewJob) -> int:
+    return len(job.payload)
 
 
 def _columns(jobs: Sequence[NewJob]) -> list[list[Any]]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NoReturn
 
-from psycopg.errors import UniqueViolation
+from psycopg.errors import LockNotAvailable, UniqueViolation
 
 from holdfast.core.job import Status
 from holdfast.core.lifecycle import sources
 from holdfast.errors import JobNotFound, KeyHeld, WrongState
 from holdfast.store.postgres.clock import CLOCK
-from holdfast.store.postgres.database import LOCK_PATIENCE, Session
+from holdfast.store.postgres.database import LOCK_PATIENCE, PATIENCE, Session
+from holdfast.store.postgres.finish import CHILD_PATIENCE
 from holdfast.store.postgres.insert import FREE_EXPIRED
 
 _CANCEL_WAITING = f"""
@@ -62,7 +63,7 @@ RETURNING id
 
 
 def cancel_job(session: Session, job_id: str, now: int | None) -> None:
-    session.wait_at_most(LOCK_PATIENCE)
+    session.wait_at_most(PATIENCE + 1)  # a handler may be inside ctx.transaction()
     for sql in (_CANCEL_WAITING, _CANCEL_RUNNING):
         if session.count(sql, [now, job_id]):
             return
@@ -98,7 +99,7 @@ def retry_job(session: Session, job_id: str, payload: str | None, key: str | Non
 def retry_failed_jobs(
     session: Session, type: str | None, after: int, limit: int, now: int | None
 ) -> tuple[int, list[tuple[str, str]], int | None]:
-    session.wait_at_most(LOCK_PATIENCE)
+    session.wait_at_most(CHILD_PATIENCE)  # for each of many keys
     session.rows("SET LOCAL enable_bitmapscan = off")  # the first of them are wanted, in order
     rows = session.rows(
         "SELECT seq, id, type, key FROM holdfast_jobs"
@@ -110,11 +111,11 @@ def retry_failed_jobs(
     for _, id, own_type, key in rows:
         if key is not None:
             session.rows(FREE_EXPIRED, [now, [own_type], [key]])
-        # Where another job holds the key, the unique index refuses, and the job is left as it is.
+        # Where another job holds the key, or is about to, the job is left as it is.
         try:
             with session.connection.transaction():
                 session.count(_RETRY, [now, id, None, None])
-        except UniqueViolation:
+        except (UniqueViolation, LockNotAvailable):
             continue
         retried.append((id, own_type))
     return len(rows), retried, rows[-1][0] if len(rows) == limit else None

@@ -142,7 +142,7 @@ class PostgresStore:
 
     def _insert(self, how: Callable[..., insert.Steps], jobs: Sequence[NewJob]) -> list[Verdict]:
         is_plain = all(job.has_new_id and job.key is None and job.max_depth is None for job in jobs)
-        if is_plain and how is insert.insert_jobs and self.database.commits_alone:
+        if is_plain and how is insert.insert_jobs and self.database.commits_alone and insert.is_one(jobs):
             self.database.refuse_nested()
             verdicts = insert.run(how(jobs, self.database.instant), self.database.write)
             self.database.notifier.touch()
