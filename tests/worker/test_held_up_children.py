@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -77,6 +78,18 @@ def test_its_lease_is_renewed_while_it_waits(
     wait_until(lambda: (job(queue, held_up).lease_expires_at or first) > first, timeout=10)
     assert job(queue, held_up).attempts == 1
     application.rollback()  # or the worker would wait for it as it stops
+
+
+def test_worker_that_is_to_stop_does_not_wait_for_it_beyond_its_time(
+    queue: Queue, application: psycopg.Connection[Any], start_worker: Callable[..., Any]
+) -> None:
+    worker = start_worker(queue)
+    held_up = queue.enqueue("parent").id
+    wait_until(lambda: worker._dispatcher._held_up)
+    began = time.monotonic()
+    worker.stop(timeout=0.2)
+    assert time.monotonic() - began < 3
+    assert job(queue, held_up).status is Status.PROCESSING
 
 
 def test_ctx_transaction_waits_a_while_for_the_key_of_its_child(

@@ -400,9 +400,11 @@ class Dispatcher:
     def _is_done(self) -> bool:
         if self._closed or self._stop_at is None:
             return self._closed
-        busy = self._inbox or self._unwritten or self._held_up or self._slots.held()
+        now = time.monotonic()
+        held_up = self._held_up and now < self._stop_at
+        busy = self._inbox or self._unwritten or held_up or self._slots.held()
         # What can't be written long after the deadline is left to its lease.
-        given_up = time.monotonic() > self._stop_at + GRACE + float(self._settings.lease_seconds)
+        given_up = now > self._stop_at + GRACE + float(self._settings.lease_seconds)
         return given_up or (self._enforcer.winding_down and not busy and self._enforcer.is_idle())
 
     def _is_drained(self) -> bool:
