@@ -46,7 +46,8 @@ from holdfast.testing import MovableClock
 from tests.conformance.engines import Engine
 from tests.conformance.model import Model, ModelClaim, ModelJob, Refused
 
-EXAMPLES = 200
+EXAMPLES = {"sqlite": 200, "postgres": 100}
+"""A server takes longer for a step than a file."""
 STEPS = 50
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
@@ -198,7 +199,11 @@ class StoreMachine(RuleBasedStateMachine):
         ]
         # A store may write completions first; which of them comes first decides who gets a key.
         finishes.sort(key=lambda f: (f.decision.status is not Status.COMPLETED, f.worker_id))
-        self.offer(finishes)
+        if child and child["key"] is not None:  # nor is it said whether all end before the first child comes
+            for finish in finishes:
+                self.offer([finish])
+        else:
+            self.offer(finishes)
 
     @precondition(lambda self: any(self.model.owns(claim) for _, claim in self.claims))
     @rule(number=st.integers(0, 1000), outcome=outcomes)
@@ -556,11 +561,11 @@ def drive(engine: Engine, tmp_path: Path, clock: MovableClock) -> Iterator[Calla
 
 
 @pytest.mark.timeout(600)
-def test_store_and_model_agree(drive: Callable[[], StoreMachine]) -> None:
+def test_store_and_model_agree(drive: Callable[[], StoreMachine], engine: Engine) -> None:
     run_state_machine_as_test(
         drive,  # type: ignore[arg-type]
         settings=settings(
-            max_examples=EXAMPLES,
+            max_examples=EXAMPLES[engine.name],
             stateful_step_count=STEPS,
             deadline=None,
             print_blob=True,

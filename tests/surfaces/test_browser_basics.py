@@ -201,7 +201,7 @@ def test_a_stream_that_ends_with_its_page_is_no_finding(page: Page, serve: Serve
 
 
 TEST = """
-from tests.conftest import queue, url
+from tests.conftest import engine, queue, url
 from tests.surfaces.browser import chromium, guard, new_page, page, serve
 
 def test_it(page, serve):

@@ -31,6 +31,7 @@ from holdfast.store.postgres.database import (
     LOCK_PATIENCE,
     PATIENCE,
     Database,
+    OwnConnection,
     Session,
     raise_translated,
     roll_back,
@@ -100,7 +101,7 @@ class HandlerCursor(psycopg.Cursor[Any]):
             connection.check()  # a statement that was cut short says why
 
 
-class HandlerConnection(psycopg.Connection[Any]):
+class HandlerConnection(OwnConnection):
     """The connection a handler gets: a plain one, but for what would end the transaction early."""
 
     expired_after: float | None = None

@@ -62,6 +62,13 @@ _TICKS = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 
+class OwnConnection(psycopg.Connection[tuple[Any, ...]]):
+    """A connection that may go with the thread that was left with it, without a word."""
+
+    def __del__(self, *_: object) -> None:
+        """psycopg would warn; the socket is closed all the same."""
+
+
 class ConnectionLost(StoreUnavailable):
     """The connection broke before the commit: nothing was written."""
 
@@ -212,7 +219,7 @@ class Database:
 
     # Connections.
 
-    def connect(self, kind: type[Connection] = psycopg.Connection) -> Connection:
+    def connect(self, kind: type[Connection] = OwnConnection) -> Connection:
         """A new connection, which is the caller's to close."""
         try:
             connection = kind.connect(

@@ -92,9 +92,9 @@ def finish_jobs(
     session: Session, finishes: Sequence[Finish], now: int | None, child_patience: float = CHILD_PATIENCE
 ) -> dict[tuple[int, int], Status]:
     """Finish inside the open transaction; the accepted ones, with the state each led to."""
-    finishes = sorted(finishes, key=lambda finish: finish.seq)
-    completed = [f for f in finishes if f.decision.status is Status.COMPLETED]
-    others = [f for f in finishes if f.decision.status is not Status.COMPLETED]
+    ordered = sorted(finishes, key=lambda finish: finish.seq)
+    completed = [f for f in ordered if f.decision.status is Status.COMPLETED]
+    others = [f for f in ordered if f.decision.status is not Status.COMPLETED]
     ended: dict[tuple[int, int], Status] = {}
     plain = [finish for finish in completed if not _may_wait(finish)]
     for worker_id in {finish.worker_id for finish in plain}:
@@ -107,7 +107,7 @@ def finish_jobs(
     if others:
         for part in parts(_not_locked(session, others), _length_of_failure):
             ended |= _end(session, part, now)
-    return ended
+    return {(f.seq, f.version): ended[f.seq, f.version] for f in finishes if (f.seq, f.version) in ended}
 
 
 def _may_wait(finish: Finish) -> bool:

@@ -69,34 +69,30 @@ def insert_jobs(jobs: Sequence[NewJob], now: int | None, *, alone: bool = False)
         for type in sorted({job.type for job in jobs if job.max_depth is not None}):
             yield _ALONE, [type]
     depths = yield from _depths(jobs)
-    sure = _within_depth(jobs, depths)
-    inserted = yield from _insert([jobs[place] for place in sure], now)
-    verdicts = dict(zip(sure, inserted, strict=True))
-    for verdict, place in zip(inserted, sure, strict=True):
-        depths[jobs[place].type] = depths.get(jobs[place].type, 0) + verdict.inserted
-    for place, job in enumerate(jobs):
-        if place not in verdicts:
-            verdicts[place] = yield from _insert_if_room(job, depths, now)
-    return [verdicts[place] for place in range(len(jobs))]
+    sure = _sure(jobs, depths)
+    verdicts = yield from _insert(jobs[:sure], now)
+    for job, verdict in zip(jobs[:sure], verdicts, strict=True):
+        depths[job.type] = depths.get(job.type, 0) + verdict.inserted
+    for job in jobs[sure:]:
+        verdicts.append((yield from _insert_if_room(job, depths, now)))
+    return verdicts
 
 
-def _within_depth(jobs: Sequence[NewJob], depths: dict[str, int]) -> list[int]:
-    """The places of the jobs that find room, whatever becomes of the others."""
+def _sure(jobs: Sequence[NewJob], depths: dict[str, int]) -> int:
+    """How many of the first find room, whatever becomes of each."""
     waiting = dict(depths)
-    sure = []
     for place, job in enumerate(jobs):
         depth = waiting.get(job.type, 0)
-        if job.max_depth is None or depth < job.max_depth:
-            sure.append(place)
-            waiting[job.type] = depth + 1
-    return sure
+        if job.max_depth is not None and depth >= job.max_depth:
+            return place
+        waiting[job.type] = depth + 1
+    return len(jobs)
 
 
 def _insert_if_room(
     job: NewJob, depths: dict[str, int], now: int | None
 ) -> Generator[Statement, list[Any], Verdict]:
-    assert job.max_depth is not None
-    if depths.get(job.type, 0) >= job.max_depth:
+    if job.max_depth is not None and depths.get(job.type, 0) >= job.max_depth:
         known = yield from _known(job, now)
         if known is None or known.error.__class__ is DuplicateJob:
             return Verdict(id=job.id, error=QueueFull(job.type, job.max_depth))

@@ -60,7 +60,7 @@ UPDATE holdfast_jobs AS j SET status = 'pending', updated_at = clock.now
 FROM clock WHERE j.seq = ANY (ARRAY(
     SELECT seq FROM holdfast_jobs WHERE status = 'scheduled' AND due_at <= (SELECT now FROM clock)
     ORDER BY due_at LIMIT $2 FOR UPDATE SKIP LOCKED))
-RETURNING j.id, j.type
+RETURNING j.due_at, j.seq, j.id, j.type
 """
 
 _KEEP_TAIL = """
@@ -240,9 +240,9 @@ class PostgresStore:
 
     def promote_jobs(self, limit: int) -> list[tuple[str, str]]:
         with self.database.transaction() as session:
-            promoted: list[tuple[str, str]] = session.rows(_PROMOTE, [self.database.instant, limit])
+            promoted = sorted(session.rows(_PROMOTE, [self.database.instant, limit]))
             session.wakes |= bool(promoted)
-            return promoted
+            return [(id, type) for _, _, id, type in promoted]
 
     def next_due_at(self) -> int | None:
         row = self.database.read_one(
