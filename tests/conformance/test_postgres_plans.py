@@ -121,6 +121,8 @@ def steps_of(plan: dict[str, Any], statement: str) -> Iterator[Step]:
 
 def explain(session: Session, text: str, parameters: Sequence[Any], mode: str) -> list[Step]:
     """Carry a statement out and undo it: what each step of its plan has read."""
+    if not text.lstrip().startswith(("SELECT", "WITH", "INSERT", "UPDATE", "DELETE")):
+        return []  # such as SAVEPOINT: it has no plan
     connection = session.connection
     values = sql.SQL(", ").join(map(sql.Literal, parameters))
     given = sql.SQL("({})").format(values) if parameters else sql.SQL("")
