@@ -561,8 +561,9 @@ def test_two_threads_of_a_child_may_be_the_first(address: str) -> None:
             threads = [threading.Thread(target=queue.enqueue, args=("twins", {})) for _ in range(8)]
             for thread in threads: thread.start()
             for thread in threads: thread.join()
-            assert queue.store.database._taken == 0
-            queue.close()
+            database = queue.store.database
+            queue.close()  # which waits for a NOTIFY that is on its way
+            assert database._taken == 0
             sys.exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         print(queue.count(type="twins"))

@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 from holdfast.config import Value
 from holdfast.core.job import Job, Status
 from holdfast.core.rate_limit import Bucket
-from holdfast.errors import CommitUncertain, JobNotFound, StoreBusy, StoreError
-from holdfast.store import look, pages
+from holdfast.errors import CommitUncertain, StoreBusy, StoreError
 from holdfast.store.postgres import caller, claim, finish, health, insert, keep, operate, tallies
 from holdfast.store.postgres.attempt import PostgresAttemptTransaction
 from holdfast.store.postgres.clock import CLOCK
@@ -25,34 +24,19 @@ from holdfast.store.protocol import (
     Claim,
     Claimed,
     Demand,
-    ErrorGroup,
     Expired,
     Finding,
     Finish,
-    JobFilter,
     Line,
     LogTail,
     Minute,
     NewJob,
-    Place,
-    Placed,
-    ReusedKey,
-    Running,
     StopRequest,
     TypeRecord,
     Verdict,
-    Waiting,
     WorkerRecord,
 )
-from holdfast.store.rows import (
-    BRIEF_COLUMNS,
-    JOB_COLUMNS,
-    failure_from,
-    job_from,
-    settings_from,
-    worker_from,
-)
-from holdfast.store.statistics import STATISTICS_COLUMNS, minute_from
+from holdfast.store.reads import Reads
 
 _PROMOTE = f"""
 WITH {CLOCK}
@@ -104,12 +88,13 @@ _WAITING = frozenset({Status.PENDING, Status.SCHEDULED})
 T = TypeVar("T")
 
 
-class PostgresStore:
+class PostgresStore(Reads):
     """See Store in the protocol."""
 
     is_shared = True
 
     def __init__(self, database: Database) -> None:
+        super().__init__(database)
         self.database = database
         self.url = database.url
         self.now = database.now
@@ -244,12 +229,6 @@ class PostgresStore:
             session.wakes |= bool(promoted)
             return [(id, type) for _, _, id, type in promoted]
 
-    def next_due_at(self) -> int | None:
-        row = self.database.read_one(
-            "SELECT due_at FROM holdfast_jobs WHERE status = 'scheduled' ORDER BY due_at LIMIT 1"
-        )
-        return row[0] if row else None
-
     def list_expired(self) -> list[Expired]:
         return [Expired(*row) for row in self.database.read(_EXPIRED, [self.database.instant])]
 
@@ -294,15 +273,6 @@ class PostgresStore:
         with self.database.transaction() as session:
             return keep.remove_silent_workers(session, silent_seconds, self.database.instant)
 
-    def list_workers(self) -> list[WorkerRecord]:
-        return [
-            worker_from(row)
-            for row in self.database.read(
-                "SELECT id, host, pid, state, concurrency, types, slots, started_at, heartbeat_at, turned_at"
-                " FROM holdfast_workers ORDER BY started_at, id"
-            )
-        ]
-
     def request_stop(self, worker_ids: Sequence[str], request: StopRequest) -> None:
         with self.database.transaction() as session:
             session.rows(
@@ -310,14 +280,6 @@ class PostgresStore:
                 [int(request), list(worker_ids)],
             )
             session.wakes = True
-
-    def get_stop_request(self, worker_id: str) -> StopRequest:
-        row = self.database.read_one("SELECT stop FROM holdfast_workers WHERE id = $1", [worker_id])
-        return StopRequest(row[0]) if row else StopRequest.NONE
-
-    def list_types(self) -> list[TypeRecord]:
-        rows = self.database.read("SELECT type, executor, schema FROM holdfast_types ORDER BY type")
-        return [TypeRecord(type=type, executor=how, schema=json.loads(schema)) for type, how, schema in rows]
 
     def begin_attempt_transaction(self, claim: Claim, seconds: float) -> PostgresAttemptTransaction:
         return PostgresAttemptTransaction(self.database, claim, seconds)
@@ -328,13 +290,13 @@ class PostgresStore:
         with self.database.transaction() as session:
             operate.cancel_job(session, job_id, self.database.instant)
             session.wakes = True
-            return self._known(job_id)
+            return self.known_job(job_id)
 
     def retry_job(self, job_id: str, payload: str | None, key: str | None = None) -> Job:
         with self.database.transaction() as session:
             operate.retry_job(session, job_id, payload, key, self.database.instant)
             session.wakes = True
-            return self._known(job_id)
+            return self.known_job(job_id)
 
     def retry_failed_jobs(
         self, type: str | None, *, after: int, limit: int
@@ -347,12 +309,6 @@ class PostgresStore:
         with self.database.transaction() as session:
             operate.delete_job(session, job_id)
 
-    def _known(self, job_id: str) -> Job:
-        job = self.get_job(job_id)
-        if job is None:
-            raise JobNotFound(job_id)
-        return job
-
     # Reading.
 
     def read_log_tail(self, job_id: str) -> LogTail | None:
@@ -362,50 +318,6 @@ class PostgresStore:
             [job_id],
         )
         return LogTail(*row) if row else None
-
-    def get_jobs(self, job_ids: Sequence[str]) -> list[Job]:
-        rows = self.database.read(
-            f"SELECT {BRIEF_COLUMNS} FROM holdfast_jobs WHERE id = ANY ($1::text[])", [list(job_ids)]
-        )
-        return [job_from(row) for row in rows]
-
-    def get_job(self, job_id: str) -> Job | None:
-        row = self.database.read_one(f"SELECT {JOB_COLUMNS} FROM holdfast_jobs WHERE id = $1", [job_id])
-        if row is None:
-            return None
-        failures = self.database.read(
-            "SELECT attempt, started_at, finished_at, worker_id, error, traceback, detail"
-            " FROM holdfast_failures WHERE seq = $1 ORDER BY version",
-            [row[0]],
-        )
-        return job_from(row, tuple(failure_from(failure) for failure in failures))
-
-    def list_jobs(self, filter: JobFilter) -> list[Job]:
-        return self.list_page(filter)[0]
-
-    def list_page(self, filter: JobFilter) -> tuple[list[Job], Place | None]:
-        found, following = pages.list_placed(self.database, filter)
-        return [placed.job for placed in found], following
-
-    def list_placed(self, filter: JobFilter) -> tuple[list[Placed], Place | None]:
-        return pages.list_placed(self.database, filter)
-
-    def list_payloads(self, job_ids: Sequence[str]) -> dict[str, Any]:
-        rows = self.database.read(
-            "SELECT id, payload FROM holdfast_jobs WHERE id = ANY ($1::text[])", [list(job_ids)]
-        )
-        return {id: json.loads(payload) for id, payload in rows}
-
-    def list_error_groups(self, limit: int) -> list[ErrorGroup]:
-        return look.list_error_groups(self.database, limit)
-
-    def count_jobs(self) -> dict[str, dict[Status, int]]:
-        columns = ", ".join(Status)
-        rows = self.database.read(f"SELECT type, {columns} FROM holdfast_counts ORDER BY type")
-        return {type: dict(zip(Status, counts, strict=True)) for type, *counts in rows if any(counts)}
-
-    def count_enqueued(self) -> dict[str, int]:
-        return dict(self.database.read("SELECT type, enqueued FROM holdfast_counts ORDER BY type"))
 
     def list_children(self, parent_id: str) -> list[str]:
         rows = self.database.read(
@@ -419,24 +331,6 @@ class PostgresStore:
     def line_before(self, job_id: str, cap: int) -> Line:
         count = self.database.read_one(_LINE, [job_id, cap + 1])[0]
         return Line(min(count, cap), count > cap)
-
-    def count_matching(self, filter: JobFilter, cap: int) -> int:
-        return pages.count_matching(self.database, filter, cap)
-
-    def count_retrying(self) -> dict[str, int]:
-        return look.count_retrying(self.database)
-
-    def count_finished(self, since: int) -> dict[str, dict[Status, int]]:
-        return look.count_finished(self.database, since)
-
-    def list_running(self, limit: int) -> list[Running]:
-        return look.list_running(self.database, limit)
-
-    def oldest_waiting(self) -> Waiting | None:
-        return look.oldest_waiting(self.database)
-
-    def list_reused_keys(self, limit: int) -> list[ReusedKey]:
-        return look.list_reused_keys(self.database, limit)
 
     # Care.
 
@@ -459,14 +353,7 @@ class PostgresStore:
                 [report],
             )
 
-    def read_reconciliation(self) -> str | None:
-        row = self.database.read_one("SELECT report FROM holdfast_reconciliation")
-        return None if row is None else row[0]
-
     # Settings, pauses, statistics.
-
-    def get_settings(self) -> dict[tuple[str, str], Value]:
-        return settings_from(self.database.read("SELECT name, type, value FROM holdfast_settings"))
 
     def set_setting(self, name: str, type: str, value: Value) -> None:
         with self.database.transaction() as session:
@@ -483,9 +370,6 @@ class PostgresStore:
             return bool(
                 session.count("DELETE FROM holdfast_settings WHERE name = $1 AND type = $2", [name, type])
             )
-
-    def list_paused(self) -> dict[str, int]:
-        return dict(self.database.read("SELECT type, paused_at FROM holdfast_pauses"))
 
     def set_paused(self, type: str, paused: bool) -> None:
         with self.database.transaction() as session:
@@ -506,13 +390,6 @@ class PostgresStore:
     def write_statistics(self, minutes: Sequence[Minute]) -> None:
         with self.database.transaction() as session:
             keep.write_statistics(session, minutes)
-
-    def list_statistics(self, since_minute: int) -> list[Minute]:
-        rows = self.database.read(
-            f"SELECT {STATISTICS_COLUMNS} FROM holdfast_statistics WHERE minute >= $1 ORDER BY minute, type",
-            [since_minute],
-        )
-        return [minute_from(row) for row in rows]
 
     def fold_hours(self, before_minute: int) -> None:
         with self.database.transaction() as session:

@@ -12,46 +12,30 @@ from holdfast.config import Value
 from holdfast.core.clock import Clock, microseconds
 from holdfast.core.job import Job, Status
 from holdfast.core.rate_limit import Bucket
-from holdfast.errors import CommitUncertain, JobNotFound
-from holdfast.store import look, pages
+from holdfast.errors import CommitUncertain
 from holdfast.store.protocol import (
     Activity,
     Beat,
     Claim,
     Claimed,
     Demand,
-    ErrorGroup,
     Expired,
     Finding,
     Finish,
-    JobFilter,
     Line,
     LogTail,
     Minute,
     NewJob,
-    Place,
-    Placed,
-    ReusedKey,
-    Running,
     StopRequest,
     TypeRecord,
     Verdict,
-    Waiting,
     WorkerRecord,
 )
-from holdfast.store.rows import (
-    BRIEF_COLUMNS,
-    JOB_COLUMNS,
-    failure_from,
-    job_from,
-    settings_from,
-    worker_from,
-)
+from holdfast.store.reads import Reads
 from holdfast.store.sqlite import caller, claim, finish, insert, keep, operate
 from holdfast.store.sqlite.attempt import SqliteAttemptTransaction
 from holdfast.store.sqlite.database import PATIENCE, Database, raise_if_moved
 from holdfast.store.sqlite.watch import SqliteWatch
-from holdfast.store.statistics import STATISTICS_COLUMNS, minute_from
 
 PROMOTABLE = """
 SELECT json_group_array(json_array(seq, id, type)) FROM (
@@ -73,12 +57,13 @@ SELECT count(*) FROM (
 """
 
 
-class SqliteStore:
+class SqliteStore(Reads):
     """See Store in the protocol."""
 
     is_shared = False
 
     def __init__(self, database: Database, clock: Clock) -> None:
+        super().__init__(database)
         self.database = database
         self.url = database.url
         self.now = clock
@@ -165,12 +150,6 @@ class SqliteStore:
                 )
             return [(id, type) for _, id, type in rows]
 
-    def next_due_at(self) -> int | None:
-        row = self.database.read_one(
-            "SELECT due_at FROM holdfast_jobs WHERE status = 'scheduled' ORDER BY due_at LIMIT 1"
-        )
-        return row[0] if row else None
-
     def list_expired(self) -> list[Expired]:
         return [Expired(*row) for row in self.database.read(EXPIRED, (self.now(),))]
 
@@ -213,29 +192,12 @@ class SqliteStore:
         with self.database.transaction() as connection:
             return keep.remove_silent_workers(connection, self.now() - microseconds(silent_seconds))
 
-    def list_workers(self) -> list[WorkerRecord]:
-        return [
-            worker_from(row)
-            for row in self.database.read(
-                "SELECT id, host, pid, state, concurrency, types, slots, started_at, heartbeat_at, turned_at"
-                " FROM holdfast_workers ORDER BY started_at, id"
-            )
-        ]
-
     def request_stop(self, worker_ids: Sequence[str], request: StopRequest) -> None:
         with self.database.transaction() as connection:
             connection.executemany(
                 "UPDATE holdfast_workers SET stop = max(stop, ?) WHERE id = ?",
                 [(int(request), id) for id in worker_ids],
             )
-
-    def get_stop_request(self, worker_id: str) -> StopRequest:
-        row = self.database.read_one("SELECT stop FROM holdfast_workers WHERE id = ?", (worker_id,))
-        return StopRequest(row[0]) if row else StopRequest.NONE
-
-    def list_types(self) -> list[TypeRecord]:
-        rows = self.database.read("SELECT type, executor, schema FROM holdfast_types ORDER BY type")
-        return [TypeRecord(type=type, executor=how, schema=json.loads(schema)) for type, how, schema in rows]
 
     def begin_attempt_transaction(self, claim: Claim, seconds: float) -> SqliteAttemptTransaction:
         return SqliteAttemptTransaction(self.database, claim, seconds, self.now)
@@ -245,12 +207,12 @@ class SqliteStore:
     def cancel_job(self, job_id: str) -> Job:
         with self.database.transaction() as connection:
             operate.cancel_job(connection, job_id, self.now())
-            return self._known(job_id)
+            return self.known_job(job_id)
 
     def retry_job(self, job_id: str, payload: str | None, key: str | None = None) -> Job:
         with self.database.transaction() as connection:
             operate.retry_job(connection, job_id, payload, key, self.now())
-            return self._known(job_id)
+            return self.known_job(job_id)
 
     def retry_failed_jobs(
         self, type: str | None, *, after: int, limit: int
@@ -262,62 +224,10 @@ class SqliteStore:
         with self.database.transaction() as connection:
             operate.delete_job(connection, job_id)
 
-    def _known(self, job_id: str) -> Job:
-        job = self.get_job(job_id)
-        if job is None:
-            raise JobNotFound(job_id)
-        return job
-
     # Reading.
 
     def read_log_tail(self, job_id: str) -> LogTail | None:  # noqa: ARG002 -- there is none
         return None
-
-    def get_jobs(self, job_ids: Sequence[str]) -> list[Job]:
-        rows = self.database.read(
-            f"SELECT {BRIEF_COLUMNS} FROM holdfast_jobs WHERE id IN (SELECT value FROM json_each(?))",
-            (json.dumps(job_ids),),
-        )
-        return [job_from(row) for row in rows]
-
-    def get_job(self, job_id: str) -> Job | None:
-        row = self.database.read_one(f"SELECT {JOB_COLUMNS} FROM holdfast_jobs WHERE id = ?", (job_id,))
-        if row is None:
-            return None
-        failures = self.database.read(
-            "SELECT attempt, started_at, finished_at, worker_id, error, traceback, detail"
-            " FROM holdfast_failures WHERE seq = ? ORDER BY version",
-            (row[0],),
-        )
-        return job_from(row, tuple(failure_from(failure) for failure in failures))
-
-    def list_jobs(self, filter: JobFilter) -> list[Job]:
-        return self.list_page(filter)[0]
-
-    def list_page(self, filter: JobFilter) -> tuple[list[Job], Place | None]:
-        found, following = pages.list_placed(self.database, filter)
-        return [placed.job for placed in found], following
-
-    def list_placed(self, filter: JobFilter) -> tuple[list[Placed], Place | None]:
-        return pages.list_placed(self.database, filter)
-
-    def list_payloads(self, job_ids: Sequence[str]) -> dict[str, Any]:
-        rows = self.database.read(
-            "SELECT id, payload FROM holdfast_jobs WHERE id IN (SELECT value FROM json_each(?))",
-            (json.dumps(job_ids),),
-        )
-        return {id: json.loads(payload) for id, payload in rows}
-
-    def list_error_groups(self, limit: int) -> list[ErrorGroup]:
-        return look.list_error_groups(self.database, limit)
-
-    def count_jobs(self) -> dict[str, dict[Status, int]]:
-        columns = ", ".join(Status)
-        rows = self.database.read(f"SELECT type, {columns} FROM holdfast_counts ORDER BY type")
-        return {type: dict(zip(Status, counts, strict=True)) for type, *counts in rows if any(counts)}
-
-    def count_enqueued(self) -> dict[str, int]:
-        return dict(self.database.read("SELECT type, enqueued FROM holdfast_counts ORDER BY type"))
 
     def list_children(self, parent_id: str) -> list[str]:
         rows = self.database.read(
@@ -331,24 +241,6 @@ class SqliteStore:
     def line_before(self, job_id: str, cap: int) -> Line:
         count = self.database.read_one(_LINE, (job_id, cap + 1))[0]
         return Line(min(count, cap), count > cap)
-
-    def count_matching(self, filter: JobFilter, cap: int) -> int:
-        return pages.count_matching(self.database, filter, cap)
-
-    def count_retrying(self) -> dict[str, int]:
-        return look.count_retrying(self.database)
-
-    def count_finished(self, since: int) -> dict[str, dict[Status, int]]:
-        return look.count_finished(self.database, since)
-
-    def list_running(self, limit: int) -> list[Running]:
-        return look.list_running(self.database, limit)
-
-    def oldest_waiting(self) -> Waiting | None:
-        return look.oldest_waiting(self.database)
-
-    def list_reused_keys(self, limit: int) -> list[ReusedKey]:
-        return look.list_reused_keys(self.database, limit)
 
     # Care.
 
@@ -371,14 +263,7 @@ class SqliteStore:
                 "REPLACE INTO holdfast_reconciliation (number, report) VALUES (1, ?)", (report,)
             )
 
-    def read_reconciliation(self) -> str | None:
-        row = self.database.read_one("SELECT report FROM holdfast_reconciliation")
-        return None if row is None else row[0]
-
     # Settings, pauses, statistics.
-
-    def get_settings(self) -> dict[tuple[str, str], Value]:
-        return settings_from(self.database.read("SELECT name, type, value FROM holdfast_settings"))
 
     def set_setting(self, name: str, type: str, value: Value) -> None:
         with self.database.transaction() as connection:
@@ -393,9 +278,6 @@ class SqliteStore:
                 "DELETE FROM holdfast_settings WHERE name = ? AND type = ?", (name, type)
             )
             return deleted.rowcount > 0
-
-    def list_paused(self) -> dict[str, int]:
-        return dict(self.database.read("SELECT type, paused_at FROM holdfast_pauses"))
 
     def set_paused(self, type: str, paused: bool) -> None:
         with self.database.transaction() as connection:
@@ -416,13 +298,6 @@ class SqliteStore:
     def write_statistics(self, minutes: Sequence[Minute]) -> None:
         with self.database.transaction() as connection:
             keep.write_statistics(connection, minutes)
-
-    def list_statistics(self, since_minute: int) -> list[Minute]:
-        rows = self.database.read(
-            f"SELECT {STATISTICS_COLUMNS} FROM holdfast_statistics WHERE minute >= ? ORDER BY minute, type",
-            (since_minute,),
-        )
-        return [minute_from(row) for row in rows]
 
     def fold_hours(self, before_minute: int) -> None:
         with self.database.transaction() as connection:
