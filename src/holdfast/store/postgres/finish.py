@@ -69,7 +69,8 @@ _FAILURES = f"""
 WITH {CLOCK}
 INSERT INTO holdfast_failures
     (seq, version, attempt, started_at, finished_at, worker_id, error, traceback, detail)
-SELECT f.seq, f.version, f.attempt, least(f.started_at, clock.now), clock.now, f.worker_id, f.error, f.traceback, f.detail
+SELECT f.seq, f.version, f.attempt, least(f.started_at, clock.now), clock.now, f.worker_id,
+    f.error, f.traceback, f.detail
 FROM clock, unnest($2::bigint[], $3::bigint[], $4::integer[], $5::bigint[], $6::text[], $7::text[],
     $8::text[], $9::text[])
     AS f (seq, version, attempt, started_at, worker_id, error, traceback, detail)
