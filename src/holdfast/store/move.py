@@ -175,13 +175,24 @@ class End(ABC):
     def reopen(self, token: str | None) -> None:
         """Take the guards and the pause of a move away; without a token, those of one that has expired."""
 
-    @abstractmethod
     def go_live(self, token: str) -> None:
         """Open what has arrived."""
+        self._if_arriving(token, self.unmark)
 
-    @abstractmethod
     def discard(self, token: str) -> None:
         """Delete what has arrived."""
+
+        def empty() -> None:
+            self.unmark()
+            self.clear(TABLES)
+
+        self._if_arriving(token, empty)
+
+    def _if_arriving(self, token: str, action: Callable[[], None]) -> None:
+        with self.receiving():
+            mark = self.read_mark()
+            if mark is not None and (mark.role, mark.token) == (TARGET, token):
+                action()
 
     # The rows.
 

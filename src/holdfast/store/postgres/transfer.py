@@ -7,7 +7,7 @@ of an application that is REPEATABLE READ would see what that was when it began.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from urllib.parse import quote
 
@@ -276,23 +276,6 @@ class PostgresEnd(End):
         session.rows(f"DROP SEQUENCE {self._until}")
         session.rows(f"DROP TABLE {self._table}")
 
-    def go_live(self, token: str) -> None:
-        self._if_arriving(token, self.unmark)
-
-    def discard(self, token: str) -> None:
-        def empty() -> None:
-            self.unmark()
-            self.clear(TABLES)
-
-        self._if_arriving(token, empty)
-
-    def _if_arriving(self, token: str, action: Callable[[], None]) -> None:
-        with self.receiving():
-            mark = self.read_mark()
-            if mark is not None and (mark.role, mark.token) == (TARGET, token):
-                action()
-                self._open.wakes = True
-
     # The rows.
 
     def count_running(self) -> int:
@@ -346,6 +329,7 @@ class PostgresEnd(End):
     def receiving(self) -> Iterator[None]:
         with self._alone(_NOBODY) as session:
             self._receiver = session
+            session.wakes = True
             try:
                 yield
             finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from holdfast.core.clock import Clock, microseconds
@@ -190,22 +190,6 @@ class SqliteEnd(End):
             self._unguard(connection)
             connection.execute(f"DROP TABLE {MOVE_TABLE}")
             connection.execute("DELETE FROM holdfast_pauses WHERE type = '' AND paused_at = ?", (mark.pause,))
-
-    def go_live(self, token: str) -> None:
-        self._if_arriving(token, self.unmark)
-
-    def discard(self, token: str) -> None:
-        def empty() -> None:
-            self.unmark()
-            self.clear(TABLES)
-
-        self._if_arriving(token, empty)
-
-    def _if_arriving(self, token: str, action: Callable[[], None]) -> None:
-        with self.receiving():
-            mark = self.read_mark()
-            if mark is not None and (mark.role, mark.token) == (TARGET, token):
-                action()
 
     # The rows.
 
