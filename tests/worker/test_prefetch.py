@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -107,7 +108,9 @@ def make_slots(concurrency: int, **caps: int) -> Slots:
 def test_attempts_start_while_there_are_slots_and_wait_otherwise() -> None:
     slots = make_slots(2)
     attempts = [make_attempt("a", seq) for seq in range(1, 5)]
-    assert slots.hold(attempts) == attempts[:2]
+    slots.hold(attempts)
+    assert slots.held() == attempts
+    assert slots.refill() == attempts[:2]
     assert slots.running() == attempts[:2]
     assert slots.held() == attempts[2:]
     assert slots.free(attempts[0], 0.001) is attempts[2]
@@ -119,7 +122,8 @@ def test_attempts_start_while_there_are_slots_and_wait_otherwise() -> None:
 def test_cap_of_a_type_holds_its_attempts_but_not_others() -> None:
     slots = make_slots(3, a=1)
     first, second, other = make_attempt("a", 1), make_attempt("a", 2), make_attempt("b", 3)
-    assert slots.hold([first, second, other]) == [first, other]
+    slots.hold([first, second, other])
+    assert slots.refill() == [first, other]
     assert slots.free(other, 0.001) is None
     assert slots.free(first, 0.001) is second
 
@@ -128,6 +132,7 @@ def test_next_attempt_is_the_one_with_the_highest_priority_then_the_oldest() -> 
     slots = make_slots(1)
     running = make_attempt("a", 9)
     slots.hold([running])
+    assert slots.refill() == [running]
     low, high, older = make_attempt("a", 2), make_attempt("b", 4, priority=5), make_attempt("c", 1)
     slots.hold([low, high, older])
     assert slots.free(running, 0.1) is high
@@ -139,6 +144,7 @@ def test_held_attempts_can_be_taken_back_but_running_ones_not() -> None:
     slots = make_slots(1)
     running, held = make_attempt("a", 1), make_attempt("a", 2)
     slots.hold([running, held])
+    assert slots.refill() == [running]
     assert slots.take_back(lambda attempt: attempt is running) == []
     assert slots.take_back(lambda attempt: attempt is held) == [held]
     assert slots.held() == []
@@ -149,6 +155,7 @@ def test_raised_concurrency_lets_held_attempts_start() -> None:
     slots = make_slots(1)
     attempts = [make_attempt("a", seq) for seq in range(1, 4)]
     slots.hold(attempts)
+    assert slots.refill() == attempts[:1]
     slots.concurrency = 3
     slots._cap = lambda type: ("", 3)
     assert slots.refill() == attempts[1:]
@@ -160,20 +167,35 @@ def test_room_is_what_can_start_now_as_long_as_nothing_is_known() -> None:
     assert slots.room("b", prefetch=True) == 4
     slots.hold([make_attempt("a", 1)])
     assert slots.room("a", prefetch=True) == 1
-    assert slots.total_room() == 3
+    assert slots.total_room() == (3, 4)
 
 
 def test_full_slots_have_no_room() -> None:
     slots = make_slots(1)
     slots.hold([make_attempt("a")])
     assert slots.room("a", prefetch=True) == 0
-    assert slots.total_room() == 0
+    assert slots.total_room() == (0, 1)
+
+
+def test_half_of_what_is_held_ready_is_taken_at_once() -> None:
+    slots = make_slots(2)
+    for seq in range(1, 401):
+        attempt = make_attempt("a", seq)
+        slots.hold([attempt])
+        assert slots.refill() == [attempt]
+        slots.free(attempt, 0.0001)
+    slots._measured -= 1.0 - (time.monotonic() - slots._measured)
+    slots.measure()
+    ahead = slots.total_room()[0] - 2
+    assert ahead == pytest.approx(400 * HORIZON, abs=1)
+    assert slots.total_room() == (2 + ahead, 2 + ahead // 2)
 
 
 def test_attempt_freed_twice_counts_once() -> None:
     slots = make_slots(2)
     attempt = make_attempt("a")
     slots.hold([attempt])
+    assert slots.refill() == [attempt]
     slots.free(attempt, 0.1)
     slots.free(attempt, 0.1)
     assert slots.room("a", prefetch=False) == 2

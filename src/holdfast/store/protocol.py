@@ -424,6 +424,21 @@ class Store(Protocol):
         again.
         """
 
+    def finish_and_claim(
+        self,
+        finishes: Sequence[Finish],
+        worker_id: str,
+        demands: Sequence[Demand],
+        *,
+        limit: int,
+        lease_seconds: float,
+        meanwhile: Callable[[], None],
+    ) -> tuple[dict[tuple[int, int], Status], Claimed]:
+        """Both, without a pause between them if the ends are plain completions.
+
+        `meanwhile` is called once, where there is a server while it is at work.
+        """
+
     def list_ended(self, attempts: Sequence[tuple[int, int]]) -> dict[tuple[int, int], Status]:
         """Which of the (seq, version) have ended, and in which state their jobs are since."""
 

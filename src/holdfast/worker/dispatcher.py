@@ -19,7 +19,7 @@ from holdfast import events as e
 from holdfast.context import LOST, Attempt
 from holdfast.core.lifecycle import Errored
 from holdfast.errors import QueueClosed, StoreError
-from holdfast.store.protocol import Claimed, Demand, StopRequest
+from holdfast.store.protocol import Claimed, StopRequest
 from holdfast.worker.claiming import Claiming
 from holdfast.worker.enforce import GRACE, Enforcer
 from holdfast.worker.executors import Executor
@@ -243,9 +243,8 @@ class Dispatcher:
                 self._settings_stale = True
                 self._settings_at = 0.0
                 self._follow_settings(now)
-            demands = self._ready_demands(now)
-            if demands or self._turn_needed(now):
-                self._take_turn(demands)
+            if self._sees_work(now) or self._turn_needed(now):
+                self._take_turn()
                 self._recovered()
             if changed:
                 self._catch_up(now)
@@ -297,14 +296,14 @@ class Dispatcher:
         if settings is not self._settings:
             self._settings = settings
             self._slots.concurrency = self._own_concurrency or int(settings.get("concurrency"))
-            self._start(self._slots.refill())
+            self._start_held()
             self._heartbeat.hurry()  # the lease may have become shorter
             self._look = True
         if self._registered != self._queue.registry.generation:
             self._register()
 
     def _turn_needed(self, now: float) -> bool:
-        if self._unwritten or self._inbox or self._turn.uncertain:
+        if self._unwritten or self._inbox or self._turn.uncertain or self._turn.goes_on:
             return True
         if self._held_up and now >= self._held_up_until:
             return True
@@ -312,27 +311,23 @@ class Dispatcher:
             return True
         return self._maintenance.promotion_due() or self._maintenance.sweep_due()
 
-    def _ready_demands(self, now: float) -> list[Demand]:
-        """A look without a write: what this worker could take now."""
+    def _sees_work(self, now: float) -> bool:
+        """A look without a write: whether there is anything that this worker could take now."""
         if self._rate_at is not None and now >= self._rate_at:
             self._rate_at = None
             self._look = True
         if not self._look:
-            return []
+            return False
         self._look = False
         if not self._may_claim():
-            return []
-        return self._claiming.demands(self._store.list_active_types(unpaused=True), self._settings)
+            return False
+        self._turn.seen = self._store.list_active_types(unpaused=True)
+        return bool(self._claiming.demands(self._turn.seen, self._settings))
 
     def _may_claim(self) -> bool:
         return self._stop_at is None and not self.paused
 
-    def _take_turn(self, demands: list[Demand]) -> None:
-        """`demands` is what a look has found, and spares the turn the same one again."""
-        # With outcomes in hand there are slots that the look did not count; caps over all processes are
-        # counted inside the transaction.
-        if self._inbox or self._unwritten or any(demand.max_running for demand in demands):
-            demands = []
+    def _take_turn(self) -> None:
         while self._inbox:
             self._unwritten.append(self._inbox.popleft())
         began = time.monotonic()
@@ -347,8 +342,8 @@ class Dispatcher:
                 progress.values(),
                 self._settings,
                 claim_limit=(self._batch_size or MAX_CLAIM) if self._may_claim() else 0,
-                demands=demands or None,
                 known=self._known,
+                meanwhile=self._start_held,
             )
         except StoreError:
             with self._progress_lock:
@@ -360,11 +355,14 @@ class Dispatcher:
             self._held_up_until = time.monotonic() + HELD_UP_PAUSE
         if progress:
             self._progress_at = time.monotonic() + PROGRESS_PAUSE
-        self._begin(claimed, began)
+        self._hold(claimed, began)
+        # Where a server does the work, there is time to run while it is at the next turn.
+        if not self._store.is_shared or not self._is_pressed():
+            self._start_held()
         self._turn.announce(claimed)
 
-    def _begin(self, claimed: Claimed, claimed_at: float) -> None:
-        """Start what was claimed, or hold it ready."""
+    def _hold(self, claimed: Claimed, claimed_at: float) -> None:
+        """Hold ready what was claimed."""
         # A batch that came back full may have left more that could start.
         self._look = self._look or len(claimed.claims) == self._batch_size
         if claimed.wait is not None:
@@ -373,7 +371,11 @@ class Dispatcher:
         for attempt in attempts:
             attempt.claimed = attempt.leased = claimed_at
             attempt.on_progress = self._note_progress
-        self._start(self._slots.hold(attempts))
+        self._slots.hold(attempts)
+
+    def _start_held(self) -> None:
+        """Start what can start."""
+        self._start(self._slots.refill())
 
     def _start(self, attempts: Sequence[Attempt]) -> None:
         for attempt in attempts:
@@ -434,13 +436,20 @@ class Dispatcher:
             self._pause = self._back_off = 0.0
             self._events.emit(e.StoreRecovered(worker_id=self._id))
 
+    def _is_pressed(self) -> bool:
+        """Whether the next turn follows at once."""
+        return bool(self._inbox) or self._turn.goes_on
+
     def _sleep(self) -> None:
         now = time.monotonic()
+        if now < self._back_off or not self._is_pressed():
+            self._start_held()
         if now < self._back_off:
             time.sleep(min(self._back_off - now, 0.05))
             return
         try:
-            self._watch.wait(0.0 if self._look or self._inbox else self._seconds_to_sleep(now))
+            at_once = self._look or self._is_pressed()
+            self._watch.wait(0.0 if at_once else self._seconds_to_sleep(now))
         except StoreError as error:
             self._trouble(error)
 

@@ -49,6 +49,10 @@ class Maintenance:
     def sweep_due(self) -> bool:
         return time.monotonic() >= self._next_sweep
 
+    def is_due(self) -> bool:
+        """Whether `run` has anything to do."""
+        return self.promotion_due() or self.sweep_due() or time.monotonic() >= self._next_prune
+
     def look(self) -> None:
         """Read when the next scheduled job is due: somebody may have changed it."""
         self._next_due_at = self._store.next_due_at()

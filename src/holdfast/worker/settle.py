@@ -60,7 +60,11 @@ class Settler:
 
     def write(self, ended: Sequence[Ended], settings: Settings) -> dict[tuple[int, int], Status]:
         """Offer the outcomes to the guard; return the state each accepted one led to."""
-        return self._store.finish_jobs([f for f in (self._finish(end, settings) for end in ended) if f])
+        return self._store.finish_jobs(self.finishes(ended, settings))
+
+    def finishes(self, ended: Sequence[Ended], settings: Settings) -> list[Finish]:
+        """The outcomes as the store takes them."""
+        return [f for f in (self._finish(end, settings) for end in ended) if f]
 
     def _finish(self, end: Ended, settings: Settings) -> Finish | None:
         claim = end.attempt.claim
@@ -89,10 +93,11 @@ class Settler:
     def announce(self, ended: Iterable[Ended], accepted: dict[tuple[int, int], Status]) -> None:
         """Count and tell what was committed."""
         now = self._store.now()
+        is_heard = self._events.wanted(e.JobCompleted)
         for end in ended:
             claim = end.attempt.claim
             if isinstance(end.ending, Committed):
-                self._completed(end, now)
+                self._completed(end, now, is_heard)
                 if end.ending.error is not None:
                     self._events.emit(
                         e.HandlerErrorIgnored(job_id=claim.id, type=claim.type, error=end.ending.error)
@@ -104,14 +109,14 @@ class Settler:
                     )
                 )
             elif accepted[claim.seq, claim.version] is Status.COMPLETED:
-                self._completed(end, now)
+                self._completed(end, now, is_heard)
             else:
                 self._not_completed(end, accepted[claim.seq, claim.version], now)
 
-    def _completed(self, end: Ended, now: int) -> None:
+    def _completed(self, end: Ended, now: int, is_heard: bool) -> None:
         claim = end.attempt.claim
         self._statistics.end(claim.type, "completed", now, wait=_waited(end), run=end.seconds)
-        if self._events.wanted(e.JobCompleted):
+        if is_heard:
             self._events.emit(
                 e.JobCompleted(
                     job_id=claim.id,

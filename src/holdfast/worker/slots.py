@@ -67,13 +67,12 @@ class Slots:
         self._paces: dict[str, Pace] = {}
         self._measured = time.monotonic()
 
-    def hold(self, attempts: Iterable[Attempt]) -> list[Attempt]:
-        """Take claimed attempts in; return those to start now."""
+    def hold(self, attempts: Iterable[Attempt]) -> None:
+        """Take claimed attempts in; `refill` tells which of them to start."""
         with self._lock:
             for attempt in attempts:
                 self._held.setdefault(attempt.claim.type, deque()).append(attempt)
                 self._held_count += 1
-            return self._startable()
 
     def free(self, attempt: Attempt, seconds: float | None) -> Attempt | None:
         """The handler has returned: its slot is free. Returns the attempt to start in it."""
@@ -86,7 +85,7 @@ class Slots:
             return self._pop()
 
     def refill(self) -> list[Attempt]:
-        """Held attempts that can start after all, as when a cap was raised."""
+        """Held attempts for which a slot is free: they are to be started."""
         with self._lock:
             return self._startable()
 
@@ -136,14 +135,15 @@ class Slots:
             ahead = self._pace(type).ahead(slots) if prefetch and self._is_moving(name, cap) else 0
             return max(0, slots + ahead - present)
 
-    def total_room(self) -> int:
-        """How many more jobs to claim in all."""
+    def total_room(self) -> tuple[int, int]:
+        """How many more jobs to claim in all, and how many of them at once: half of what is held ready, so
+        that one half runs while the outcomes of the other are written."""
         with self._lock:
             ahead = 0
             if self._is_moving(None, self.concurrency):
-                ahead = sum(pace.ahead(self.concurrency) for pace in self._paces.values())
+                ahead = min(MAX_HELD, sum(pace.ahead(self.concurrency) for pace in self._paces.values()))
             present = len(self._running) + self._held_count
-            return max(0, self.concurrency + min(MAX_HELD, ahead) - present)
+            return max(0, self.concurrency + ahead - present), self.concurrency + ahead // 2
 
     def _is_moving(self, cap: str | None, size: int) -> bool:
         """Whether a slot, of one cap or of all, is free or will be soon: not all are held by slow jobs."""

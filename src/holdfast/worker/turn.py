@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from holdfast import events as e
 from holdfast.core.job import Status
 from holdfast.core.lifecycle import RELEASE
 from holdfast.core.settings import Settings
 from holdfast.errors import CommitUncertain
-from holdfast.store.protocol import Claimed, Demand, Finish, Store
+from holdfast.store.protocol import Activity, Claimed, Demand, Finish, Minute, Store
 from holdfast.worker.claiming import Claiming
 from holdfast.worker.maintenance import Maintenance
 from holdfast.worker.settle import Ended, Settler
@@ -48,6 +48,10 @@ class Turn:
         self._finished: tuple[Sequence[Ended], dict[tuple[int, int], Status]] = ((), {})
         self.held_up: list[Ended] = []
         """Outcomes that somebody's open transaction stands in the way of, to be offered again."""
+        self.seen: Mapping[str, Activity] | None = None
+        """What a look has found: it holds for as long as there is as much of it as can be taken."""
+        self.goes_on = False
+        """Whether there was room for more than the last turn took, and as it seems more to take."""
         self.uncertain = False
         """Whether the last commit failed and may have happened all the same."""
 
@@ -58,8 +62,8 @@ class Turn:
         settings: Settings,
         *,
         claim_limit: int,
-        demands: Sequence[Demand] | None,
         known: Callable[[], Collection[tuple[int, int]]],
+        meanwhile: Callable[[], None],
     ) -> Claimed:
         """Commit it all; return the claims, which are to be started before `announce` tells of it."""
         self._slots.measure()
@@ -70,16 +74,15 @@ class Turn:
                     self._release_unknown(known())
                     accepted = self._settler.written_already(ended)
                 # Finish before claiming: an outcome is durable before anything new is taken.
-                accepted |= self._settler.write(ended, settings)
-                if progress:
-                    self._store.write_progress(self._worker_id, progress)
-                if any(_waits(end) for end in ended):
-                    self._maintenance.look()
-                self._maintenance.run(settings)
+                finishes = self._settler.finishes(ended, settings)
                 minutes = self._statistics.due()
-                if minutes:
-                    self._store.write_statistics(minutes)
-                claimed = self._claim(claim_limit, demands, settings)
+                if progress or minutes or self._maintenance.is_due() or not all(map(_is_plain, ended)):
+                    accepted |= self._store.finish_jobs(finishes)
+                    finishes = []
+                    self._write_more(ended, progress, minutes, settings)
+                    self.seen = None
+                written, claimed = self._finish_and_claim(finishes, claim_limit, settings, meanwhile)
+                accepted |= written
         except CommitUncertain:
             self.uncertain = True
             raise
@@ -87,8 +90,11 @@ class Turn:
         if minutes:
             self._statistics.written(self._store.now())
         self._statistics.limit(claimed.limited, self._store.now())
-        self.held_up = [end for end in ended if accepted.get(end.name) is Status.PROCESSING]
-        self._finished = [end for end in ended if end not in self.held_up], accepted
+        self.held_up = []
+        if Status.PROCESSING in accepted.values():
+            self.held_up = [end for end in ended if accepted.get(end.name) is Status.PROCESSING]
+            ended = [end for end in ended if accepted.get(end.name) is not Status.PROCESSING]
+        self._finished = ended, accepted
         return claimed
 
     def announce(self, claimed: Claimed) -> None:
@@ -110,15 +116,51 @@ class Turn:
             self._store.write_statistics(self._statistics.changed())
             self._store.remove_workers([self._worker_id])
 
-    def _claim(self, limit: int, demands: Sequence[Demand] | None, settings: Settings) -> Claimed:
-        limit = min(limit, self._slots.total_room())
-        if limit <= 0:
-            return Claimed([])
-        if demands is None:
-            demands = self._claiming.demands(self._store.list_active_types(), settings)
-        return self._store.claim_jobs(
-            self._worker_id, demands, limit=limit, lease_seconds=settings.lease_seconds
+    def _write_more(
+        self,
+        ended: Sequence[Ended],
+        progress: Collection[ProgressReport],
+        minutes: Sequence[Minute],
+        settings: Settings,
+    ) -> None:
+        """What has to be written now and then beside the outcomes."""
+        if progress:
+            self._store.write_progress(self._worker_id, progress)
+        if any(_waits(end) for end in ended):
+            self._maintenance.look()
+        self._maintenance.run(settings)
+        if minutes:
+            self._store.write_statistics(minutes)
+
+    def _finish_and_claim(
+        self, finishes: Sequence[Finish], limit: int, settings: Settings, meanwhile: Callable[[], None]
+    ) -> tuple[dict[tuple[int, int], Status], Claimed]:
+        room, at_once = self._slots.total_room()
+        room = min(limit, room)
+        limit = min(room, at_once)
+        demands = self._demands(settings) if limit > 0 else []
+        written, claimed = self._store.finish_and_claim(
+            finishes,
+            self._worker_id,
+            demands,
+            limit=limit,
+            lease_seconds=settings.lease_seconds,
+            meanwhile=meanwhile,
         )
+        had_enough = 0 < len(claimed.claims) == min(limit, sum(demand.limit for demand in demands))
+        self.goes_on = had_enough and limit < room
+        if not had_enough:
+            self.seen = None
+        return written, claimed
+
+    def _demands(self, settings: Settings) -> list[Demand]:
+        if self.seen is not None:
+            demands = self._claiming.demands(self.seen, settings)
+            # For limits over all processes it is to be known exactly which types are active.
+            if not any(demand.rate or demand.max_running for demand in demands):
+                return demands
+        self.seen = self._store.list_active_types()
+        return self._claiming.demands(self.seen, settings)
 
     def _release_unknown(self, known: Collection[tuple[int, int]]) -> None:
         """After a commit in doubt: give back what the database says is ours and we know nothing of."""
@@ -136,6 +178,12 @@ class Turn:
                 for held in unknown
             ]
         )
+
+
+def _is_plain(end: Ended) -> bool:
+    """Whether an outcome leaves nothing else to be done."""
+    is_completion = end.decision is not None and end.decision.status is Status.COMPLETED
+    return is_completion and not end.attempt.children
 
 
 def _waits(end: Ended) -> bool:

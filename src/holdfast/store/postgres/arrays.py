@@ -23,6 +23,12 @@ def parts(items: Sequence[T], size_of: Callable[[T], int]) -> Iterator[Sequence[
         yield items[start:]
 
 
+def given(arrays: str) -> str:
+    """Rows that a statement is given as arrays. That they are many is kept from the planner: it would rather
+    read the whole table than look so many up."""
+    return f"unnest({', '.join(f'(SELECT {array.strip()})' for array in arrays.split(','))})"
+
+
 def literal(values: Sequence[Any]) -> str:
     """Texts, numbers, booleans and None as one text; the SQL says by a cast what they are."""
     kinds = set(map(type, values))

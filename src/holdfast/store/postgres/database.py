@@ -13,7 +13,7 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -73,6 +73,13 @@ class ConnectionLost(StoreUnavailable):
     """The connection broke before the commit: nothing was written."""
 
 
+class Answer:
+    """The rows of a statement that goes out with the next one; there once that has been answered."""
+
+    def __init__(self) -> None:
+        self.rows: list[Any] = []
+
+
 class Session:
     """A connection inside a transaction, and how our SQL is run on it."""
 
@@ -81,24 +88,32 @@ class Session:
         self.database = database
         self.wakes = False
         """Whether workers are to be told of it once it is committed."""
-        self._ahead: list[tuple[str, Sequence[Any]]] = []
+        self.meanwhile: Callable[[], None] | None = None
+        """What to do once, while the server is at statements that go out together."""
+        self._ahead: list[tuple[Answer, str, Sequence[Any]]] = []
 
     @property
     def has_begun(self) -> bool:
         """Whether there is anything to commit."""
         return not self._ahead
 
-    def ahead(self, sql: str, parameters: Sequence[Any] = ()) -> None:
-        """Run a statement whose answer nobody needs before the next one, in one round trip with it."""
-        self._ahead.append((self.database.text(sql), parameters))
+    def ahead(self, sql: str, parameters: Sequence[Any] = ()) -> Answer:
+        """Run a statement whose answer nobody needs before the next one's, in one round trip with it."""
+        answer = Answer()
+        self._ahead.append((answer, self.database.text(sql), [*map(storable, _sendable(parameters))]))
+        return answer
 
     def wait_at_most(self, seconds: float) -> None:
         """From now on, in this transaction: StoreBusy after so long a wait for a lock."""
         self.ahead(f"SET LOCAL lock_timeout = {round(1000 * seconds)}")
 
+    def do_meanwhile(self) -> None:
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            meanwhile()
+
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
-        cursor = self._execute(sql, parameters)
-        return cursor.fetchall() if cursor.description is not None else []
+        return _rows(self._execute(sql, parameters))
 
     def count(self, sql: str, parameters: Sequence[Any] = ()) -> int:
         """How many rows a statement has changed."""
@@ -106,7 +121,7 @@ class Session:
 
     def _execute(self, sql: str, parameters: Sequence[Any]) -> RawCursor[tuple[Any, ...]]:
         text = self.database.text(sql)
-        parameters = [literal(value) if isinstance(value, list) else value for value in parameters]
+        parameters = _sendable(parameters)
         try:
             return self._send(text, parameters)
         except (UnicodeEncodeError, psycopg.DataError) as error:
@@ -121,10 +136,20 @@ class Session:
             return cursor.execute(text, parameters)
         ahead, self._ahead = self._ahead, []
         with self.connection.pipeline():
-            for before in ahead:
-                RawCursor(self.connection).execute(*before)
-            cursor.execute(text, parameters)
+            sent = [RawCursor(self.connection).execute(before, given) for _, before, given in ahead]
+            cursor.execute(text, [*map(storable, parameters)])
+            self.do_meanwhile()
+        for (answer, _, _), done in zip(ahead, sent, strict=True):
+            answer.rows = _rows(done)
         return cursor
+
+
+def _sendable(parameters: Sequence[Any]) -> Sequence[Any]:
+    return [literal(value) if isinstance(value, list) else value for value in parameters]
+
+
+def _rows(cursor: RawCursor[tuple[Any, ...]]) -> list[Any]:
+    return cursor.fetchall() if cursor.description is not None else []
 
 
 class _Local(threading.local):

@@ -15,14 +15,21 @@ from psycopg.errors import LockNotAvailable
 from holdfast.core.clock import microseconds
 from holdfast.core.error_group import error_group
 from holdfast.core.job import FINISHED, Status
-from holdfast.store.postgres.arrays import parts
+from holdfast.store.postgres.arrays import MOST_TEXT, given, parts
 from holdfast.store.postgres.clock import CLOCK
-from holdfast.store.postgres.database import Session
+from holdfast.store.postgres.database import Answer, Session
 from holdfast.store.postgres.insert import insert_jobs, run
 from holdfast.store.protocol import Finish, NewJob
 
-RUNNING = "j.status || '' = 'processing'"
-"""Of a job that is named by its `seq`. Said plainly, the planner would go through all that run instead."""
+
+def is_held(job: str, version: str, worker_id: str) -> str:
+    """Whether a job still runs as this attempt of this worker. The planner is to see nothing in it: it would
+    find the jobs by it, where there are only few such by its statistics, and not by their `seq`."""
+    return (
+        f"coalesce({job}.status = 'processing' AND {job}.version = {version}"
+        f" AND {job}.worker_id = {worker_id}, false)"
+    )
+
 
 CHILD_PATIENCE = 0.05
 """Seconds to wait for a transaction that is about to insert the key or the id of a child."""
@@ -36,8 +43,8 @@ UPDATE holdfast_jobs AS j SET
     status = 'completed', error = NULL, result = f.result, worker_id = NULL, lease_expires_at = NULL,
     finished_at = clock.now, updated_at = clock.now,
     key_held = j.key_held AND j.key_for IS NOT NULL, key_until = {_KEY_UNTIL}
-FROM clock, unnest($2::bigint[], $3::bigint[], $4::text[]) AS f (seq, version, result)
-WHERE j.seq = f.seq AND {RUNNING} AND j.version = f.version AND j.worker_id = $5
+FROM clock, {given("$2::bigint[], $3::bigint[], $4::text[]")} AS f (seq, version, result)
+WHERE j.seq = f.seq AND {is_held("j", "f.version", "$5")}
 RETURNING j.seq, j.version
 """
 
@@ -56,10 +63,13 @@ UPDATE holdfast_jobs AS j SET
         ELSE j.key_held END,
     key_until = CASE WHEN (f.final OR j.cancel_requested) AND j.key_for IS NOT NULL THEN {_KEY_UNTIL} END,
     updated_at = clock.now
-FROM clock, unnest($2::bigint[], $3::bigint[], $4::text[], $5::text[], $6::boolean[], $7::bigint[],
-    $8::text[], $9::integer[], $10::boolean[], $11::text[])
-    AS f (seq, version, worker_id, status, final, delay, error, attempts_back, expired_only, error_group)
-WHERE j.seq = f.seq AND {RUNNING} AND j.version = f.version AND j.worker_id = f.worker_id
+FROM clock, {
+    given(
+        "$2::bigint[], $3::bigint[], $4::text[], $5::text[], $6::boolean[], $7::bigint[], $8::text[],"
+        " $9::integer[], $10::boolean[], $11::text[]"
+    )
+} AS f (seq, version, worker_id, status, final, delay, error, attempts_back, expired_only, error_group)
+WHERE j.seq = f.seq AND {is_held("j", "f.version", "f.worker_id")}
     AND (NOT f.expired_only OR j.lease_expires_at <= clock.now)
 RETURNING j.seq, j.version, j.status, j.updated_at
 """
@@ -76,8 +86,8 @@ FROM clock, unnest($2::bigint[], $3::bigint[], $4::integer[], $5::bigint[], $6::
     AS f (seq, version, attempt, started_at, worker_id, error, traceback, detail)
 """
 
-ENDED = """
-SELECT j.seq, j.version, j.status FROM unnest($1::bigint[], $2::bigint[]) AS e (seq, version)
+ENDED = f"""
+SELECT j.seq, j.version, j.status FROM {given("$1::bigint[], $2::bigint[]")} AS e (seq, version)
 JOIN holdfast_jobs AS j ON j.seq = e.seq AND j.version = e.version WHERE j.status <> 'processing'
 """
 
@@ -110,6 +120,17 @@ def finish_jobs(
         for part in parts(_not_locked(session, others), _length_of_failure):
             ended |= _end(session, part, now)
     return {(f.seq, f.version): ended[f.seq, f.version] for f in finishes if (f.seq, f.version) in ended}
+
+
+def complete_ahead(session: Session, finishes: Sequence[Finish], now: int | None) -> Answer | None:
+    """Complete jobs of one worker together with the next statement, if nothing else hangs on it."""
+    is_plain = all(f.decision.status is Status.COMPLETED and not f.children for f in finishes)
+    workers = {finish.worker_id for finish in finishes}
+    texts = sum(len(finish.decision.result or "") for finish in finishes)
+    if not is_plain or len(workers) != 1 or texts > MOST_TEXT:
+        return None
+    ordered = sorted(finishes, key=lambda finish: finish.seq)
+    return session.ahead(_COMPLETE, [now, *_completions(ordered), *workers])
 
 
 def _may_wait(finish: Finish) -> bool:

@@ -13,7 +13,7 @@ from holdfast.core.clock import microseconds
 from holdfast.core.job import Status
 from holdfast.core.payload import same_json
 from holdfast.errors import DuplicateJob, HoldfastError, KeyTaken, QueueFull
-from holdfast.store.postgres.arrays import parts
+from holdfast.store.postgres.arrays import given, parts
 from holdfast.store.postgres.clock import CLOCK
 from holdfast.store.protocol import NewJob, Verdict
 
@@ -43,8 +43,9 @@ RETURNING id, status, created_at, run_at
 FREE_EXPIRED = f"""
 WITH {CLOCK}
 UPDATE holdfast_jobs AS j SET key_held = false
-FROM clock, unnest($2::text[], $3::text[]) AS k (type, key)
-WHERE j.type = k.type AND j.key = k.key AND j.key_held AND j.key_until <= clock.now
+FROM clock WHERE j.key_held AND j.key_until <= clock.now AND j.seq = ANY (ARRAY(
+    SELECT holder.seq FROM {given("$2::text[], $3::text[]")} AS k (type, key) CROSS JOIN LATERAL (
+        SELECT seq FROM holdfast_jobs WHERE type = k.type AND key = k.key AND key_held LIMIT 1) AS holder))
 """
 
 _HOLDER = """

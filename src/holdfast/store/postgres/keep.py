@@ -6,9 +6,10 @@ import json
 from collections.abc import Callable, Sequence
 
 from holdfast.core.clock import microseconds
+from holdfast.store.postgres.arrays import given
 from holdfast.store.postgres.clock import CLOCK
 from holdfast.store.postgres.database import Session
-from holdfast.store.postgres.finish import RUNNING
+from holdfast.store.postgres.finish import is_held
 from holdfast.store.protocol import Beat, Minute, TypeRecord, WorkerRecord
 from holdfast.store.statistics import (
     ALL_MINUTES,
@@ -32,16 +33,14 @@ _RENEW = f"""
 WITH {CLOCK}
 UPDATE holdfast_jobs AS j SET lease_expires_at = clock.now + $5::bigint
 FROM clock WHERE j.seq = ANY (ARRAY(
-    SELECT held.seq FROM unnest($2::bigint[], $3::bigint[]) AS h (seq, version)
-    JOIN holdfast_jobs AS held ON held.seq = h.seq AND held.version = h.version
-    WHERE held.status || '' = 'processing' AND held.worker_id = $4
+    SELECT held.seq FROM {given("$2::bigint[], $3::bigint[]")} AS h (seq, version)
+    JOIN holdfast_jobs AS held ON held.seq = h.seq AND {is_held("held", "h.version", "$4")}
     ORDER BY held.seq FOR UPDATE OF held SKIP LOCKED))
 """
 
 _STILL_HELD = f"""
-SELECT j.seq, j.version FROM unnest($1::bigint[], $2::bigint[]) AS h (seq, version)
-JOIN holdfast_jobs AS j ON j.seq = h.seq AND j.version = h.version
-WHERE {RUNNING} AND j.worker_id = $3
+SELECT j.seq, j.version FROM {given("$1::bigint[], $2::bigint[]")} AS h (seq, version)
+JOIN holdfast_jobs AS j ON j.seq = h.seq AND {is_held("j", "h.version", "$3")}
 """
 
 CANCELLING = """
@@ -51,9 +50,9 @@ SELECT seq, version FROM holdfast_jobs WHERE status = 'processing' AND cancel_re
 _PROGRESS = f"""
 WITH {CLOCK}
 UPDATE holdfast_jobs AS j SET progress = p.fraction, progress_message = p.message, updated_at = clock.now
-FROM clock, unnest($3::bigint[], $4::bigint[], $5::double precision[], $6::text[])
+FROM clock, {given("$3::bigint[], $4::bigint[], $5::double precision[], $6::text[]")}
     AS p (seq, version, fraction, message)
-WHERE j.seq = p.seq AND j.version = p.version AND {RUNNING} AND j.worker_id = $2
+WHERE j.seq = p.seq AND {is_held("j", "p.version", "$2")}
 """
 
 _REGISTER = f"""

@@ -206,6 +206,28 @@ class PostgresStore(Reads):
             session.wakes |= not _WAITING.isdisjoint(ended.values()) or any(f.children for f in finishes)
             return ended
 
+    def finish_and_claim(
+        self,
+        finishes: Sequence[Finish],
+        worker_id: str,
+        demands: Sequence[Demand],
+        *,
+        limit: int,
+        lease_seconds: float,
+        meanwhile: Callable[[], None],
+    ) -> tuple[dict[tuple[int, int], Status], Claimed]:
+        with self.database.transaction() as session:
+            answer = None
+            if finishes and demands and limit > 0:
+                answer = finish.complete_ahead(session, finishes, self.database.instant)
+            ended = self.finish_jobs(finishes) if answer is None else {}
+            session.meanwhile = meanwhile
+            claimed = self.claim_jobs(worker_id, demands, limit=limit, lease_seconds=lease_seconds)
+            session.do_meanwhile()
+            if answer is not None:
+                ended = dict.fromkeys(answer.rows, Status.COMPLETED)
+            return ended, claimed
+
     def list_ended(self, attempts: Sequence[tuple[int, int]]) -> dict[tuple[int, int], Status]:
         rows = self.database.read(
             finish.ENDED, [[seq for seq, _ in attempts], [version for _, version in attempts]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -126,6 +126,21 @@ class SqliteStore(Reads):
             return {}
         with self.database.transaction() as connection:
             return finish.finish_jobs(connection, finishes, self.now())
+
+    def finish_and_claim(
+        self,
+        finishes: Sequence[Finish],
+        worker_id: str,
+        demands: Sequence[Demand],
+        *,
+        limit: int,
+        lease_seconds: float,
+        meanwhile: Callable[[], None],
+    ) -> tuple[dict[tuple[int, int], Status], Claimed]:
+        with self.database.transaction():
+            meanwhile()
+            ended = self.finish_jobs(finishes)
+            return ended, self.claim_jobs(worker_id, demands, limit=limit, lease_seconds=lease_seconds)
 
     def list_ended(self, attempts: Sequence[tuple[int, int]]) -> dict[tuple[int, int], Status]:
         rows = self.database.read(finish.ENDED, (json.dumps(attempts),))
