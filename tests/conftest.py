@@ -23,7 +23,9 @@ from tests.support import wait_until
 gc.disable()
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    # It looks at every name of every module, for tests of a kind that there is none of here.
+    config.pluginmanager.set_blocked("schemathesis")
     postgres.share_server()
 
 

@@ -91,10 +91,10 @@ PROMISES: dict[str, list[str]] = {
 }
 
 
-def run(path: Path, folder: Path) -> str:
+def run(path: Path, folder: Path, *words: str) -> str:
     """Run a program in a fresh process and return what it printed to stdout."""
     done = subprocess.run(
-        [sys.executable, "-W", "error", str(path)],
+        [sys.executable, "-W", "error", str(path), *words],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -121,12 +121,24 @@ def test_an_example_prints_what_it_promises_and_leaves_nothing_behind(path: Path
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-def test_an_example_does_nothing_when_it_is_imported(path: Path, tmp_path: Path) -> None:
+def test_an_example_does_nothing_when_it_is_imported(tmp_path: Path) -> None:
+    """All in one process: what one of them prints or leaves there is found before the next one comes."""
     program = tmp_path / "program.py"
-    program.write_text(f"import runpy\nrunpy.run_path({str(path)!r}, run_name='imported')\n")
-    assert run(program, tmp_path) == ""
+    program.write_text(IMPORT_EACH, encoding="utf-8")
+    assert run(program, tmp_path, *map(str, EXAMPLES)) == ""
     assert list(tmp_path.iterdir()) == [program]
+
+
+IMPORT_EACH = """\
+import contextlib, io, os, runpy, sys, threading
+
+before = sorted(os.listdir()), threading.enumerate()
+for path in sys.argv[1:]:
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        runpy.run_path(path, run_name="imported")
+    assert printed.getvalue() == "", f"{path} prints {printed.getvalue()}"
+    assert (sorted(os.listdir()), threading.enumerate()) == before, f"{path} leaves something behind"
+"""
 
 
 def pages() -> list[Path]:

@@ -17,7 +17,7 @@ from holdfast import Context, Queue
 from holdfast.errors import SchemaOutOfDate, StoreUnavailable
 from holdfast.store.postgres import tallies
 from holdfast.store.postgres.store import PostgresStore
-from tests.postgres import drop_schema, new_schema, server_url
+from tests.postgres import drop_schema, new_schema, server_url, with_parameters
 
 DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(r"^```sql\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -46,9 +46,7 @@ class Roles(NamedTuple):
             connection.execute(sql.SQL(self.adapt(statements)))
 
     def queue(self, role: str, password: str) -> Queue:
-        url = server_url()
-        mark = "&" if "?" in url else "?"
-        return Queue(f"{url}{mark}schema={self.schema}&user={role}&password={password.replace(' ', '%20')}")
+        return Queue(with_parameters(server_url(), schema=self.schema, user=role, password=password))
 
     def as_owner(self) -> Queue:
         return self.queue(self.owner, "change me")

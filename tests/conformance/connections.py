@@ -1,19 +1,12 @@
-"""Applications that play a script of inserts and enqueues through a connection of each kind.
-
-Run as a program, `python -m tests.conformance.connections KIND`, it reads lines of JSON, [file or address,
-script, seconds or null]. It plays each script in a process of its own, which dies of the step `kill`, or is
-killed so many seconds after its first commit, and prints how that ended: 0, or -9.
-"""
+"""Applications that play a script of inserts and enqueues through a connection of each kind."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import signal
 import sqlite3
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, closing
@@ -494,15 +487,3 @@ def play_in_child(kind: type[Application], url: str, script: str, seconds: float
         status = 0
     finally:
         os._exit(status)
-
-
-def main() -> None:
-    kind = {**KINDS, **POSTGRES_KINDS}[sys.argv[1]]
-    for line in sys.stdin:
-        place, script, seconds = json.loads(line)
-        status = play_in_child(kind, address_of(place), script, seconds)
-        os.write(1, f"{status}\n".encode())
-
-
-if __name__ == "__main__":
-    main()

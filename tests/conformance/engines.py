@@ -58,7 +58,8 @@ def _connect_sqlite(folder: Path) -> sqlite3.Connection:
 
 def _open_postgres(folder: Path, clock: Clock) -> Store:
     schema = _schema(folder)
-    return open_store(f"{postgres.schema_url(schema)}&options=-csearch_path%3D{schema}", clock)
+    url = postgres.with_parameters(postgres.schema_url(schema), options=f"-csearch_path={schema}")
+    return open_store(url, clock)
 
 
 def _connect_postgres(folder: Path) -> Any:

@@ -69,7 +69,8 @@ def shared_url() -> Iterator[str]:
     with postgres.fresh_url() as url:
         prepare(url)
         schema = url.rpartition("schema=")[2]
-        yield f"{url}&options=-csearch_path%3D{schema}"  # where handlers find the application's table
+        # Where handlers find the application's table.
+        yield postgres.with_parameters(url, options=f"-csearch_path={schema}")
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from typing import Any
-from urllib.parse import quote
 
 import psycopg
 import pytest
@@ -30,7 +29,7 @@ ENDS: list[Outcome] = [Completed(), Errored("boom 1", permanent=True), Errored("
 def store(clock: MovableClock) -> Iterator[PostgresStore]:
     """A queue on which nobody waits for a lock for long: it is an error instead."""
     with postgres.fresh_url() as url:
-        impatient = f"{url}&options={quote('-c lock_timeout=2s', safe='')}"
+        impatient = postgres.with_parameters(url, options="-c lock_timeout=2s")
         with closing(open_store(impatient, clock, notify=False)) as store:
             assert isinstance(store, PostgresStore)
             yield store

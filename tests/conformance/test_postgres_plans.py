@@ -23,7 +23,7 @@ from holdfast.core.job import FINISHED, RETRYING, Status
 from holdfast.core.lifecycle import Completed, Errored, LeaseEnded, Outcome, Released
 from holdfast.store.open import open_store
 from holdfast.store.postgres import PostgresStore, tallies
-from holdfast.store.postgres.database import Session
+from holdfast.store.postgres.session import Session
 from holdfast.store.protocol import SORTS, Demand, JobFilter, Place
 from holdfast.testing import MovableClock
 from tests import postgres

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any
-from urllib.parse import quote
 
 import psycopg
 import pytest
@@ -49,7 +48,7 @@ def made(connection: Any, name: str) -> Iterator[str]:
     drop = sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(name))
     connection.execute(drop)
     try:
-        yield postgres.schema_url(quote(name, safe=""))
+        yield postgres.schema_url(name)
     finally:
         connection.execute(drop)
 
@@ -60,7 +59,7 @@ def opened(url: str, **options: bool) -> closing[Store]:
 
 def with_option(url: str, name: str, value: str) -> str:
     """The address with a setting that the server is given for each connection."""
-    return f"{url}{'&' if '?' in url else '?'}options={quote(f'-c {name}={value}', safe='')}"
+    return postgres.with_parameters(url, options=f"-c {name}={value}")
 
 
 def relations(connection: Any, schema: str) -> list[tuple[str, int]]:

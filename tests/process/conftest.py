@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -50,8 +51,9 @@ def postgres_url() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def bytecode(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where all processes keep their compiled modules."""
-    return tmp_path_factory.mktemp("bytecode")
+    """Where all processes keep their compiled modules, also those of tests that run beside these."""
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "bytecode"
 
 
 @pytest.fixture

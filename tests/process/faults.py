@@ -2,25 +2,32 @@
 
 Only calls that SQLite makes on its own files are touched (it writes with pwrite64; Python does not), so few
 points remain and all can be tried. strace counts the calls of each thread by themselves; the scenarios write
-in their main thread. It is attached when the program has been loaded, which is most of what it would trace.
+in their main thread. It is attached to a process that was forked ready loaded: to load one anew for each of
+hundreds of points would take ten times as long.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shutil
+import signal
 import subprocess
+import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.process.app import DEFAULTS, LOG
 from tests.process.oracle import Database
 from tests.process.program import TRACED
-from tests.process.programs import Program, Programs
-from tests.support import wait_until
+from tests.process.programs import ROOT, Forked, Program
 
 CALLS = ("pwrite64", "fdatasync", "fsync", "ftruncate", "unlink")
 AT_ONCE = 3
@@ -50,6 +57,46 @@ def faults(program: Program, *expressions: str, trace: Path | None = None) -> It
     assert not said, said
 
 
+class Scenarios:
+    """A process that has loaded what the scenarios need, and forks them in a moment each."""
+
+    def __init__(self, folder: Path, defaults: dict[str, object]) -> None:
+        self._folder = folder
+        self._numbers = count()
+        self._lock = threading.Lock()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.process.scenarios"],
+            cwd=ROOT,
+            env={**os.environ, LOG: str(folder / "handlers.log"), DEFAULTS: json.dumps(defaults)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+
+    @contextmanager
+    def forked(self, role: str, url: str, options: dict[str, Any]) -> Iterator[Forked]:
+        """A role of program.py that waits for strace before it does anything; nothing is left of it."""
+        program = self._fork(["traced", {"role": role, "url": url, "options": options}])
+        try:
+            yield program
+        finally:
+            program.signal(signal.SIGKILL)
+            program.wait()
+
+    def _fork(self, line: list[Any]) -> Forked:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with self._lock:
+            number = next(self._numbers)
+            output, errors = self._folder / f"{number}.out", self._folder / f"{number}.err"
+            self._process.stdin.write(json.dumps([*line, str(output), str(errors)]).encode() + b"\n")
+            self._process.stdin.flush()
+            return Forked(int(self._process.stdout.readline()), output, errors)
+
+    def close(self) -> None:
+        self._process.communicate(timeout=30)
+        assert self._process.returncode == 0
+
+
 class Run(NamedTuple):
     """A scenario that ran on a copy of the database, and how it ended."""
 
@@ -66,9 +113,9 @@ class Scenario:
     """One role of program.py, run again and again on copies of the file `before`, or on none."""
 
     def __init__(
-        self, programs: Programs, folder: Path, before: Path | None, role: str, **options: Any
+        self, scenarios: Scenarios, folder: Path, before: Path | None, role: str, **options: Any
     ) -> None:
-        self._programs = programs
+        self._scenarios = scenarios
         self._folder = folder
         self._before = before
         self._role = role
@@ -111,8 +158,10 @@ class Scenario:
         path = self._folder / f"{self._role}-{name}.db"
         if self._before is not None:
             shutil.copy(self._before, path)
-        program = self._programs.start(self._role, traced=True, url=f"sqlite:///{path}", **self._options)
-        wait_until(lambda: "loaded" in program.output() or not program.is_running, message="it is loaded")
-        with faults(program, *expressions, trace=trace):
+        url = f"sqlite:///{path}"
+        with (
+            self._scenarios.forked(self._role, url, self._options) as program,
+            faults(program, *expressions, trace=trace),
+        ):
             status = program.wait()
         return Run(point, program, Database(path), status)

@@ -10,7 +10,7 @@ import json
 import sqlite3
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -94,6 +94,13 @@ class Database:
         with closing(sqlite3.connect(self.path, timeout=10)) as connection:
             connection.execute("PRAGMA wal_autocheckpoint = 0")
             return connection.execute(sql, parameters).fetchall()
+
+    @contextmanager
+    def kept_open(self) -> Iterator[None]:
+        """Around many queries: each would else be the last to close the file, and so delete its WAL."""
+        with closing(sqlite3.connect(self.path)) as connection:
+            connection.execute("PRAGMA schema_version").fetchall()
+            yield
 
     def write(self, sql: str) -> None:
         with closing(sqlite3.connect(self.path, timeout=10)) as connection, connection:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from typing import Any, cast
-from urllib.parse import parse_qs, quote, urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import psycopg
 
 from holdfast.store.postgres.address import parse_url
+from tests.postgres import with_parameters
 from tests.process.oracle import Database
 
 PATIENCE = 30.0
@@ -19,7 +20,7 @@ PATIENCE = 30.0
 def own_url(url: str, name: str) -> str:
     """The address with its schema as the search path, and with a name that tells its connections apart."""
     [schema] = parse_qs(urlsplit(url).query)["schema"]
-    return f"{url}&options={quote(f'-csearch_path={schema}')}&application_name={quote(name)}"
+    return with_parameters(url, options=f"-csearch_path={schema}", application_name=name)
 
 
 class PostgresDatabase(Database):

@@ -16,6 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from typing import Any
@@ -118,12 +119,19 @@ def enqueue_delayed(seconds: float) -> None:
 
 def nursery() -> None:
     """Loads what a worker needs, and then forks one role for each line that it is given."""
-    import holdfast.store.postgres
-    import holdfast.worker.worker  # noqa: F401
+    import holdfast.worker.worker
+
+    if queue.url.startswith("postgresql:"):
+        import holdfast.store.postgres
+    else:
+        import holdfast.store.sqlite.store  # noqa: F401
 
     for line in sys.stdin:
         # In the end it stays a zombie, so that its pid is nobody else's.
         say(_in_child(partial(_become, *json.loads(line))))
+    with suppress(ChildProcessError):
+        while os.wait():
+            pass
 
 
 def _become(role: str, options: dict[str, Any], output: str, errors: str) -> None:
@@ -292,7 +300,6 @@ ROLES: dict[str, Callable[..., None]] = {
 
 def wait_for_tracer() -> None:
     """Wait until strace is there: it makes getppid() answer with TRACED."""
-    say("loaded")
     while os.getppid() != TRACED:
         time.sleep(0.001)
 
@@ -301,6 +308,4 @@ if __name__ == "__main__":
     if "FAKETIME" in os.environ:
         # libfaketime refuses to sleep until an instant of the monotonic clock, which is how Python sleeps.
         time.sleep = lambda seconds: select.select([], [], [], float(seconds))  # type: ignore[assignment]
-    if os.environ.get("HOLDFAST_TEST_TRACED"):
-        wait_for_tracer()
     ROLES[sys.argv[1]](**json.loads(sys.argv[2]))

@@ -54,9 +54,6 @@ class Program:
         self.signal(signal.SIGTERM)
         assert self.wait(timeout) == 0, self.errors()
 
-    def close(self) -> None:
-        """Nothing is left of it once it was waited for."""
-
     def accepted(self) -> list[str]:
         """The ids whose acceptance this program has seen."""
         return [line.split()[1] for line in self._lines("accepted")]
@@ -88,22 +85,24 @@ class Forked(Program):
         self._output = output
         self._errors = errors
         self._descriptor = os.pidfd_open(pid)
+        self._code: int | None = None
 
     @property
     def is_running(self) -> bool:
-        return not select.select([self._descriptor], [], [], 0)[0]
+        return self._code is None and not select.select([self._descriptor], [], [], 0)[0]
 
     def wait(self, timeout: float = 60.0) -> int:
-        ended, _, _ = select.select([self._descriptor], [], [], timeout)
-        assert ended, f"{self.pid} did not end within {timeout:g} s"
-        status = int(Path(f"/proc/{self.pid}/stat").read_text().split()[-1])
-        return os.waitstatus_to_exitcode(status)
+        if self._code is None:
+            ended, _, _ = select.select([self._descriptor], [], [], timeout)
+            assert ended, f"{self.pid} did not end within {timeout:g} s"
+            os.close(self._descriptor)  # a storm has thousands
+            status = int(Path(f"/proc/{self.pid}/stat").read_text().split()[-1])
+            self._code = os.waitstatus_to_exitcode(status)
+        return self._code
 
     def signal(self, number: signal.Signals) -> None:
-        signal.pidfd_send_signal(self._descriptor, number)
-
-    def close(self) -> None:
-        os.close(self._descriptor)
+        if self._code is None:
+            signal.pidfd_send_signal(self._descriptor, number)
 
 
 class Programs:
@@ -130,18 +129,12 @@ class Programs:
         self,
         role: str,
         *,
-        traced: bool = False,
-        url: str | None = None,
         environment: Mapping[str, str] | None = None,
         **options: Any,
     ) -> Program:
-        """Start a role of program.py. A `traced` one waits for strace before it does anything."""
+        """Start a role of program.py."""
         output, errors = self._files(role)
         environment = {**self._environment, **(environment or {})}
-        if traced:
-            environment["HOLDFAST_TEST_TRACED"] = "1"
-        if url is not None:
-            environment["QUEUECTL_DATABASE_URL"] = url
         command = [sys.executable, "-m", "tests.process.program", role, json.dumps(options)]
         with output.open("wb") as out, errors.open("wb") as err:
             process = subprocess.Popen(
@@ -158,6 +151,8 @@ class Programs:
         assert self._nursery.stdin is not None
         assert self._nursery.stdout is not None
         output, errors = self._files(role)
+        for path in (output, errors):
+            path.touch()  # a process that is killed at once can't
         line = json.dumps([role, options, str(output), str(errors)])
         self._nursery.stdin.write(line.encode() + b"\n")
         self._nursery.stdin.flush()
@@ -214,8 +209,6 @@ class Programs:
             program.wait()
         if self._nursery is not None:
             self._nursery.communicate(timeout=30)
-        for program in self._all:
-            program.close()
         for pid in self._orphans():
             os.kill(pid, signal.SIGKILL)
 

@@ -7,17 +7,25 @@ acknowledged, and nothing is half done.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from holdfast import Queue
 from tests.process import oracle
-from tests.process.faults import Run, Scenario
+from tests.process.conftest import DEFAULTS
+from tests.process.faults import Run, Scenario, Scenarios
 from tests.process.oracle import Database, Row
-from tests.process.programs import Programs
 
 BULK = 40
+
+
+@pytest.fixture(scope="module")
+def scenarios(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scenarios]:
+    with closing(Scenarios(tmp_path_factory.mktemp("scenarios"), DEFAULTS)) as scenarios:
+        yield scenarios
 
 
 @pytest.fixture
@@ -32,15 +40,16 @@ def check_sound(run: Run) -> dict[str, Row]:
     """Open the queue as the next process would; then the file and the tables are whole."""
     with Queue(f"sqlite:///{run.database.path}") as queue:
         added = queue.enqueue("after_the_crash").id
-    oracle.check_file(run.database)
-    oracle.check_nothing_lost(run.database, [added, *run.program.accepted()])
-    jobs = run.database.jobs()
+    with run.database.kept_open():
+        oracle.check_file(run.database)
+        oracle.check_nothing_lost(run.database, [added, *run.program.accepted()])
+        jobs = run.database.jobs()
     del jobs[added]
     return jobs
 
 
 def test_killed_while_it_makes_the_database(
-    programs: Programs, tmp_path: Path, queue: Queue, database: Database
+    scenarios: Scenarios, tmp_path: Path, queue: Queue, database: Database
 ) -> None:
     queue.store.now()
     whole = database.query("SELECT type, name, sql FROM sqlite_master ORDER BY name")
@@ -50,10 +59,10 @@ def test_killed_while_it_makes_the_database(
         assert run.database.query("SELECT type, name, sql FROM sqlite_master ORDER BY name") == whole
         assert run.database.query("PRAGMA journal_mode") == [("wal",)]
 
-    assert Scenario(programs, tmp_path, None, "opening").kill_at_every_call(check) > 40
+    assert Scenario(scenarios, tmp_path, None, "opening").kill_at_every_call(check) > 40
 
 
-def test_killed_while_it_enqueues(programs: Programs, tmp_path: Path, before: Path, queue: Queue) -> None:
+def test_killed_while_it_enqueues(scenarios: Scenarios, tmp_path: Path, before: Path, queue: Queue) -> None:
     queue.close()
     seen = Counter[tuple[int, int]]()
 
@@ -63,23 +72,23 @@ def test_killed_while_it_enqueues(programs: Programs, tmp_path: Path, before: Pa
         assert len(jobs) - len(run.program.accepted()) in (0, 1), run.point
         assert all(job.status == "pending" and job.attempts == 0 for job in jobs.values())
 
-    assert Scenario(programs, tmp_path, before, "enqueue").kill_at_every_call(check) > 30
+    assert Scenario(scenarios, tmp_path, before, "enqueue").kill_at_every_call(check) > 30
     assert {(0, 0), (1, 1), (2, 2)} <= seen.keys()
 
 
 def test_killed_while_it_enqueues_many(
-    programs: Programs, tmp_path: Path, before: Path, queue: Queue
+    scenarios: Scenarios, tmp_path: Path, before: Path, queue: Queue
 ) -> None:
     queue.close()
 
     def check(run: Run) -> None:
         assert len(check_sound(run)) in (0, BULK), run.point
 
-    Scenario(programs, tmp_path, before, "enqueue_many", count=BULK).kill_at_every_call(check)
+    Scenario(scenarios, tmp_path, before, "enqueue_many", count=BULK).kill_at_every_call(check)
 
 
 def test_killed_while_it_claims_and_finishes(
-    programs: Programs, tmp_path: Path, before: Path, queue: Queue
+    scenarios: Scenarios, tmp_path: Path, before: Path, queue: Queue
 ) -> None:
     waiting = [queue.enqueue(type).id for type in ("insert_row", "parent")]
     queue.close()
@@ -94,14 +103,14 @@ def test_killed_while_it_claims_and_finishes(
         assert all(jobs[id].status in ("pending", "processing", "completed") for id in waiting)
         assert all(job.attempts == job.version == (job.status != "pending") for job in jobs.values())
 
-    Scenario(programs, tmp_path, before, "drain").kill_at_every_call(check)
+    Scenario(scenarios, tmp_path, before, "drain").kill_at_every_call(check)
 
 
 @pytest.mark.parametrize(
     ("role", "old", "new"), [("retry", "failed", "pending"), ("cancel", "pending", "cancelled")]
 )
 def test_killed_while_it_changes_a_job(
-    programs: Programs, tmp_path: Path, before: Path, queue: Queue, role: str, old: str, new: str
+    scenarios: Scenarios, tmp_path: Path, before: Path, queue: Queue, role: str, old: str, new: str
 ) -> None:
     job = queue.enqueue("fails", max_attempts=1).id
     if old == "failed":
@@ -116,14 +125,14 @@ def test_killed_while_it_changes_a_job(
         assert after.attempts == (1 if after.status == "failed" else 0)
         assert (after.status == new) >= (job in run.program.accepted())
 
-    Scenario(programs, tmp_path, before, role, id=job).kill_at_every_call(check)
+    Scenario(scenarios, tmp_path, before, role, id=job).kill_at_every_call(check)
 
 
 def _fail(payload: object) -> None:
     raise ValueError(payload)
 
 
-def test_killed_while_it_cleans_up(programs: Programs, tmp_path: Path, before: Path, queue: Queue) -> None:
+def test_killed_while_it_cleans_up(scenarios: Scenarios, tmp_path: Path, before: Path, queue: Queue) -> None:
     queue.enqueue_many("done", [{}] * BULK)
     queue.enqueue("kept")
     queue.register("done", lambda payload: None)
@@ -137,4 +146,4 @@ def test_killed_while_it_cleans_up(programs: Programs, tmp_path: Path, before: P
             {"kept": 1},
         ), run.point
 
-    Scenario(programs, tmp_path, before, "cleanup").kill_at_every_call(check)
+    Scenario(scenarios, tmp_path, before, "cleanup").kill_at_every_call(check)

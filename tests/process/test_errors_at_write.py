@@ -7,13 +7,16 @@ process must get through, and for good, after which another one must.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from holdfast import Queue
 from tests.process import oracle
-from tests.process.faults import Run, Scenario, faults
+from tests.process.conftest import DEFAULTS
+from tests.process.faults import Run, Scenario, Scenarios, faults
 from tests.process.oracle import Database
 from tests.process.programs import Programs
 from tests.support import wait_until
@@ -21,6 +24,12 @@ from tests.support import wait_until
 POINTS = 40
 FAULTS = [("pwrite64", "ENOSPC", POINTS), ("pwrite64", "EIO", POINTS), ("fdatasync,fsync", "EIO", 10)]
 JOBS = 3
+
+
+@pytest.fixture(scope="module")
+def scenarios(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scenarios]:
+    with closing(Scenarios(tmp_path_factory.mktemp("scenarios"), DEFAULTS)) as scenarios:
+        yield scenarios
 
 
 @pytest.fixture
@@ -38,16 +47,18 @@ def check_told_the_truth(run: Run) -> None:
     assert "sqlite3" not in run.program.errors(), run
     with Queue(f"sqlite:///{run.database.path}") as queue:
         added = queue.enqueue("after_the_fault").id
-    oracle.check_file(run.database)
-    oracle.check_nothing_lost(run.database, [added, *run.program.accepted()])
+    with run.database.kept_open():
+        oracle.check_file(run.database)
+        oracle.check_nothing_lost(run.database, [added, *run.program.accepted()])
+        stored = len(run.database.jobs()) - 1
     # An enqueue that was refused may be stored all the same; nothing else may.
-    extra = len(run.database.jobs()) - 1 - len(run.program.accepted())
+    extra = stored - len(run.program.accepted())
     assert 0 <= extra <= len(run.program.refused()), run
 
 
 @pytest.mark.parametrize(("call", "error", "points"), FAULTS)
 def test_enqueue_gets_through_when_the_fault_ends(
-    programs: Programs, tmp_path: Path, before: Path, queue: Queue, call: str, error: str, points: int
+    scenarios: Scenarios, tmp_path: Path, before: Path, queue: Queue, call: str, error: str, points: int
 ) -> None:
     queue.close()
 
@@ -55,13 +66,13 @@ def test_enqueue_gets_through_when_the_fault_ends(
         check_told_the_truth(run)
         assert len(run.program.accepted()) == JOBS, run
 
-    scenario = Scenario(programs, tmp_path, before, "persistent_producer", jobs=JOBS, tries=50)
+    scenario = Scenario(scenarios, tmp_path, before, "persistent_producer", jobs=JOBS, tries=50)
     scenario.fail([f"inject={call}:error={error}:when={n}..{n + 3}" for n in range(1, points + 1)], check)
 
 
 @pytest.mark.parametrize(("call", "error", "points"), FAULTS)
 def test_enqueue_never_acknowledges_a_failed_commit(
-    programs: Programs, tmp_path: Path, before: Path, queue: Queue, call: str, error: str, points: int
+    scenarios: Scenarios, tmp_path: Path, before: Path, queue: Queue, call: str, error: str, points: int
 ) -> None:
     queue.close()
     seen = set()
@@ -71,21 +82,21 @@ def test_enqueue_never_acknowledges_a_failed_commit(
         seen.add(len(run.program.accepted()))
         assert len(run.program.accepted()) == 2 or run.program.refused(), run
 
-    scenario = Scenario(programs, tmp_path, before, "enqueue")
+    scenario = Scenario(scenarios, tmp_path, before, "enqueue")
     scenario.fail([f"inject={call}:error={error}:when={n}+" for n in range(1, points + 1)], check)
     assert {0, 1} <= seen
 
 
-def test_a_database_is_made_whole_or_not_at_all(programs: Programs, tmp_path: Path) -> None:
+def test_a_database_is_made_whole_or_not_at_all(scenarios: Scenarios, tmp_path: Path) -> None:
     def check(run: Run) -> None:
         check_told_the_truth(run)
 
-    scenario = Scenario(programs, tmp_path, None, "opening")
+    scenario = Scenario(scenarios, tmp_path, None, "opening")
     scenario.fail([f"inject=pwrite64:error=ENOSPC:when={n}+" for n in range(1, POINTS + 1)], check)
 
 
 def test_a_job_is_not_half_completed_by_an_error(
-    programs: Programs, tmp_path: Path, before: Path, queue: Queue
+    scenarios: Scenarios, tmp_path: Path, before: Path, queue: Queue
 ) -> None:
     waiting = [queue.enqueue(type).id for type in ("insert_row", "parent")]
     queue.close()
@@ -101,7 +112,7 @@ def test_a_job_is_not_half_completed_by_an_error(
         )
         oracle.check_file(run.database)
 
-    scenario = Scenario(programs, tmp_path, before, "drain")
+    scenario = Scenario(scenarios, tmp_path, before, "drain")
     points = [f"inject=pwrite64:error=ENOSPC:when={n}+" for n in range(1, 2 * POINTS, 2)]
     scenario.fail([*points, *(f"inject=fdatasync,fsync:error=EIO:when={n}+" for n in range(1, 10))], check)
 

@@ -20,6 +20,14 @@ from tests.process.file_job_crashes import JOB, opened
 from tests.process.oracle import Database
 from tests.process.programs import ROOT
 
+PROGRAM = """
+import sys
+from pathlib import Path
+import holdfast.store.sqlite.open, holdfast.worker.drain  # here, and not in each of its children
+from tests.process.file_job_crashes import main
+main(Path(sys.argv[1]), Path(sys.argv[2]))
+"""
+
 NEW = "new " * 5000
 OLD = "old " * 3000
 
@@ -122,7 +130,7 @@ def runs_of(tmp_path: Path, scenario: Scenario) -> Iterator[Run]:
     prepare(before, scenario)
     folder.mkdir()
     done = subprocess.run(
-        [sys.executable, "-m", "tests.process.file_job_crashes", str(before), str(folder)],
+        [sys.executable, "-c", PROGRAM, str(before), str(folder)],
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
         capture_output=True,

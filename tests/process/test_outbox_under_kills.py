@@ -5,43 +5,50 @@ from __future__ import annotations
 import json
 import random
 import shutil
-import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
-from tests.conformance.connections import KINDS, prepare
+from tests.conformance.connections import KINDS, POSTGRES_KINDS, connect, empty, prepare
+from tests.postgres import fresh_url
+from tests.process.oracle import Database
+from tests.process.postgres_database import PostgresDatabase, own_url
 from tests.process.programs import ROOT
+from tests.support import wait_until
 
 KILLED = -9
+ALL_KINDS = {**KINDS, **POSTGRES_KINDS}
 STEPS = ["row a", "job a", "jobs b c", "savepoint", "row d", "job d", "undo"]
 STEPS += ["savepoint", "row e", "job e", "release", "commit"]
-KILLS = 6
-
-Play = Callable[..., int]
+# What was committed too early is still there just before the commit, so that most kinds of PostgreSQL's are
+# tried there alone.
+CRASHES = [(kind, after) for kind in (*KINDS, "psycopg") for after in range(len(STEPS))]
+CRASHES += [(kind, len(STEPS) - 1) for kind in POSTGRES_KINDS if kind != "psycopg"]
+KILLS = 4
 
 
 class Player:
-    """A program that has loaded the libraries of a kind, and plays each script in a process of its own."""
+    """A program that has loaded the libraries of all kinds, and plays each script in a process of its own."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self) -> None:
         self._program = subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", "tests.conformance.connections", kind],
+            [sys.executable, "-W", "error", "-m", "tests.process.player"],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
 
-    def play(self, path: Path, script: str, seconds: float | None = None) -> int:
-        """Play a script on a file; return how that ended."""
+    def play(self, kind: str, address: str, script: str, seconds: float | None) -> int:
+        """Play a script on a database; return how that ended."""
         assert self._program.stdin is not None
         assert self._program.stdout is not None
-        self._program.stdin.write(json.dumps([str(path), script, seconds]).encode() + b"\n")
+        self._program.stdin.write(json.dumps([kind, address, script, seconds]).encode() + b"\n")
         self._program.stdin.flush()
         return int(self._program.stdout.readline())
 
@@ -50,91 +57,101 @@ class Player:
         assert self._program.returncode == 0
 
 
+class Stage(NamedTuple):
+    """A database with the tables of queue and application, and who plays on it."""
+
+    player: Player
+    kind: str
+    address: str
+    database: Database
+
+    def play(self, *steps: str, seconds: float | None = None) -> int:
+        status = self.player.play(self.kind, self.address, ", ".join(steps), seconds)
+        if isinstance(self.database, PostgresDatabase):
+            # The server may still be at a commit that it was sent.
+            wait_until(partial(_is_left, self.database), message="the server knows of the end")
+        return status
+
+    def rows(self) -> list[str]:
+        self.database.check_sound()
+        return [name for (name,) in self.database.query("SELECT name FROM users ORDER BY rowid")]
+
+    def jobs(self) -> list[str]:
+        return [json.loads(job.payload)["to"] for job in self.database.jobs().values()]
+
+
+def _is_left(database: PostgresDatabase) -> bool:
+    return not database.backends()
+
+
 @pytest.fixture(scope="module")
-def players() -> Iterator[dict[str, Player]]:
-    """The players by kind; started when they are needed, for most of a test's time would be that start."""
-    players: dict[str, Player] = {}
-    yield players
-    for player in players.values():
-        player.close()
+def player() -> Iterator[Player]:
+    with closing(Player()) as player:
+        yield player
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(scope="module")
+def empty_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of SQLite's with the tables of queue and application, and nothing in them."""
+    path = tmp_path_factory.mktemp("outbox") / "empty.db"
+    prepare(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def schema() -> Iterator[tuple[str, PostgresDatabase, Any]]:
+    """A schema of PostgreSQL's with these tables: to make one takes its time."""
+    with fresh_url() as url:
+        address = own_url(url, "applications")
+        prepare(address)
+        with closing(connect(url)) as connection, closing(PostgresDatabase(address)) as database:
+            # SQLite numbers rows by itself.
+            database.write("ALTER TABLE users ADD COLUMN rowid bigserial")
+            yield address, database, connection
+
+
+@pytest.fixture(params=ALL_KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name
 
 
 @pytest.fixture
-def play(kind: str, players: dict[str, Player]) -> Play:
-    if kind not in players:
-        players[kind] = Player(kind)
-    return players[kind].play
+def stage(kind: str, player: Player, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Stage]:
+    if kind in POSTGRES_KINDS:
+        address, database, connection = request.getfixturevalue("schema")
+        yield Stage(player, kind, address, database)
+        empty(connection)
+    else:
+        path = shutil.copy(request.getfixturevalue("empty_file"), tmp_path / "queue.db")
+        yield Stage(player, kind, str(path), Database(Path(path)))
 
 
-@pytest.fixture(scope="module")
-def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database with the tables of queue and application, and nothing in them."""
-    path = tmp_path_factory.mktemp("outbox") / "empty.db"
-    prepare(path)
-    return path
+@pytest.mark.parametrize(
+    ("kind", "after"), CRASHES, ids=[f"{kind}-before-{STEPS[n].replace(' ', '-')}" for kind, n in CRASHES]
+)
+def test_crash_before_the_commit_keeps_neither_row_nor_job(stage: Stage, after: int) -> None:
+    assert stage.play(*STEPS[:after], "kill") == KILLED
+    assert (stage.rows(), stage.jobs()) == ([], [])
 
 
-@pytest.fixture
-def fresh(empty: Path, tmp_path: Path) -> Callable[[str], Path]:
-    """Makes copies of the empty database."""
-
-    def fresh(name: str) -> Path:
-        return Path(shutil.copy(empty, tmp_path / f"{name}.db"))
-
-    return fresh
+def test_crash_after_the_commit_keeps_row_and_job(stage: Stage) -> None:
+    assert stage.play(*STEPS, "kill") == KILLED
+    assert (stage.rows(), stage.jobs()) == (["a", "e"], ["a", "b", "c", "e"])
 
 
-def column(path: Path, sql: str) -> list[Any]:
-    with closing(sqlite3.connect(path)) as connection:
-        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-        return [value for (value,) in connection.execute(sql)]
+def test_crash_after_a_roll_back_keeps_neither_row_nor_job(stage: Stage) -> None:
+    assert stage.play(*STEPS[:-1], "rollback", "kill") == KILLED
+    assert (stage.rows(), stage.jobs()) == ([], [])
 
 
-def rows(path: Path) -> list[str]:
-    return column(path, "SELECT name FROM users ORDER BY rowid")
-
-
-def jobs(path: Path) -> list[str]:
-    return column(path, "SELECT payload ->> '$.to' FROM holdfast_jobs ORDER BY seq")
-
-
-@pytest.mark.parametrize("after", range(len(STEPS)), ids=lambda n: f"before-{STEPS[n].replace(' ', '-')}")
-def test_crash_before_the_commit_keeps_neither_row_nor_job(
-    play: Play, fresh: Callable[[str], Path], after: int
-) -> None:
-    path = fresh("crash")
-    assert play(path, ", ".join([*STEPS[:after], "kill"])) == KILLED
-    assert (rows(path), jobs(path)) == ([], [])
-
-
-def test_crash_after_the_commit_keeps_row_and_job(play: Play, fresh: Callable[[str], Path]) -> None:
-    path = fresh("crash")
-    assert play(path, ", ".join([*STEPS, "kill"])) == KILLED
-    assert (rows(path), jobs(path)) == (["a", "e"], ["a", "b", "c", "e"])
-
-
-def test_crash_after_a_roll_back_keeps_neither_row_nor_job(play: Play, fresh: Callable[[str], Path]) -> None:
-    path = fresh("crash")
-    assert play(path, ", ".join([*STEPS[:-1], "rollback, kill"])) == KILLED
-    assert (rows(path), jobs(path)) == ([], [])
-
-
-def test_kill_at_any_instant_keeps_both_or_neither(
-    kind: str, play: Play, fresh: Callable[[str], Path]
-) -> None:
-    """One application after another is killed on the same file, each amid hundreds of transactions."""
-    path = fresh("storm")
-    chance = random.Random(kind)
-    begins = KINDS[kind].begins
+def test_kill_at_any_instant_keeps_both_or_neither(stage: Stage) -> None:
+    """One application after another is killed on the same database, each amid many transactions."""
+    chance = random.Random(stage.kind)
+    begins = ALL_KINDS[stage.kind].begins
     for number in range(KILLS):
         names = [f"{number}-{index}" for index in range(1000)]
         script = f", {begins}".join(f"row {name}, job {name}, commit" for name in names)
-        assert play(path, script, chance.uniform(0, 0.1)) == KILLED
-        assert rows(path) == jobs(path)
-    assert {name.partition("-")[0] for name in rows(path)} == {str(number) for number in range(KILLS)}
+        assert stage.play(script, seconds=chance.uniform(0, 0.03)) == KILLED
+        assert stage.rows() == stage.jobs()
+    assert {name.partition("-")[0] for name in stage.rows()} == {str(number) for number in range(KILLS)}

@@ -99,7 +99,7 @@ def test_an_enqueue_on_a_new_connection_that_is_cut_at_any_message_is_there_or_r
     accepted, refused = set(), set()
     for number, cut in [(n, cut) for n in range(8) for cut in Cut]:
         mark = f"{cut.value} {number}"
-        through.store.database._forget_idle()  # type: ignore[attr-defined]
+        through.store.database.pool.forget_idle()  # type: ignore[attr-defined]
         proxy.follow(cut_at(number, cut))
         try:
             through.enqueue("work", {"mark": mark})

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import Queue
-from tests.postgres import Server
+from tests.postgres import Server, with_parameters
 from tests.process import oracle
 from tests.process.postgres_database import PostgresDatabase, own_url
 from tests.process.programs import Program, Programs
@@ -42,7 +42,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def url(server: Server) -> str:
-    return own_url(f"{server.url}&schema=jobs", "kills")
+    return own_url(with_parameters(server.url, schema="jobs"), "kills")
 
 
 class Scene:

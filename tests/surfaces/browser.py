@@ -43,7 +43,8 @@ NO_BROWSER = (
 WAIT_SECONDS = 10.0
 """How long Playwright waits for what a test asks of a page."""
 
-_LOOK_MILLISECONDS = 40
+_FIRST_LOOK_MILLISECONDS = 40
+_LONGEST_LOOK_MILLISECONDS = 320
 
 CALL_SECONDS = 45.0
 """When a call counts as stuck. Not all obey Playwright's timeout: evaluate() waits for any promise."""
@@ -56,6 +57,8 @@ _PLACES = (
 _ARGUMENTS = [
     "--no-sandbox",
     "--no-proxy-server",
+    # Else each page has a process for itself, and one in reserve: half of what a short test costs.
+    "--renderer-process-limit=1",
     # Whatever the pages or the browser itself want from elsewhere does not leave this machine.
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE localhost, EXCLUDE 127.0.0.1, EXCLUDE [::1]",
 ]
@@ -373,7 +376,7 @@ class _StandIn:
 
 
 class _Expectation:
-    """Playwright's assertions, which look again after 0.1, 0.25, 0.5 and 1 s: here without such rests."""
+    """Playwright's assertions, which look again after 0.1, 0.25, 0.5 and 1 s: here with shorter rests."""
 
     def __init__(self, assertions: Any) -> None:
         self._assertions = assertions
@@ -383,13 +386,15 @@ class _Expectation:
 
         def wait(*args: Any, timeout: float = WAIT_SECONDS * 1000, **options: Any) -> None:
             deadline = time.monotonic() + timeout / 1000
+            rest = _FIRST_LOOK_MILLISECONDS
             while True:
                 try:
-                    look(*args, timeout=_LOOK_MILLISECONDS, **options)
+                    look(*args, timeout=rest, **options)
                     return
                 except AssertionError:
                     if time.monotonic() > deadline:
                         raise
+                rest = min(2 * rest, _LONGEST_LOOK_MILLISECONDS)
 
         return wait
 

@@ -29,8 +29,7 @@ def schema() -> Iterator[str]:
 @pytest.fixture
 def address(schema: str) -> str:
     """An address with a password in it. The server does not ask for it."""
-    url = f"{postgres.schema_url(schema)}&application_name={schema}"
-    return f"{url}&password={SECRET}"
+    return postgres.with_parameters(postgres.schema_url(schema), application_name=schema, password=SECRET)
 
 
 def command_lines() -> str:
@@ -121,7 +120,7 @@ def test_password_in_the_environment_or_in_a_file_is_used_and_not_shown(
     passwords = tmp_path / "pgpass"
     passwords.write_text(f"*:*:*:*:{SECRET}\n")
     passwords.chmod(0o600)
-    ran = cli("--database", f"{plain}&passfile={passwords}", "migrate")
+    ran = cli("--database", postgres.with_parameters(plain, passfile=str(passwords)), "migrate")
     assert (ran.code, SECRET in ran.out) == (0, False)
 
 

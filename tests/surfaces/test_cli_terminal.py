@@ -4,33 +4,69 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 from rich.cells import cell_len
 
 from holdfast import Queue
-from tests.surfaces.support import Ran, on_terminal, queuectl, terminal
+from tests.surfaces.support import Cli, Ran, on_terminal, queuectl, terminal
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*(?:3[0-7]|4[0-7]|9[0-7]|10[0-7]|38;5|38;2)[0-9;]*m")
 LONG_ID = "a-very-long-id." + "x" * 100
 UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 
+@pytest.fixture(scope="module")
+def varied_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home with jobs in several states, with UUIDs, long types, long errors and long payloads."""
+    home = tmp_path_factory.mktemp("varied")
+    with Queue(f"sqlite:///{home / 'queue.db'}", defaults={"backoff_factor": 3600}) as jobs:
+        jobs.register("ok", lambda payload: None)
+        jobs.register("bad", break_down)
+        jobs.register("generate_the_yearly_report_of_a_customer:eu-central", lambda payload: 1 / 0)
+        jobs.enqueue("ok", {})
+        jobs.enqueue("bad", {}, max_attempts=1)
+        jobs.enqueue("bad", {})
+        words = {"words": "x" * 300}
+        jobs.enqueue("generate_the_yearly_report_of_a_customer:eu-central", words, max_attempts=1)
+        assert jobs.drain() == 4
+        jobs.cancel(jobs.enqueue("ok", {}).id)
+        jobs.enqueue("shell", {"command": "convert " + "photo.jpg " * 30})
+        jobs.enqueue("send_email", {"to": "名前@例え.jp", "text": "日本語" * 40}, delay=3600)
+    return home
+
+
+def break_down(payload: object) -> None:
+    raise RuntimeError("it broke")
+
+
 @pytest.fixture
-def varied(jobs: Queue) -> Queue:
-    """Jobs in several states, with UUIDs, long types, long errors and long payloads."""
-    jobs.register("generate_the_yearly_report_of_a_customer:eu-central", lambda payload: 1 / 0)
-    jobs.set_config("backoff_factor", 3600)
-    jobs.enqueue("ok", {})
-    jobs.enqueue("bad", {}, max_attempts=1)
-    jobs.enqueue("bad", {})
-    jobs.enqueue("generate_the_yearly_report_of_a_customer:eu-central", {"words": "x" * 300}, max_attempts=1)
-    assert jobs.drain() == 4
-    jobs.cancel(jobs.enqueue("ok", {}).id)
-    jobs.enqueue("shell", {"command": "convert " + "photo.jpg " * 30})
-    jobs.enqueue("send_email", {"to": "名前@例え.jp", "text": "日本語" * 40}, delay=3600)
-    return jobs
+def varied(varied_home: Path) -> Iterator[Queue]:
+    """The queue of those jobs, only to look at."""
+    with Queue(f"sqlite:///{varied_home / 'queue.db'}") as queue:
+        yield queue
+
+
+class Shown(Protocol):
+    def __call__(self, words: str, width: int = 80, env: Mapping[str, str] | None = None) -> Ran: ...
+
+
+@pytest.fixture(scope="module")
+def shown(varied_home: Path) -> Shown:
+    """What a command shows of those jobs on a terminal, which is run once however many look at it."""
+
+    @cache
+    def run(words: str, width: int, env: tuple[tuple[str, str], ...]) -> Ran:
+        return on_terminal(varied_home, *words.split(), width=width, env=dict(env))
+
+    def show(words: str, width: int = 80, env: Mapping[str, str] | None = None) -> Ran:
+        return run(words, width, tuple((env or {}).items()))
+
+    return show
 
 
 def widest(ran: Ran) -> int:
@@ -41,8 +77,8 @@ def widest(ran: Ran) -> int:
 
 
 @pytest.mark.parametrize("width", [80, 120, 200])
-def test_table_of_a_list_fits_the_terminal_and_cuts_no_id(home: Path, varied: Queue, width: int) -> None:
-    ran = on_terminal(home, "list", width=width)
+def test_table_of_a_list_fits_the_terminal_and_cuts_no_id(shown: Shown, varied: Queue, width: int) -> None:
+    ran = shown("list", width=width)
     assert ran.code == 0
     assert ran.text.splitlines()[0].split()[:5] == ["ID", "STATUS", "TYPE", "TRIES", "AGE"]
     assert set(UUID.findall(ran.text)) == {job.id for job in varied.jobs()}
@@ -51,15 +87,15 @@ def test_table_of_a_list_fits_the_terminal_and_cuts_no_id(home: Path, varied: Qu
         assert state in ran.text
 
 
-def test_columns_of_a_list_stand_below_their_headings(home: Path, varied: Queue) -> None:
-    heading, *lines = on_terminal(home, "list", width=200).text.splitlines()
+def test_columns_of_a_list_stand_below_their_headings(shown: Shown) -> None:
+    heading, *lines = shown("list", width=200).text.splitlines()
     at = heading.index("STATUS")
     states = ("completed", "failed", "scheduled", "cancelled", "pending")
     assert all(line[at:].split()[0] in states and line[at - 1] == " " for line in lines)
 
 
-def test_list_says_what_a_job_is_about_in_80_columns(home: Path, varied: Queue) -> None:
-    text = on_terminal(home, "list").text
+def test_list_says_what_a_job_is_about_in_80_columns(shown: Shown) -> None:
+    text = shown("list").text
     assert "convert photo.jpg" in text
     assert "it broke" in text
     assert "ZeroDivisionError" in text
@@ -81,8 +117,8 @@ def test_empty_list_on_a_terminal_says_so(home: Path) -> None:
     assert on_terminal(home, "worker", "list").text == "no worker is running\n"
 
 
-def test_states_have_colours_on_a_terminal(home: Path, varied: Queue) -> None:
-    out = on_terminal(home, "list").out
+def test_states_have_colours_on_a_terminal(shown: Shown) -> None:
+    out = shown("list").out
     assert "\x1b[32mcompleted" in out
     assert "\x1b[31mfailed" in out
     assert "\x1b[33mpending" in out
@@ -91,8 +127,8 @@ def test_states_have_colours_on_a_terminal(home: Path, varied: Queue) -> None:
 @pytest.mark.parametrize(
     "words", ["list", "status", "report", "doctor", "config list", "worker list", "dlq list"]
 )
-def test_screen_of_80_columns_is_never_exceeded(home: Path, varied: Queue, words: str) -> None:
-    ran = on_terminal(home, *words.split())
+def test_screen_of_80_columns_is_never_exceeded(shown: Shown, words: str) -> None:
+    ran = shown(words)
     assert ran.code == (1 if words == "doctor" else 0)
     if words != "doctor":  # advice is to be copied, and the terminal wraps it
         assert widest(ran) <= 80, ran.text
@@ -100,18 +136,18 @@ def test_screen_of_80_columns_is_never_exceeded(home: Path, varied: Queue, words
 
 
 @pytest.mark.parametrize("words", ["list", "status", "report", "doctor", "show ID", "config list"])
-def test_no_color_is_respected(home: Path, varied: Queue, words: str) -> None:
-    command = words.replace("ID", varied.jobs(status="failed")[0].id).split()
-    assert COLOUR.search(on_terminal(home, *command).out) or words == "config list"
-    assert COLOUR.search(on_terminal(home, *command, env={"NO_COLOR": "1"}).out) is None
+def test_no_color_is_respected(shown: Shown, varied: Queue, words: str) -> None:
+    command = words.replace("ID", varied.jobs(status="failed", type="bad")[0].id)
+    assert COLOUR.search(shown(command).out) or words == "config list"
+    assert COLOUR.search(shown(command, env={"NO_COLOR": "1"}).out) is None
 
 
-def test_dumb_terminal_gets_no_escapes(home: Path, varied: Queue) -> None:
-    assert "\x1b" not in on_terminal(home, "list", env={"TERM": "dumb"}).out
+def test_dumb_terminal_gets_no_escapes(shown: Shown) -> None:
+    assert "\x1b" not in shown("list", env={"TERM": "dumb"}).out
 
 
-def test_status_on_a_terminal_has_a_table_of_types(home: Path, varied: Queue) -> None:
-    text = on_terminal(home, "status").text
+def test_status_on_a_terminal_has_a_table_of_types(shown: Shown) -> None:
+    text = shown("status").text
     heading, *lines = text.splitlines()
     assert heading.split()[:7] == [
         "TYPE",
@@ -128,8 +164,8 @@ def test_status_on_a_terminal_has_a_table_of_types(home: Path, varied: Queue) ->
     assert "ok " in text
 
 
-def test_report_on_a_terminal_has_a_table_for_each_answer(home: Path, varied: Queue) -> None:
-    text = on_terminal(home, "report").text
+def test_report_on_a_terminal_has_a_table_for_each_answer(shown: Shown, varied: Queue) -> None:
+    text = shown("report").text
     for part in (
         "What work is outstanding right now?",
         "SCHEDULED",
@@ -141,9 +177,9 @@ def test_report_on_a_terminal_has_a_table_for_each_answer(home: Path, varied: Qu
     assert set(UUID.findall(text)) == {job.id for job in varied.jobs(status="failed")}
 
 
-def test_show_on_a_terminal_has_colours_and_the_whole_error(home: Path, varied: Queue) -> None:
+def test_show_on_a_terminal_has_colours_and_the_whole_error(shown: Shown, varied: Queue) -> None:
     job = varied.jobs(status="failed", type="bad")[0]
-    ran = on_terminal(home, "show", job.id)
+    ran = shown(f"show {job.id}")
     assert job.id in ran.text
     assert "\x1b[31m" in ran.out
     assert "RuntimeError: it broke" in ran.text
@@ -241,15 +277,25 @@ def test_watched_status_shows_what_matters_though_there_are_many_types(home: Pat
 @pytest.mark.parametrize(
     "words", ["list", "status", "report", "doctor", "config list", "show ID", "why ID", "dlq list"]
 )
-def test_output_elsewhere_has_no_escapes(home: Path, varied: Queue, words: str) -> None:
+def test_output_elsewhere_has_no_escapes(
+    cli: Cli, varied: Queue, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("FORCE_COLOR", "1")
     command = words.replace("ID", varied.jobs(status="failed")[0].id).split()
-    ran = queuectl(home, *command, env={"TERM": "xterm-256color", "FORCE_COLOR": "1"})
+    ran = cli(*command, "--database", varied.url)
     assert ran.out
     assert "\x1b" not in ran.out + ran.err
 
 
-def test_list_elsewhere_is_tab_separated_without_headings_and_uncut(home: Path, varied: Queue) -> None:
-    ran = queuectl(home, "list", env={"COLUMNS": "40"})
+def test_output_of_the_program_elsewhere_has_no_escapes(varied_home: Path) -> None:
+    ran = queuectl(varied_home, "list", env={"TERM": "xterm-256color", "FORCE_COLOR": "1"})
+    assert "completed" in ran.out
+    assert "\x1b" not in ran.out + ran.err
+
+
+def test_list_elsewhere_is_tab_separated_without_headings_and_uncut(varied_home: Path, varied: Queue) -> None:
+    ran = queuectl(varied_home, "list", env={"COLUMNS": "40"})
     assert len(ran.rows) == len(varied.jobs())
     assert {len(row) for row in ran.rows} == {6}
     assert {row[0] for row in ran.rows} == {job.id for job in varied.jobs()}

@@ -768,7 +768,7 @@ texts = st.sampled_from(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(schema=objects | rules, data=st.data())
 def test_no_schema_breaks_the_form(schema: dict[str, Any], data: st.DataObject) -> None:
     fields = fields_of(schema)

@@ -85,7 +85,9 @@ def _exit(code: int) -> NoReturn:
         try:
             stream.flush()
         except (OSError, ValueError):
-            continue
+            # What is left in it would be written again at the end, and make the exit code 120.
+            with suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     if code == EXIT_EXHAUSTED:
         os._exit(code)
     last_resort = threading.Timer(EXIT_PATIENCE, os._exit, (code,))
