@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from urllib.parse import quote
 from uuid import uuid4
 
 import psycopg
@@ -129,6 +130,8 @@ def _run(program: str, *arguments: str) -> None:
         user=user,
         group=None if user is None else pwd.getpwnam(user).pw_gid,
         cwd="/",
+        # By its home a test knows the processes that are its own; this one is everybody's.
+        env={name: value for name, value in os.environ.items() if name != "QUEUECTL_HOME"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -190,8 +193,13 @@ def server_url() -> str:
 
 def schema_url(schema: str) -> str:
     """The address of a queue in a schema of the run's server."""
-    url = server_url()
-    return f"{url}{'&' if '?' in url else '?'}schema={schema}"
+    return with_parameters(server_url(), schema=schema)
+
+
+def with_parameters(url: str, **parameters: str) -> str:
+    """An address that says more; where it has said something else before, the last word counts."""
+    said = "&".join(f"{name}={quote(value, safe='')}" for name, value in parameters.items())
+    return f"{url}{'&' if '?' in url else '?'}{said}"
 
 
 def new_schema() -> str:

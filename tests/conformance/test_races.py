@@ -180,7 +180,10 @@ def test_reap_before_renew_the_renewal_is_lost(store: Store, other: Store, clock
     clock.advance(LEASE)
     won, lost = race(other, lambda: reap(other), store, lambda: beat(store, claimed))
     assert won == {"a": Status.PENDING}
-    assert lost.result() == {(claimed.seq, claimed.version)}
+    name = (claimed.seq, claimed.version)
+    # Where each row has its own lock, it passes over the job while the reaper has it, and knows nothing yet.
+    assert lost.result() == {name} or (store.is_shared and lost.result() == frozenset())
+    assert beat(store, claimed) == {name}
     assert job(store, "a").lease_expires_at is None
 
 
@@ -212,7 +215,7 @@ def test_completing_transaction_before_reap_the_reaper_finds_nothing(
     transaction = store.begin_attempt_transaction(claimed, 60)
     transaction.begin()
     reaper = Loser(other, lambda: reap(other, seen))
-    assert reaper.is_waiting()
+    assert other.is_shared or reaper.is_waiting()
     transaction.commit(completion('"mine"'), [new_job("child", parent_id="a")])
     assert reaper.result() == {}
     assert (status(store, "a"), job(store, "a").result) == ("completed", "mine")

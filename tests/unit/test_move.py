@@ -20,6 +20,7 @@ from holdfast.store.move import COUNTS, TABLES, Move, Table, open_end
 from holdfast.store.moved import MOVE_TABLE
 from holdfast.store.open import open_store
 from holdfast.store.postgres import transfer
+from holdfast.store.postgres.address import parse_url
 from holdfast.store.postgres.transfer import PostgresEnd
 from holdfast.store.protocol import JobFilter, LogTail, Store, TypeRecord, WorkerRecord, empty_minute
 from holdfast.store.sqlite.transfer import SqliteEnd
@@ -117,8 +118,8 @@ def rate_name(url: str) -> str:
 def connected(url: str) -> Any:
     if not url.startswith("postgresql"):
         return sqlite3.connect(url.removeprefix("sqlite:///").partition("?")[0], isolation_level=None)
-    base, _, schema = url.rpartition("&schema=")
-    return psycopg.connect(base, autocommit=True, options=f"-csearch_path={schema}")
+    address = parse_url(url)
+    return psycopg.connect(address.conninfo, autocommit=True, options=f"-csearch_path={address.schema}")
 
 
 def contents(url: str) -> dict[str, list[tuple[Any, ...]]]:
@@ -365,7 +366,10 @@ def test_same_place_is_refused_however_it_is_spelt(place: Places, tmp_path: Path
     for source, target in (
         (file, f"sqlite:///{tmp_path}/./{path.name}"),
         (file, f"sqlite:///{tmp_path}/link.db"),
-        (schema, schema.replace("postgresql://", "postgres://") + "&application_name=other"),
+        (
+            schema,
+            postgres.with_parameters(schema.replace("postgresql:", "postgres:"), application_name="other"),
+        ),
     ):
         with pytest.raises(ConfigError, match="already"):
             moved(source, target)

@@ -23,7 +23,7 @@ from holdfast import Queue
 from holdfast.core.clock import SECOND, system_clock
 from holdfast.errors import CommitUncertain, ConfigError, ForeignDatabase, QueueClosed, StoreUnavailable
 from holdfast.store.open import open_store
-from holdfast.store.postgres import PostgresStore, database
+from holdfast.store.postgres import PostgresStore, pool
 from tests import postgres
 from tests.support import wait_until
 
@@ -34,7 +34,7 @@ NAME = f"t{uuid4().hex[:12]}"
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     with postgres.fresh_url() as url:
-        yield f"{url}&application_name={NAME}"
+        yield postgres.with_parameters(url, application_name=NAME)
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ def test_connections_that_nobody_needs_are_closed(
     store: PostgresStore, server: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_at_once(store, 4)
-    monkeypatch.setattr(database, "_SURPLUS", 0.0)
+    monkeypatch.setattr(pool, "_SURPLUS", 0.0)
     store.get_settings()
     wait_until(lambda: len(backends(server)) == 1, 10)
     store.get_settings()
@@ -121,7 +121,7 @@ def test_connections_that_nobody_needs_are_closed(
 
 def test_there_are_never_more_connections_than_the_address_allows(address: str) -> None:
     most = []
-    with closing(opened(f"{address}&pool=2")) as store:
+    with closing(opened(postgres.with_parameters(address, pool="2"))) as store:
 
         def use() -> None:
             with store.transaction() as session:
@@ -136,7 +136,7 @@ def test_there_are_never_more_connections_than_the_address_allows(address: str) 
 def test_who_finds_all_connections_in_use_for_too_long_is_told(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database, "PATIENCE", 0.05)
+    monkeypatch.setattr(pool, "PATIENCE", 0.05)
     refused = []
 
     def use(store: PostgresStore) -> None:
@@ -145,7 +145,7 @@ def test_who_finds_all_connections_in_use_for_too_long_is_told(
         except StoreUnavailable as error:
             refused.append(str(error))
 
-    with closing(opened(f"{address}&pool=1")) as store:
+    with closing(opened(postgres.with_parameters(address, pool="1"))) as store:
         with store.transaction():
             in_threads(1, lambda: use(store))
         assert len(refused) == 1
@@ -154,7 +154,7 @@ def test_who_finds_all_connections_in_use_for_too_long_is_told(
 
 
 def test_who_waits_for_a_connection_when_the_queue_is_closed_is_told_at_once(address: str) -> None:
-    store = opened(f"{address}&pool=1")
+    store = opened(postgres.with_parameters(address, pool="1"))
     refused: list[float] = []
 
     def use() -> None:
@@ -166,7 +166,7 @@ def test_who_waits_for_a_connection_when_the_queue_is_closed_is_told_at_once(add
     with store.transaction():
         waiting = threading.Thread(target=use)
         waiting.start()
-        wait_until(lambda: store.database._changed._waiters, 10)  # type: ignore[attr-defined]
+        wait_until(lambda: store.database.pool._changed._waiters, 10)  # type: ignore[attr-defined]
         began = time.monotonic()
         store.close()
         waiting.join(10)
@@ -202,7 +202,7 @@ def test_queue_that_can_not_be_opened_leaves_no_connection(server: psycopg.Conne
         schema = url.rpartition("schema=")[2]
         server.execute(f"CREATE SCHEMA {schema}; CREATE TABLE {schema}.holdfast_jobs (n integer)")
         with pytest.raises(ForeignDatabase):
-            opened(f"{url}&application_name={NAME}")
+            opened(postgres.with_parameters(url, application_name=NAME))
         wait_until(lambda: not backends(server), 10)
 
 
@@ -225,7 +225,7 @@ def test_connection_that_lay_idle_is_asked_before_it_is_used(
     store: PostgresStore, server: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.get_settings()
-    monkeypatch.setattr(database, "_FRESH", 0.0)
+    monkeypatch.setattr(pool, "_FRESH", 0.0)
     cut(server)
     with store.transaction():
         store.count_jobs()
@@ -293,7 +293,8 @@ def test_connections_to_what_has_become_a_standby_are_given_up(store: PostgresSt
 
 
 def test_isolation_that_a_role_has_set_is_not_for_our_transactions(address: str) -> None:
-    with closing(opened(f"{address}&options=-cdefault_transaction_isolation%3Dserializable")) as store:
+    serializable = postgres.with_parameters(address, options="-cdefault_transaction_isolation=serializable")
+    with closing(opened(serializable)) as store:
         assert not store.database.commits_alone
         with store.transaction() as session:
             assert session.rows("SHOW transaction_isolation") == [("read committed",)]
@@ -305,7 +306,7 @@ def test_interrupted_statement_leaves_the_pool_whole(address: str, server: psyco
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    with closing(opened(f"{address}&pool=1")) as store:
+    with closing(opened(postgres.with_parameters(address, pool="1"))) as store:
         before = signal.signal(signal.SIGALRM, interrupt)
         try:
             for action in (read_slowly, write_slowly) * 2:
@@ -360,20 +361,19 @@ def test_server_that_is_not_there_is_one_line_and_no_wait(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("parameters", "words"),
     [
-        (("/postgres?", "/nowhere?"), "createdb"),
-        (("//postgres@", "//nobody_known@"), "createuser"),
-        (("?", "?connect_timeout=soon&"), "connect_timeout"),
-        (("?", "?sslmode=sometimes&"), "sslmode"),
-        (("?", "?options=-cnonsense%3D1&"), "nonsense"),
-        (("?", "?service=nowhere&"), "nowhere"),
+        ({"dbname": "nowhere"}, "createdb"),
+        ({"user": "nobody_known"}, "createuser"),
+        ({"connect_timeout": "soon"}, "connect_timeout"),
+        ({"sslmode": "sometimes"}, "sslmode"),
+        ({"options": "-cnonsense=1"}, "nonsense"),
+        ({"service": "nowhere"}, "nowhere"),
     ],
 )
-def test_refused_connection_says_what_to_do(change: tuple[str, str], words: str) -> None:
-    url = postgres.server_url().replace(*change, 1)
+def test_refused_connection_says_what_to_do(parameters: dict[str, str], words: str) -> None:
     with pytest.raises((StoreUnavailable, ConfigError), match=words):
-        opened(url)
+        opened(postgres.with_parameters(postgres.server_url(), **parameters))
 
 
 @pytest.mark.parametrize("host", ["a" * 300, "x..y", "nowhere.invalid"])
@@ -386,7 +386,7 @@ def test_database_in_another_encoding_is_refused(server: psycopg.Connection[Any]
     server.execute(f"CREATE DATABASE {NAME} ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
     try:
         with pytest.raises(StoreUnavailable, match="LATIN1"):
-            opened(f"{postgres.server_url()}&dbname={NAME}")
+            opened(postgres.with_parameters(postgres.server_url(), dbname=NAME))
     finally:
         server.execute(f"DROP DATABASE {NAME} WITH (FORCE)")
 
@@ -395,7 +395,7 @@ def test_database_in_another_encoding_is_refused(server: psycopg.Connection[Any]
 
 
 def test_commit_waits_for_the_disk_though_the_role_would_not(address: str) -> None:
-    with closing(opened(f"{address}&options=-csynchronous_commit%3Doff")) as store:
+    with closing(opened(postgres.with_parameters(address, options="-csynchronous_commit=off"))) as store:
         for _ in range(8):  # more often than it takes to prepare a statement
             with store.transaction() as session:
                 assert session.rows("SHOW synchronous_commit") == [("on",)]
@@ -403,7 +403,8 @@ def test_commit_waits_for_the_disk_though_the_role_would_not(address: str) -> No
 
 
 def test_commit_waits_for_nothing_where_the_address_says_so(address: str) -> None:
-    with closing(opened(f"{address}&synchronous_commit=off")) as store, store.transaction() as session:
+    url = postgres.with_parameters(address, synchronous_commit="off")
+    with closing(opened(url)) as store, store.transaction() as session:
         assert session.rows("SHOW synchronous_commit") == [("off",)]
 
 
@@ -417,18 +418,18 @@ def test_present_is_the_servers_and_is_read_again_when_it_is_due(
         return abs(store.now() - system_clock()) < 60 * SECOND
 
     assert is_right()
-    monkeypatch.setattr(store.database, "_offset", 0)
+    monkeypatch.setattr(store.database.server_clock, "_offset", 0)
     assert not is_right()
-    monkeypatch.setattr(store.database, "_clock_due", 0)
+    monkeypatch.setattr(store.database.server_clock, "_due", 0)
     assert is_right()
 
 
 def test_clock_goes_on_without_a_server(address: str) -> None:
     store = opened(address)
     store.close()
-    store.database._clock_due = 0
+    store.database.server_clock._due = 0
     assert abs(store.now() - system_clock()) < 60 * SECOND
-    assert store.database._clock_due > 0  # not asked for again at once
+    assert store.database.server_clock._due > 0  # not asked for again at once
 
 
 # Forks
@@ -468,7 +469,7 @@ def test_parent_and_child_of_a_fork_each_go_on_by_themselves(address: str) -> No
         holder.start()
         inside.wait(20)
         before = database.read_one("SELECT pg_backend_pid()")
-        database._changed.acquire()  # as another thread might have
+        database.pool._changed.acquire()  # as another thread might have
         database.notifier._lock.acquire()
         child = os.fork()
         if child == 0:
@@ -478,7 +479,7 @@ def test_parent_and_child_of_a_fork_each_go_on_by_themselves(address: str) -> No
             queue.close()
             sys.exit(0)
         database.notifier._lock.release()
-        database._changed.release()
+        database.pool._changed.release()
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         forked.set()
         holder.join()
@@ -507,7 +508,7 @@ def test_child_forked_inside_a_transaction_can_not_commit_it(address: str) -> No
                     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
         except StoreUnavailable:
             queue.store.get_settings()
-            os._exit(3 if queue.store.database._taken == 0 else 4)
+            os._exit(3 if queue.store.database.pool._taken == 0 else 4)
         print(child != 0 and queue.store.unset_setting("poll_interval", "fork"))
         queue.close()
     """
@@ -555,7 +556,7 @@ def test_two_threads_of_a_child_may_be_the_first(address: str) -> None:
         import os, sys, threading
         from holdfast import Queue
 
-        queue = Queue(sys.argv[1] + "&pool=2").open()
+        queue = Queue(sys.argv[1]).open()
         child = os.fork()
         if child == 0:
             threads = [threading.Thread(target=queue.enqueue, args=("twins", {})) for _ in range(8)]
@@ -563,13 +564,13 @@ def test_two_threads_of_a_child_may_be_the_first(address: str) -> None:
             for thread in threads: thread.join()
             database = queue.store.database
             queue.close()  # which waits for a NOTIFY that is on its way
-            assert database._taken == 0
+            assert database.pool._taken == 0
             sys.exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         print(queue.count(type="twins"))
         queue.close()
     """
-    assert run(program, address).split() == ["8"]
+    assert run(program, postgres.with_parameters(address, pool="2")).split() == ["8"]
 
 
 def test_queue_is_opened_again_after_it_was_closed(address: str, server: psycopg.Connection[Any]) -> None:
@@ -590,17 +591,19 @@ def test_standby_is_refused(schema: str, server: psycopg.Connection[Any]) -> Non
         f"CREATE SCHEMA {schema}; CREATE FUNCTION {schema}.pg_is_in_recovery() RETURNS boolean"
         " LANGUAGE sql AS 'SELECT true'"
     )
-    options = f"options=-csearch_path%3D{schema},pg_catalog&application_name={NAME}"
+    options = f"-csearch_path={schema},pg_catalog"
     with pytest.raises(StoreUnavailable, match="standby"):
-        opened(f"{postgres.schema_url(schema)}&{options}")
+        opened(postgres.with_parameters(postgres.schema_url(schema), options=options, application_name=NAME))
     wait_until(lambda: not backends(server), 10)
 
 
 def test_host_that_is_gone_is_passed_over(schema: str, tmp_path: Path) -> None:
     known = conninfo_to_dict(postgres.server_url())
     port = known.get("port", 5432)
-    hosts = f"host={tmp_path},{known['host']}&port={port},{port}"
-    with closing(opened(f"{postgres.schema_url(schema)}&{hosts}")) as store:
+    url = postgres.with_parameters(
+        postgres.schema_url(schema), host=f"{tmp_path},{known['host']}", port=f"{port},{port}"
+    )
+    with closing(opened(url)) as store:
         assert store.get_settings() == {}
 
 

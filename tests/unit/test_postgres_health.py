@@ -78,7 +78,7 @@ def test_role_without_any_right_but_to_the_tables_can_be_examined_and_measured(
     rights = sql.SQL("GRANT {} ON ALL TABLES IN SCHEMA " + schema + " TO " + role)
     try:
         server.execute(rights.format(sql.SQL("SELECT")))
-        with closing(open_store(f"{address}&user={role}", system_clock)) as store:
+        with closing(open_store(postgres.with_parameters(address, user=role), system_clock)) as store:
             assert isinstance(store, PostgresStore)
             lacking = found(store, "rights")
             assert (lacking.level, lacking.advice) == (
@@ -115,7 +115,8 @@ def test_commits_that_a_power_cut_may_lose_are_named(
 def test_commits_that_the_address_makes_safe_are_all_right(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with closing(open_store(f"{address}&options=-csynchronous_commit%3Doff", system_clock)) as store:
+    url = postgres.with_parameters(address, options="-csynchronous_commit=off")
+    with closing(open_store(url, system_clock)) as store:
         assert isinstance(store, PostgresStore)
         pretend(monkeypatch, store, "full_page_writes", [("on", "on", "off")])
         assert found(store, "durability").level == "ok"
@@ -133,7 +134,7 @@ def test_transaction_that_is_open_for_long_is_named(
     store: PostgresStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(health, "OLD_TRANSACTION", 0.0)
-    with psycopg.connect(f"{postgres.server_url()}&application_name=slow") as connection:
+    with psycopg.connect(postgres.server_url(), application_name="slow") as connection:
         connection.execute("SELECT 1")
         pid = connection.info.backend_pid
         rows = store.database.read(health._OLD_TRANSACTIONS.replace("LIMIT 1", ""), [health.OLD_TRANSACTION])

@@ -15,6 +15,7 @@ import pytest
 from holdfast import Context, Job, Queue
 from holdfast.errors import HoldfastError, LeaseLost, NestedWrite, TransactionExpired
 from holdfast.events import HandlerErrorIgnored, JobCompleted, OutcomeRefused
+from tests import postgres
 from tests.support import Recorder, both_engines, wait_until
 from tests.worker import handlers
 from tests.worker.handlers import store
@@ -29,7 +30,7 @@ INSERT = "INSERT INTO app (value) VALUES (?)"
 def url(url: str) -> str:
     """On PostgreSQL with the schema in the search path, where handlers find the application's table."""
     _, found, schema = url.partition("schema=")
-    return f"{url}&options=-csearch_path%3D{schema}" if found else url
+    return postgres.with_parameters(url, options=f"-csearch_path={schema}") if found else url
 
 
 @pytest.fixture(autouse=True)

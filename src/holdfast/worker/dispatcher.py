@@ -144,6 +144,14 @@ class Dispatcher:
 
     def _report(self, attempt: Attempt, ending: Ending) -> Attempt | None:
         """A handler has ended, in its own thread. Returns the attempt this thread may run next."""
+        following = self._end(attempt, ending)
+        if following is None or following.handler.executor == attempt.handler.executor:
+            return following
+        self._start([following])
+        return None
+
+    def _end(self, attempt: Attempt, ending: Ending) -> Attempt | None:
+        """Returns the attempt to start in the slot that is free now."""
         end = Ended(attempt, ending)
         if isinstance(ending, LetGo):
             self._enforcer.let_go.add((attempt.claim.seq, attempt.claim.version))
@@ -151,12 +159,7 @@ class Dispatcher:
             self._inbox.append(end)
         following = self._slots.free(attempt, end.seconds)
         self._watch.wake()
-        if following is None:
-            return None
-        if following.handler.executor == attempt.handler.executor:
-            return following
-        self._executors[following.handler.executor].start(following)
-        return None
+        return following
 
     def _note_progress(self, attempt: Attempt, fraction: float, message: str | None) -> None:
         claim = attempt.claim
@@ -360,6 +363,8 @@ class Dispatcher:
         if not self._store.is_shared or not self._is_pressed():
             self._start_held()
         self._turn.announce(claimed)
+        if not self._store.is_shared:
+            self._turn.seen = None  # what a subscriber enqueues in this thread, the watch does not see
 
     def _hold(self, claimed: Claimed, claimed_at: float) -> None:
         """Hold ready what was claimed."""
@@ -374,15 +379,20 @@ class Dispatcher:
         self._slots.hold(attempts)
 
     def _start_held(self) -> None:
-        """Start what can start."""
-        self._start(self._slots.refill())
+        """Start what can start. While stopping or paused it is given back instead."""
+        if self._may_claim():
+            self._start(self._slots.refill())
 
     def _start(self, attempts: Sequence[Attempt]) -> None:
-        for attempt in attempts:
+        waiting = deque(attempts)
+        while waiting:
+            attempt = waiting.popleft()
             try:
                 self._executors[attempt.handler.executor].start(attempt)
             except RuntimeError as error:  # no more threads to be had
-                self._report(attempt, Errored(describe(error)))
+                following = self._end(attempt, Errored(describe(error)))
+                if following is not None:
+                    waiting.append(following)
 
     # Beginning, ending, trouble.
 

@@ -76,6 +76,11 @@ class Maintenance:
         if time.monotonic() >= self._next_prune:
             self._prune(settings)
 
+    def forget(self) -> None:
+        """What was done last was not committed."""
+        self._done = []
+        self._next_due_at = 0
+
     def announce(self) -> None:
         done, self._done = self._done, []
         for event in done:

@@ -8,7 +8,7 @@ from holdfast import events as e
 from holdfast.core.job import Status
 from holdfast.core.lifecycle import RELEASE
 from holdfast.core.settings import Settings
-from holdfast.errors import CommitUncertain
+from holdfast.errors import CommitUncertain, StoreError
 from holdfast.store.protocol import Activity, Claimed, Demand, Finish, Minute, Store
 from holdfast.worker.claiming import Claiming
 from holdfast.worker.maintenance import Maintenance
@@ -65,7 +65,7 @@ class Turn:
         known: Callable[[], Collection[tuple[int, int]]],
         meanwhile: Callable[[], None],
     ) -> Claimed:
-        """Commit it all; return the claims, which are to be started before `announce` tells of it."""
+        """Commit it all; return the claims, which `announce` then tells of."""
         self._slots.measure()
         try:
             with self._store.transaction():
@@ -73,18 +73,21 @@ class Turn:
                 if self.uncertain:
                     self._release_unknown(known())
                     accepted = self._settler.written_already(ended)
+                    self.seen = None
                 # Finish before claiming: an outcome is durable before anything new is taken.
                 finishes = self._settler.finishes(ended, settings)
                 minutes = self._statistics.due()
                 if progress or minutes or self._maintenance.is_due() or not all(map(_is_plain, ended)):
+                    meanwhile()  # this may take its time
                     accepted |= self._store.finish_jobs(finishes)
                     finishes = []
                     self._write_more(ended, progress, minutes, settings)
                     self.seen = None
                 written, claimed = self._finish_and_claim(finishes, claim_limit, settings, meanwhile)
                 accepted |= written
-        except CommitUncertain:
-            self.uncertain = True
+        except StoreError as error:
+            self._maintenance.forget()
+            self.uncertain = self.uncertain or isinstance(error, CommitUncertain)
             raise
         self.uncertain = False
         if minutes:
@@ -137,7 +140,7 @@ class Turn:
     ) -> tuple[dict[tuple[int, int], Status], Claimed]:
         room, at_once = self._slots.total_room()
         room = min(limit, room)
-        limit = min(room, at_once)
+        limit = min(room, at_once) if self._store.is_shared else room
         demands = self._demands(settings) if limit > 0 else []
         written, claimed = self._store.finish_and_claim(
             finishes,
@@ -148,7 +151,7 @@ class Turn:
             meanwhile=meanwhile,
         )
         had_enough = 0 < len(claimed.claims) == min(limit, sum(demand.limit for demand in demands))
-        self.goes_on = had_enough and limit < room
+        self.goes_on = len(claimed.claims) == limit < room
         if not had_enough:
             self.seen = None
         return written, claimed

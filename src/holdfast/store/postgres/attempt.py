@@ -8,36 +8,25 @@ connection shut to the handler; should this process be gone, the server itself e
 from __future__ import annotations
 
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, NoReturn
+from typing import Any
 
 import psycopg
 from psycopg.pq import TransactionStatus
 
 from holdfast.core.job import Status
 from holdfast.core.lifecycle import Decision
-from holdfast.errors import (
-    CommitUncertain,
-    HoldfastError,
-    LeaseLost,
-    StoreBusy,
-    StoreUnavailable,
-    TransactionExpired,
-)
-from holdfast.store.postgres.database import (
-    LOCK_PATIENCE,
-    PATIENCE,
-    Database,
-    OwnConnection,
-    Session,
-    raise_translated,
-    roll_back,
-)
+from holdfast.errors import HoldfastError, LeaseLost, StoreBusy, StoreUnavailable
+from holdfast.store.attempt import Guarded, TimeLimit, commit_completion, completion_of
+from holdfast.store.postgres.connection import OwnConnection, roll_back
+from holdfast.store.postgres.database import Database
+from holdfast.store.postgres.errors import raise_translated
 from holdfast.store.postgres.finish import finish_jobs
-from holdfast.store.protocol import Claim, Finish, NewJob
+from holdfast.store.postgres.patience import LOCK_PATIENCE, PATIENCE
+from holdfast.store.postgres.session import Session
+from holdfast.store.protocol import Claim, NewJob
 
 _HELD = """
 SELECT 1 FROM holdfast_jobs WHERE seq = $1 AND status = 'processing' AND version = $2 AND worker_id = $3
@@ -101,34 +90,16 @@ class HandlerCursor(psycopg.Cursor[Any]):
             connection.check()  # a statement that was cut short says why
 
 
-class HandlerConnection(OwnConnection):
+class HandlerConnection(Guarded, OwnConnection):
     """The connection a handler gets: a plain one, but for what would end the transaction early."""
-
-    expired_after: float | None = None
-    over = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.cursor_factory = HandlerCursor
 
-    def check(self) -> None:
-        if self.expired_after is not None:
-            raise TransactionExpired(
-                f"the transaction took longer than {self.expired_after:g} s and was rolled back",
-                hint="keep it short, or raise transaction_seconds",
-            )
-        if self.over:
-            raise HoldfastError("the transaction is over; its connection can't be used any more")
-
     def cursor(self, *args: Any, **kwargs: Any) -> Any:
         self.check()
         return super().cursor(*args, **kwargs)
-
-    def commit(self) -> NoReturn:
-        raise HoldfastError("leaving the block commits the transaction")
-
-    def rollback(self) -> NoReturn:
-        raise HoldfastError("raise an exception to roll the transaction back")
 
     def close(self) -> None:
         if not self.over:
@@ -145,9 +116,7 @@ class PostgresAttemptTransaction:
         self._database = database
         self._claim = claim
         self._seconds = seconds
-        self._settling = threading.Lock()
-        self._timer = threading.Timer(seconds, self._expire)
-        self._timer.daemon = True
+        self._time = TimeLimit(seconds, self._expire)
 
     def begin(self) -> None:
         connection = self._connect()
@@ -167,7 +136,7 @@ class PostgresAttemptTransaction:
         except BaseException:
             self._close()
             raise
-        self._timer.start()
+        self._time.start()
 
     def _connect(self) -> psycopg.Connection[Any]:
         """As patient as SQLite is with its lock: a server that is just starting costs no attempt."""
@@ -181,9 +150,8 @@ class PostgresAttemptTransaction:
             time.sleep(0.1)
 
     def hold(self) -> None:
-        with self._settling:
+        with self._time.lifted():
             self.connection.check()
-            self._timer.cancel()
             try:
                 self._session.rows("SELECT set_config('idle_in_transaction_session_timeout', '0', true)")
             except psycopg.Error as error:
@@ -192,13 +160,12 @@ class PostgresAttemptTransaction:
     def commit(
         self, decision: Decision, children: Sequence[NewJob], done: Callable[[], None] = lambda: None
     ) -> None:
-        with self._settling:  # from here on it can't expire
-            self._timer.cancel()
+        with self._time.lifted():
             try:
                 self.connection.check()
                 self._check_open()
                 self._finish(decision, children)
-                self._commit()
+                commit_completion(self._database, self.connection, self._claim)
                 done()
             finally:
                 self._close()
@@ -206,8 +173,7 @@ class PostgresAttemptTransaction:
             self._database.notifier.touch()
 
     def rollback(self) -> None:
-        with self._settling:
-            self._timer.cancel()
+        with self._time.lifted():
             self._close()
 
     def _check_open(self) -> None:
@@ -221,16 +187,7 @@ class PostgresAttemptTransaction:
             raise HoldfastError("some SQL inside ctx.transaction() has ended the transaction")
 
     def _finish(self, decision: Decision, children: Sequence[NewJob]) -> None:
-        claim = self._claim
-        finish = Finish(
-            seq=claim.seq,
-            version=claim.version,
-            worker_id=claim.worker_id,
-            attempt=claim.attempts,
-            decision=decision,
-            started_at=0,
-            children=tuple(children),
-        )
+        finish = completion_of(self._claim, decision, children)
         try:
             accepted = finish_jobs(
                 self._session, [finish], self._database.instant, child_patience=LOCK_PATIENCE
@@ -242,34 +199,14 @@ class PostgresAttemptTransaction:
         if Status.PROCESSING in accepted.values():
             raise StoreBusy(LOCK_PATIENCE)
 
-    def _commit(self) -> None:
-        try:
-            self._database.commit(self.connection)
-        except CommitUncertain:
-            if not self._is_committed():
-                raise
-
-    def _is_committed(self) -> bool:
-        row = self._database.read_one(
-            "SELECT status, version FROM holdfast_jobs WHERE seq = $1", [self._claim.seq]
-        )
-        return bool(row == (Status.COMPLETED, self._claim.version))
-
     def _expire(self) -> None:
-        if not self._settling.acquire(blocking=False):
-            return
-        try:
-            connection = self.connection
-            if connection.over:
-                return
-            connection.expired_after = self._seconds
-            with suppress(psycopg.Error):
-                connection.cancel()
-            with suppress(psycopg.Error):  # waits until the handler's statement has ended
-                # A statement that is on its way already finds a transaction that can't write.
-                psycopg.RawCursor(connection).execute("ROLLBACK; BEGIN READ ONLY")
-        finally:
-            self._settling.release()
+        connection = self.connection
+        connection.expired_after = self._seconds
+        with suppress(psycopg.Error):
+            connection.cancel()
+        with suppress(psycopg.Error):  # waits until the handler's statement has ended
+            # A statement that is on its way already finds a transaction that can't write.
+            psycopg.RawCursor(connection).execute("ROLLBACK; BEGIN READ ONLY")
 
     def _close(self) -> None:
         connection = self.connection

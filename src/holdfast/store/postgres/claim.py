@@ -14,8 +14,8 @@ from holdfast.core.clock import microseconds
 from holdfast.core.rate_limit import Bucket
 from holdfast.store.limits import Limits
 from holdfast.store.postgres.clock import CLOCK, PRESENT
-from holdfast.store.postgres.database import Session
 from holdfast.store.postgres.schema import SEQ
+from holdfast.store.postgres.session import Session
 from holdfast.store.protocol import Activity, Claim, Claimed, Demand
 
 HELD_BACK_PAUSE = 0.1

@@ -17,8 +17,8 @@ from holdfast.core.error_group import error_group
 from holdfast.core.job import FINISHED, Status
 from holdfast.store.postgres.arrays import MOST_TEXT, given, parts
 from holdfast.store.postgres.clock import CLOCK
-from holdfast.store.postgres.database import Answer, Session
 from holdfast.store.postgres.insert import insert_jobs, run
+from holdfast.store.postgres.session import Answer, Session
 from holdfast.store.protocol import Finish, NewJob
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from holdfast.core.clock import microseconds
 from holdfast.store.postgres.arrays import given
 from holdfast.store.postgres.clock import CLOCK
-from holdfast.store.postgres.database import Session
 from holdfast.store.postgres.finish import is_held
+from holdfast.store.postgres.session import Session
 from holdfast.store.protocol import Beat, Minute, TypeRecord, WorkerRecord
 from holdfast.store.statistics import (
     ALL_MINUTES,

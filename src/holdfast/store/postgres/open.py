@@ -11,8 +11,9 @@ from holdfast.errors import ForeignDatabase, SchemaOutOfDate, StoreUnavailable
 from holdfast.store import migrate as migrations
 from holdfast.store.moved import MOVE_TABLE
 from holdfast.store.postgres.address import parse_url
-from holdfast.store.postgres.database import Database, Session
+from holdfast.store.postgres.database import Database
 from holdfast.store.postgres.schema import MIGRATIONS, VERSION_TABLE
+from holdfast.store.postgres.session import Session
 from holdfast.store.postgres.store import PostgresStore
 
 # Whoever comes second finds nothing left to do.

@@ -11,9 +11,10 @@ from holdfast.core.job import Status
 from holdfast.core.lifecycle import sources
 from holdfast.errors import JobNotFound, KeyHeld, WrongState
 from holdfast.store.postgres.clock import CLOCK
-from holdfast.store.postgres.database import LOCK_PATIENCE, PATIENCE, Session
 from holdfast.store.postgres.finish import CHILD_PATIENCE
 from holdfast.store.postgres.insert import FREE_EXPIRED
+from holdfast.store.postgres.patience import LOCK_PATIENCE, PATIENCE
+from holdfast.store.postgres.session import Session
 
 _CANCEL_WAITING = f"""
 WITH {CLOCK}

@@ -15,7 +15,9 @@ from holdfast.errors import CommitUncertain, StoreBusy, StoreError
 from holdfast.store.postgres import caller, claim, finish, health, insert, keep, operate, tallies
 from holdfast.store.postgres.attempt import PostgresAttemptTransaction
 from holdfast.store.postgres.clock import CLOCK
-from holdfast.store.postgres.database import LOCK_PATIENCE, PATIENCE, ConnectionLost, Database
+from holdfast.store.postgres.database import Database
+from holdfast.store.postgres.errors import ConnectionLost
+from holdfast.store.postgres.patience import LOCK_PATIENCE, PATIENCE
 from holdfast.store.postgres.schema import SEQ
 from holdfast.store.postgres.watch import PostgresWatch
 from holdfast.store.protocol import (

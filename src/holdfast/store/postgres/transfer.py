@@ -39,9 +39,12 @@ from holdfast.store.move import (
 from holdfast.store.moved import MOVE_TABLE, MOVED_STATE, words_of_arriving, words_of_moved, words_of_moving
 from holdfast.store.postgres.claim import rate_row
 from holdfast.store.postgres.clock import NOW
-from holdfast.store.postgres.database import PATIENCE, Database, Session, raise_translated
+from holdfast.store.postgres.database import Database
+from holdfast.store.postgres.errors import raise_translated
 from holdfast.store.postgres.open import open_store
+from holdfast.store.postgres.patience import PATIENCE
 from holdfast.store.postgres.schema import STATUSES
+from holdfast.store.postgres.session import Session
 from holdfast.store.postgres.store import PostgresStore
 
 _LOCK_PATIENCE = "SET LOCAL lock_timeout = '500ms'"

@@ -6,17 +6,16 @@ jobs as they end, looks: to tell of each would cost all of them.
 
 from __future__ import annotations
 
-import os
 import select
-import threading
 import time
-from contextlib import suppress
 
 import psycopg
 
 from holdfast.errors import StoreError
-from holdfast.store.postgres.database import Connection, Database
+from holdfast.store.postgres.connection import Connection
+from holdfast.store.postgres.database import Database
 from holdfast.store.postgres.notify import channel
+from holdfast.store.wake import Waker
 
 _LOOK = 0.02
 _LOOK_FOR_WORK = 0.05
@@ -36,12 +35,7 @@ class PostgresWatch:
         self._ear: Connection | None = None
         self._deaf_until = 0.0
         self._back_off = _RECONNECT[0]
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_read, False)
-        os.set_blocking(self._wake_write, False)
-        self._woken = False
-        self._closing = threading.Lock()  # a descriptor that is closed may soon be another file's
-        self._closed = False
+        self._waker = Waker()
         self._has_changed = False
         self._seen = ""
         try:
@@ -74,17 +68,10 @@ class PostgresWatch:
         return changed
 
     def wake(self) -> None:
-        if not self._woken:
-            self._woken = True
-            with self._closing, suppress(OSError):  # full: a wake-up is on its way
-                if not self._closed:
-                    os.write(self._wake_write, b"w")
+        self._waker.wake()
 
     def close(self) -> None:
-        with self._closing:
-            self._closed = True
-            os.close(self._wake_read)
-            os.close(self._wake_write)
+        self._waker.close()
         if self._ear is not None:
             self._ear.close()
 
@@ -95,15 +82,14 @@ class PostgresWatch:
 
     def _wait_for_wake(self, seconds: float) -> bool:
         poll = select.poll()
-        poll.register(self._wake_read, select.POLLIN)
+        poll.register(self._waker, select.POLLIN)
         if self._ear is not None:
             poll.register(self._ear.fileno(), select.POLLIN)
         woken = False
         for descriptor, _ in poll.poll(seconds * 1000):
-            if descriptor == self._wake_read:
-                with suppress(BlockingIOError):
-                    os.read(descriptor, 65_536)
-                woken, self._woken = True, False
+            if descriptor == self._waker.fileno():
+                self._waker.clear()
+                woken = True
             else:
                 self._hear()
         return woken

@@ -8,15 +8,14 @@ next INSERT by itself.
 from __future__ import annotations
 
 import sqlite3
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from holdfast.core.job import Status
 from holdfast.core.lifecycle import Decision
-from holdfast.errors import CommitUncertain, HoldfastError, LeaseLost, TransactionExpired
-from holdfast.store.protocol import Claim, Finish, NewJob
+from holdfast.errors import HoldfastError, LeaseLost
+from holdfast.store.attempt import Guarded, TimeLimit, commit_completion, completion_of
+from holdfast.store.protocol import Claim, NewJob
 from holdfast.store.sqlite.database import Database, rollback
 from holdfast.store.sqlite.finish import finish_jobs
 
@@ -61,20 +60,8 @@ class HandlerCursor(sqlite3.Cursor):
             connection.check()
 
 
-class HandlerConnection(sqlite3.Connection):
+class HandlerConnection(Guarded, sqlite3.Connection):
     """The connection a handler gets: a plain one, but for what would end the transaction early."""
-
-    expired_after: float | None = None
-    over = False
-
-    def check(self) -> None:
-        if self.expired_after is not None:
-            raise TransactionExpired(
-                f"the transaction took longer than {self.expired_after:g} s and was rolled back",
-                hint="keep it short, or raise transaction_seconds",
-            )
-        if self.over:
-            raise HoldfastError("the transaction is over; its connection can't be used any more")
 
     def cursor(self, factory: Any = HandlerCursor) -> Any:
         self.check()
@@ -88,12 +75,6 @@ class HandlerConnection(sqlite3.Connection):
 
     def executescript(self, *_: Any) -> NoReturn:
         raise HoldfastError("executescript() would commit the transaction; use execute()")
-
-    def commit(self) -> NoReturn:
-        raise HoldfastError("leaving the block commits the transaction")
-
-    def rollback(self) -> NoReturn:
-        raise HoldfastError("raise an exception to roll the transaction back")
 
     def close(self) -> NoReturn:
         raise HoldfastError("leaving the block closes the connection")
@@ -114,9 +95,7 @@ class SqliteAttemptTransaction:
         self._claim = claim
         self._seconds = seconds
         self._clock = clock
-        self._settling = threading.Lock()
-        self._timer = threading.Timer(seconds, self._expire)
-        self._timer.daemon = True
+        self._time = TimeLimit(seconds, self._expire)
 
     def begin(self) -> None:
         with self._database.using():
@@ -133,78 +112,45 @@ class SqliteAttemptTransaction:
         except BaseException:
             self._close()
             raise
-        self._timer.start()
+        self._time.start()
 
     def hold(self) -> None:
-        with self._settling:
+        with self._time.lifted():
             self.connection.check()
-            self._timer.cancel()
 
     def commit(
         self, decision: Decision, children: Sequence[NewJob], done: Callable[[], None] = lambda: None
     ) -> None:
         connection = self.connection
-        with self._settling:  # from here on it can't expire
-            self._timer.cancel()
+        with self._time.lifted():
             try:
                 connection.check()
                 connection.set_authorizer(None)
                 self._finish(decision, children)
-                self._commit()
+                commit_completion(self._database, connection, self._claim)
                 done()
             finally:
                 self._close()
         self._database.checkpoint_if_large()
 
     def rollback(self) -> None:
-        with self._settling:
-            self._timer.cancel()
+        with self._time.lifted():
             self._close()
 
     def _finish(self, decision: Decision, children: Sequence[NewJob]) -> None:
-        now = self._clock()
-        claim = self._claim
-        finish = Finish(
-            seq=claim.seq,
-            version=claim.version,
-            worker_id=claim.worker_id,
-            attempt=claim.attempts,
-            decision=decision,
-            started_at=now,
-            children=tuple(children),
-        )
-        if not finish_jobs(self.connection, [finish], now):
+        finish = completion_of(self._claim, decision, children)
+        if not finish_jobs(self.connection, [finish], self._clock()):
             raise LeaseLost
 
-    def _commit(self) -> None:
-        try:
-            self._database.commit(self.connection)
-        except CommitUncertain:
-            if not self._is_committed():
-                raise
-
-    def _is_committed(self) -> bool:
-        row = self._database.read_one(
-            "SELECT status, version FROM holdfast_jobs WHERE seq = ?", (self._claim.seq,)
-        )
-        return bool(row == (Status.COMPLETED, self._claim.version))
-
     def _expire(self) -> None:
-        if not self._settling.acquire(blocking=False):
-            return
-        try:
-            connection = self.connection
-            if connection.over:
-                return
-            connection.expired_after = self._seconds
-            connection.interrupt()
-            connection.set_authorizer(None)  # it would refuse our ROLLBACK too
-            with suppress(sqlite3.Error):
-                # A statement that slips in after the rollback finds a connection that can't write.
-                sqlite3.Cursor(connection).execute("PRAGMA query_only = ON")
-            rollback(connection)
-        finally:
-            self._settling.release()
+        connection = self.connection
+        connection.expired_after = self._seconds
+        connection.interrupt()
+        connection.set_authorizer(None)  # it would refuse our ROLLBACK too
+        with suppress(sqlite3.Error):
+            # A statement that slips in after the rollback finds a connection that can't write.
+            sqlite3.Cursor(connection).execute("PRAGMA query_only = ON")
+        rollback(connection)
 
     def _close(self) -> None:
         connection = self.connection

@@ -11,11 +11,11 @@ from __future__ import annotations
 import os
 import select
 import sys
-import threading
 import time
 from contextlib import suppress
 
 from holdfast.store.sqlite.database import Database
+from holdfast.store.wake import Waker
 
 _IN_MODIFY = 0x00000002
 _POLL = 0.005
@@ -30,19 +30,14 @@ class SqliteWatch:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._version = self._peek()
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_read, False)
-        os.set_blocking(self._wake_write, False)
+        self._waker = Waker()
         self._poll = select.poll()
-        self._poll.register(self._wake_read, select.POLLIN)
+        self._poll.register(self._waker, select.POLLIN)
         self._inotify: int | None = None
         self._watched: int | None = None
         self._follow_file()
         # The first look may come between a writer's write and its publication.
         self._looks = list(reversed(_SETTLING))
-        self._woken = False
-        self._closing = threading.Lock()  # a descriptor that is closed may soon be another file's
-        self._closed = False
 
     def wait(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout
@@ -62,28 +57,23 @@ class SqliteWatch:
         return changed
 
     def wake(self) -> None:
-        if not self._woken:
-            self._woken = True
-            with self._closing, suppress(OSError):  # full: a wake-up is on its way
-                if not self._closed:
-                    os.write(self._wake_write, b"w")
+        self._waker.wake()
 
     def close(self) -> None:
-        with self._closing:
-            self._closed = True
-            for descriptor in (self._wake_read, self._wake_write, self._inotify):
-                if descriptor is not None:
-                    os.close(descriptor)
+        self._waker.close()
+        if self._inotify is not None:
+            os.close(self._inotify)
 
     def _wait_for_wake(self, seconds: float) -> bool:
         woken = False
         self._follow_file()
         for descriptor, _ in self._poll.poll(seconds * 1000):
-            with suppress(BlockingIOError):
-                os.read(descriptor, 65_536)
-            if descriptor == self._wake_read:
-                woken, self._woken = True, False
+            if descriptor == self._waker.fileno():
+                self._waker.clear()
+                woken = True
             else:
+                with suppress(BlockingIOError):
+                    os.read(descriptor, 65_536)
                 self._looks = list(reversed(_SETTLING))
         return woken
 

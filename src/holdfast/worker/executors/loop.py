@@ -28,11 +28,16 @@ class LoopExecutor:
     def start(self, attempt: Attempt) -> None:
         with self._lock:  # handlers' threads start attempts too
             if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(
-                    target=self._run_loop, args=(self._loop,), name="holdfast-loop", daemon=True
+                loop = asyncio.new_event_loop()
+                thread = threading.Thread(
+                    target=self._run_loop, args=(loop,), name="holdfast-loop", daemon=True
                 )
-                self._thread.start()
+                try:
+                    thread.start()
+                except RuntimeError:  # no more threads to be had
+                    loop.close()
+                    raise
+                self._loop, self._thread = loop, thread
         self._loop.call_soon_threadsafe(self._spawn, attempt)
 
     def ask(self, attempt: Attempt) -> None:

@@ -1,0 +1,100 @@
+"""ctx.transaction() as it is on every engine: its time, its commit, and what it refuses the handler.
+
+How a job is held, and how a statement is cut short, is each engine's own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn, Protocol
+
+from holdfast.core.job import Status
+from holdfast.core.lifecycle import Decision
+from holdfast.errors import CommitUncertain, HoldfastError, TransactionExpired
+from holdfast.store.protocol import Claim, Finish, NewJob
+
+
+class Guarded:
+    """Stands before a driver's connection, and refuses what would end the transaction early."""
+
+    expired_after: float | None = None
+    over = False
+
+    def check(self) -> None:
+        """Raise if the transaction has expired or is over."""
+        if self.expired_after is not None:
+            raise TransactionExpired(
+                f"the transaction took longer than {self.expired_after:g} s and was rolled back",
+                hint="keep it short, or raise transaction_seconds",
+            )
+        if self.over:
+            raise HoldfastError("the transaction is over; its connection can't be used any more")
+
+    def commit(self) -> NoReturn:
+        raise HoldfastError("leaving the block commits the transaction")
+
+    def rollback(self) -> NoReturn:
+        raise HoldfastError("raise an exception to roll the transaction back")
+
+
+class TimeLimit:
+    """Calls `expire` in a thread of its own when the time is up, but never while or after it is lifted."""
+
+    def __init__(self, seconds: float, expire: Callable[[], None]) -> None:
+        self._expire = expire
+        self._settling = threading.Lock()
+        self._is_lifted = False
+        self._timer = threading.Timer(seconds, self._run_out)
+        self._timer.daemon = True
+
+    def start(self) -> None:
+        self._timer.start()
+
+    @contextmanager
+    def lifted(self) -> Iterator[None]:
+        """Waits for an `expire` that has begun; from here on there is none."""
+        with self._settling:
+            self._is_lifted = True
+            self._timer.cancel()
+            yield
+
+    def _run_out(self) -> None:
+        if self._settling.acquire(blocking=False):
+            try:
+                if not self._is_lifted:  # a timer that is about to call is cancelled too late
+                    self._expire()
+            finally:
+                self._settling.release()
+
+
+class Committing(Protocol):
+    """A database on which an attempt's transaction is committed."""
+
+    def commit(self, connection: Any) -> None: ...
+
+    def read_one(self, sql: str, parameters: Sequence[Any] = ()) -> Any: ...
+
+
+def completion_of(claim: Claim, decision: Decision, children: Sequence[NewJob]) -> Finish:
+    """The end of an attempt that its own transaction completes."""
+    return Finish(
+        seq=claim.seq,
+        version=claim.version,
+        worker_id=claim.worker_id,
+        attempt=claim.attempts,
+        decision=decision,
+        started_at=0,  # which is written of failures alone
+        children=tuple(children),
+    )
+
+
+def commit_completion(database: Committing, connection: Any, claim: Claim) -> None:
+    """Commit; where nobody can say whether that was done, the job's row does."""
+    try:
+        database.commit(connection)
+    except CommitUncertain:
+        row = database.read_one("SELECT status, version FROM holdfast_jobs WHERE seq = ?", [claim.seq])
+        if row != (Status.COMPLETED, claim.version):
+            raise

@@ -1,0 +1,79 @@
+"""What the errors of PostgreSQL mean: which of ours each one becomes, and what to do about it."""
+
+from __future__ import annotations
+
+import re
+from typing import NoReturn
+
+import psycopg
+
+from holdfast.errors import ConfigError, StoreBusy, StoreUnavailable
+from holdfast.store.moved import MOVED_STATE, error_of
+from holdfast.store.postgres.patience import PATIENCE
+
+_READ_ONLY = ("25006", "0A000")
+_BUSY = ("55P03", "40P01", "40001")
+_ANOTHER_VERSION = "the queue's tables are of another version: queuectl migrate, and start anew"
+_HINTS = {
+    "42703": _ANOTHER_VERSION,
+    "42883": _ANOTHER_VERSION,
+    "0A000": "the server can't be written now: a standby, or default_transaction_read_only?",
+    "25006": "the server can't be written now: a standby, or default_transaction_read_only?",
+    "42501": "let the role own the schema, or grant it what it needs",
+    "42P01": "the queue's tables are gone; queuectl migrate makes them",
+    "53100": "the server's disk is full: free some space; work goes on by itself",
+}
+
+# libpq tells of a connection that was refused in words alone.
+_REFUSALS = {
+    "authentication failed": "check the user and the password in the address, or in ~/.pgpass",
+    "no password supplied": "say it in the address, in ~/.pgpass or in PGPASSWORD",
+    "pg_hba.conf": "let the server's pg_hba.conf allow this role and machine",
+    'database ".*" does not exist': "make it with createdb, or name another in the address",
+    'role ".*" does not exist': "make it with createuser, or name another in the address",
+    "startup parameter": "a pooler does not know it: leave it out of the address, or let PgBouncer's"
+    " ignore_startup_parameters name it",
+    "too many|connection slots|no more connections": "raise max_connections there, or lower ?pool= here",
+    "refused|No such file|timeout expired": "is the server running there?",
+}
+
+
+class ConnectionLost(StoreUnavailable):
+    """The connection broke before the commit: nothing was written."""
+
+
+def raise_translated(error: psycopg.Error, url: str, *, connecting: bool = False) -> NoReturn:
+    """Raise the driver's error as one of ours. What can only be a mistake in SQL stays as it is."""
+    state = error.sqlstate or ""
+    if state in _BUSY:
+        raise StoreBusy(PATIENCE) from error
+    _raise_if_moved(error)
+    if state[:2] in ("22", "23", "42") and state not in _HINTS:
+        raise error
+    reason = str(error).strip().partition("\n")[0]
+    if not state and not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+        if connecting:
+            raise ConfigError(f"{url}: {reason}") from error
+        raise error
+    hint = _HINTS.get(state, _HINTS.get(state[:2]))
+    if connecting:
+        hint = next((advice for words, advice in _REFUSALS.items() if re.search(words, reason)), hint)
+    kind = ConnectionLost if not connecting and means_lost(error) else StoreUnavailable
+    raise kind(f"{url}: {reason}", hint=hint) from error
+
+
+def _raise_if_moved(error: psycopg.Error) -> None:
+    """Raise what a guard of a move has refused as one of our errors."""
+    moved = error_of(str(error)) if error.sqlstate == MOVED_STATE else None
+    if moved is not None:
+        raise moved from error
+
+
+def means_lost(error: psycopg.Error) -> bool:
+    """Whether the connection is gone: without a word, or with the server's last."""
+    return not error.sqlstate or error.sqlstate.startswith(("57P", "08", "25P03", "25P04"))
+
+
+def means_read_only(error: psycopg.Error) -> bool:
+    """Whether the server can't be written, such as a primary that has become a standby."""
+    return error.sqlstate in _READ_ONLY

@@ -1,0 +1,43 @@
+"""The server's clock as a process follows it: asked for now and then, and counted on in between."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from holdfast.core.clock import SECOND, system_clock
+from holdfast.errors import StoreError
+
+_KEPT, _RETRY = 30 * SECOND, SECOND
+_TICKS = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""A clock that nobody sets, and that goes on while the machine sleeps."""
+
+
+class ServerClock:
+    """Tells the server's present; this machine's own, until the server was heard."""
+
+    def __init__(self, ask: Callable[[], int]) -> None:
+        self._ask = ask
+        self._offset = system_clock() - ticks()
+        self._due = 0
+
+    def now(self) -> int:
+        """Microseconds, by what was last read of the server's clock."""
+        before = ticks()
+        if before >= self._due:
+            self._due = before + _RETRY  # without a server the last known has to do
+            with suppress(StoreError):
+                self.set(self._ask(), before)
+        return ticks() + self._offset
+
+    def set(self, now: int, before: int) -> None:
+        """Take over what the server has said, who was asked at `before` in ticks."""
+        after = ticks()
+        self._offset = now - (before + after) // 2
+        self._due = after + _KEPT
+
+
+def ticks() -> int:
+    """Microseconds on a clock that nobody sets."""
+    return time.clock_gettime_ns(_TICKS) // 1000

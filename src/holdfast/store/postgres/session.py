@@ -1,0 +1,110 @@
+"""Our SQL on a connection: statements that go out together, their rows, and values as they can be stored.
+
+When a transaction begins and ends, and what its errors become, is the database's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import psycopg
+from psycopg import RawCursor
+
+from holdfast.store.postgres.arrays import literal
+from holdfast.store.postgres.connection import Connection
+
+
+class Names(Protocol):
+    """Whose SQL it is."""
+
+    schema: str
+
+    def text(self, sql: str) -> str:
+        """Our SQL as the server takes it."""
+
+
+class Answer:
+    """The rows of a statement that goes out with the next one; there once that has been answered."""
+
+    def __init__(self) -> None:
+        self.rows: list[Any] = []
+
+
+class Session:
+    """A connection inside a transaction, and how our SQL is run on it."""
+
+    def __init__(self, connection: Connection, database: Names) -> None:
+        self.connection = connection
+        self.database = database
+        self.wakes = False
+        """Whether workers are to be told of it once it is committed."""
+        self.meanwhile: Callable[[], None] | None = None
+        """What to do once, while the server is at statements that go out together."""
+        self._ahead: list[tuple[Answer, str, Sequence[Any]]] = []
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is anything to commit."""
+        return not self._ahead
+
+    def ahead(self, sql: str, parameters: Sequence[Any] = ()) -> Answer:
+        """Run a statement whose answer nobody needs before the next one's, in one round trip with it."""
+        answer = Answer()
+        self._ahead.append((answer, self.database.text(sql), [*map(storable, _sendable(parameters))]))
+        return answer
+
+    def wait_at_most(self, seconds: float) -> None:
+        """From now on, in this transaction: StoreBusy after so long a wait for a lock."""
+        self.ahead(f"SET LOCAL lock_timeout = {round(1000 * seconds)}")
+
+    def do_meanwhile(self) -> None:
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            meanwhile()
+
+    def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        return _rows(self._execute(sql, parameters))
+
+    def count(self, sql: str, parameters: Sequence[Any] = ()) -> int:
+        """How many rows a statement has changed."""
+        return self._execute(sql, parameters).rowcount
+
+    def _execute(self, sql: str, parameters: Sequence[Any]) -> RawCursor[tuple[Any, ...]]:
+        text = self.database.text(sql)
+        parameters = _sendable(parameters)
+        try:
+            return self._send(text, parameters)
+        except (UnicodeEncodeError, psycopg.DataError) as error:
+            if getattr(error, "sqlstate", None):
+                raise
+            # It was not sent: some text can't be stored as it is.
+            return self._send(text, [storable(value) for value in parameters])
+
+    def _send(self, text: str, parameters: Sequence[Any]) -> RawCursor[tuple[Any, ...]]:
+        cursor = RawCursor(self.connection)
+        if not self._ahead:
+            return cursor.execute(text, parameters)
+        ahead, self._ahead = self._ahead, []
+        with self.connection.pipeline():
+            sent = [RawCursor(self.connection).execute(before, given) for _, before, given in ahead]
+            cursor.execute(text, [*map(storable, parameters)])
+            self.do_meanwhile()
+        for (answer, _, _), done in zip(ahead, sent, strict=True):
+            answer.rows = _rows(done)
+        return cursor
+
+
+def _sendable(parameters: Sequence[Any]) -> Sequence[Any]:
+    return [literal(value) if isinstance(value, list) else value for value in parameters]
+
+
+def _rows(cursor: RawCursor[tuple[Any, ...]]) -> list[Any]:
+    return cursor.fetchall() if cursor.description is not None else []
+
+
+def storable(value: Any) -> Any:
+    """A parameter as PostgreSQL can hold it: its texts have no NUL, and no half of a character."""
+    return (
+        value.replace("\0", "\ufffd").encode("utf-8", "replace").decode() if isinstance(value, str) else value
+    )
