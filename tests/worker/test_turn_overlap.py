@@ -324,9 +324,6 @@ def test_what_is_told_of_a_turn_is_committed(
     assert told[JobClaimed, "processing"] + told[JobClaimed, "completed"] == 40
 
 
-# For the end of tests/worker/test_turn_overlap.py.
-
-
 @both_engines
 def test_maintenance_that_was_not_committed_is_not_told(
     queue: Queue,

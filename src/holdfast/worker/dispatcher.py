@@ -346,7 +346,7 @@ class Dispatcher:
                 self._settings,
                 claim_limit=(self._batch_size or MAX_CLAIM) if self._may_claim() else 0,
                 known=self._known,
-                meanwhile=self._start_held,
+                meanwhile=self._proceed,
             )
         except StoreError:
             with self._progress_lock:
@@ -361,7 +361,7 @@ class Dispatcher:
         self._hold(claimed, began)
         # Where a server does the work, there is time to run while it is at the next turn.
         if not self._store.is_shared or not self._is_pressed():
-            self._start_held()
+            self._proceed()
         self._turn.announce(claimed)
         if not self._store.is_shared:
             self._turn.seen = None  # what a subscriber enqueues in this thread, the watch does not see
@@ -377,6 +377,11 @@ class Dispatcher:
             attempt.claimed = attempt.leased = claimed_at
             attempt.on_progress = self._note_progress
         self._slots.hold(attempts)
+
+    def _proceed(self) -> None:
+        """Go on with what the last turn leaves to do here."""
+        self._start_held()
+        self._turn.count()
 
     def _start_held(self) -> None:
         """Start what can start. While stopping or paused it is given back instead."""
@@ -453,7 +458,7 @@ class Dispatcher:
     def _sleep(self) -> None:
         now = time.monotonic()
         if now < self._back_off or not self._is_pressed():
-            self._start_held()
+            self._proceed()
         if now < self._back_off:
             time.sleep(min(self._back_off - now, 0.05))
             return

@@ -118,6 +118,7 @@ class Drainer:
                 raise StoreBusy(_PATIENCE)
             time.sleep(_PAUSE)
         self._attempt = None
+        self._settler.count(ended, accepted)
         self._settler.announce(ended, accepted)
 
     def close(self) -> None:

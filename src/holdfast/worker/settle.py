@@ -15,6 +15,8 @@ from holdfast.store.protocol import Finish, Store
 from holdfast.worker.run import Committed, Ending, LetGo
 from holdfast.worker.statistics import Statistics
 
+_SETTLED_ALREADY = (Committed, LetGo)
+
 
 class Ended:
     """An attempt that has ended, until its outcome is written or refused."""
@@ -38,7 +40,8 @@ class Ended:
 
 
 class Settler:
-    """Writes outcomes for one worker. `write` belongs inside the turn's transaction, `announce` after it."""
+    """Writes outcomes for one worker. `write` belongs inside the turn's transaction; `announce` and `count`
+    come after it."""
 
     def __init__(self, worker_id: str, store: Store, events: e.Events, statistics: Statistics) -> None:
         self._worker_id = worker_id
@@ -68,7 +71,7 @@ class Settler:
 
     def _finish(self, end: Ended, settings: Settings) -> Finish | None:
         claim = end.attempt.claim
-        if isinstance(end.ending, Committed | LetGo):
+        if isinstance(end.ending, _SETTLED_ALREADY):
             return None
         if end.decision is None:
             end.decision = self._decide(end.attempt, end.ending, settings)
@@ -90,14 +93,16 @@ class Settler:
             claim.attempts, outcome, settings.policy(claim.type, claim.max_attempts), random.random()
         )
 
-    def announce(self, ended: Iterable[Ended], accepted: dict[tuple[int, int], Status]) -> None:
-        """Count and tell what was committed."""
-        now = self._store.now()
-        is_heard = self._events.wanted(e.JobCompleted)
+    def announce(self, ended: Sequence[Ended], accepted: dict[tuple[int, int], Status]) -> None:
+        """Tell what was committed."""
+        is_heard = self._events.wanted(e.JobCompleted) or self._events.wanted(e.JobEnqueued)
+        all_completed = len(accepted) == len(ended) and set(accepted.values()) == {Status.COMPLETED}
+        if all_completed and not is_heard:
+            return
         for end in ended:
             claim = end.attempt.claim
             if isinstance(end.ending, Committed):
-                self._completed(end, now, is_heard)
+                self._completed(end)
                 if end.ending.error is not None:
                     self._events.emit(
                         e.HandlerErrorIgnored(job_id=claim.id, type=claim.type, error=end.ending.error)
@@ -109,14 +114,22 @@ class Settler:
                     )
                 )
             elif accepted[claim.seq, claim.version] is Status.COMPLETED:
-                self._completed(end, now, is_heard)
+                self._completed(end)
             else:
-                self._not_completed(end, accepted[claim.seq, claim.version], now)
+                self._not_completed(end, accepted[claim.seq, claim.version])
 
-    def _completed(self, end: Ended, now: int, is_heard: bool) -> None:
+    def count(self, ended: Iterable[Ended], accepted: dict[tuple[int, int], Status]) -> None:
+        """Note it in the statistics."""
+        now = self._store.now()
+        for end in ended:
+            claim = end.attempt.claim
+            outcome = _counted_as(end, accepted.get((claim.seq, claim.version)))
+            if outcome is not None:
+                self._statistics.end(claim.type, outcome, now, wait=_waited(end), run=end.seconds)
+
+    def _completed(self, end: Ended) -> None:
         claim = end.attempt.claim
-        self._statistics.end(claim.type, "completed", now, wait=_waited(end), run=end.seconds)
-        if is_heard:
+        if self._events.wanted(e.JobCompleted):
             self._events.emit(
                 e.JobCompleted(
                     job_id=claim.id,
@@ -134,7 +147,7 @@ class Settler:
                         e.JobEnqueued(job_id=job.id, type=job.type, status=job.status, parent_id=claim.id)
                     )
 
-    def _not_completed(self, end: Ended, status: Status, now: int) -> None:
+    def _not_completed(self, end: Ended, status: Status) -> None:
         claim, decision = end.attempt.claim, end.decision
         assert decision is not None
         name = {"job_id": claim.id, "type": claim.type}
@@ -144,8 +157,6 @@ class Settler:
         elif decision.verb == "release":
             event = e.JobReleased(**name, worker_id=self._worker_id)
         else:
-            outcome = "retried" if status is Status.SCHEDULED else "failed"
-            self._statistics.end(claim.type, outcome, now, wait=_waited(end), run=end.seconds)
             event = self._failed(end, decision, status)
         self._events.emit(event)
 
@@ -163,6 +174,16 @@ class Settler:
         return e.JobFailed(
             job_id=claim.id, type=claim.type, attempt=claim.attempts, worker_id=self._worker_id, error=error
         )
+
+
+def _counted_as(end: Ended, status: Status | None) -> str | None:
+    if status is Status.COMPLETED or isinstance(end.ending, Committed):
+        return "completed"
+    if status is None or status is Status.CANCELLED:
+        return None
+    if end.decision is None or end.decision.verb == "release":
+        return None
+    return "retried" if status is Status.SCHEDULED else "failed"
 
 
 def _waited(end: Ended) -> float:

@@ -48,9 +48,13 @@ class Statistics:
         """The rows that are not stored as they are."""
         return [self._minutes[key] for key in self._changed]
 
+    def is_due(self) -> bool:
+        """Whether to write them: at most once a second, so that a row is written for many turns."""
+        return bool(self._changed) and time.monotonic() >= self._written_at + _PAUSE
+
     def due(self) -> list[Minute]:
-        """The same, but at most once a second: a row is written for many turns."""
-        return self.changed() if time.monotonic() >= self._written_at + _PAUSE else []
+        """Those to write now."""
+        return self.changed() if self.is_due() else []
 
     def written(self, now: int) -> None:
         """The rows of `changed` are stored; those of past minutes are forgotten."""

@@ -19,6 +19,9 @@ from holdfast.worker.statistics import Statistics
 ProgressReport = tuple[int, int, float, str | None]
 """A report of progress: seq, version, fraction, message."""
 
+Finished = tuple[Sequence[Ended], dict[tuple[int, int], Status]]
+"""Outcomes, and the state that each accepted one led to."""
+
 
 class Turn:
     """Writes outcomes, does what maintenance is due, claims.
@@ -45,7 +48,8 @@ class Turn:
         self._maintenance = maintenance
         self._statistics = statistics
         self._settler = Settler(worker_id, store, events, statistics)
-        self._finished: tuple[Sequence[Ended], dict[tuple[int, int], Status]] = ((), {})
+        self._finished: Finished = ((), {})
+        self._uncounted: list[Finished] = []
         self.held_up: list[Ended] = []
         """Outcomes that somebody's open transaction stands in the way of, to be offered again."""
         self.seen: Mapping[str, Activity] | None = None
@@ -76,9 +80,11 @@ class Turn:
                     self.seen = None
                 # Finish before claiming: an outcome is durable before anything new is taken.
                 finishes = self._settler.finishes(ended, settings)
-                minutes = self._statistics.due()
-                if progress or minutes or self._maintenance.is_due() or not all(map(_is_plain, ended)):
+                minutes: list[Minute] = []
+                is_due = self._statistics.is_due() or self._maintenance.is_due()
+                if progress or is_due or not all(map(_is_plain, ended)):
                     meanwhile()  # this may take its time
+                    minutes = self._statistics.due()
                     accepted |= self._store.finish_jobs(finishes)
                     finishes = []
                     self._write_more(ended, progress, minutes, settings)
@@ -98,11 +104,18 @@ class Turn:
             self.held_up = [end for end in ended if accepted.get(end.name) is Status.PROCESSING]
             ended = [end for end in ended if accepted.get(end.name) is not Status.PROCESSING]
         self._finished = ended, accepted
+        self._uncounted.append(self._finished)
         return claimed
+
+    def count(self) -> None:
+        """Note in the statistics what turns have committed since it was last done."""
+        while self._uncounted:
+            self._settler.count(*self._uncounted.pop(0))
 
     def announce(self, claimed: Claimed) -> None:
         """Tell what `take` committed."""
-        self._settler.announce(*self._finished)
+        finished, self._finished = self._finished, ((), {})
+        self._settler.announce(*finished)
         self._maintenance.announce()
         if claimed.claims and self._events.wanted(e.JobClaimed):
             for claim in claimed.claims:
@@ -114,6 +127,7 @@ class Turn:
 
     def leave(self) -> None:
         """The last write of a worker."""
+        self.count()
         self._statistics.limit((), self._store.now())
         with self._store.transaction():
             self._store.write_statistics(self._statistics.changed())
