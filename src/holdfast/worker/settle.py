@@ -9,25 +9,42 @@ from collections.abc import Iterable, Sequence
 from holdfast import events as e
 from holdfast.context import Attempt
 from holdfast.core.job import Status
-from holdfast.core.lifecycle import Completed, Decision, Outcome, completion, decide
+from holdfast.core.lifecycle import Completed, Decision, completion, decide
 from holdfast.core.settings import Settings
 from holdfast.store.protocol import Finish, Store
 from holdfast.worker.run import Committed, Ending, LetGo
 from holdfast.worker.statistics import Statistics
 
-_SETTLED_ALREADY = (Committed, LetGo)
-
 
 class Ended:
     """An attempt that has ended, until its outcome is written or refused."""
 
-    __slots__ = ("at", "attempt", "decision", "ending")
+    __slots__ = ("at", "attempt", "ending", "finish")
 
     def __init__(self, attempt: Attempt, ending: Ending) -> None:
         self.attempt = attempt
         self.ending = ending
         self.at = time.monotonic()
-        self.decision: Decision | None = None
+        self.finish: Finish | None = None
+        """What is to be written of it, once that is decided."""
+        if isinstance(ending, Completed):  # at once, in the handler's thread: the loop has less time
+            self.decide(completion(ending.result))
+
+    def decide(self, decision: Decision) -> None:
+        claim = self.attempt.claim
+        self.finish = Finish(
+            seq=claim.seq,
+            version=claim.version,
+            worker_id=claim.worker_id,
+            attempt=claim.attempts,
+            decision=decision,
+            started_at=self.attempt.started_at or claim.due_at,
+            children=tuple(self.attempt.children) if decision.status is Status.COMPLETED else (),
+        )
+
+    @property
+    def decision(self) -> Decision | None:
+        return None if self.finish is None else self.finish.decision
 
     @property
     def name(self) -> tuple[int, int]:
@@ -67,31 +84,12 @@ class Settler:
 
     def finishes(self, ended: Sequence[Ended], settings: Settings) -> list[Finish]:
         """The outcomes as the store takes them."""
-        return [f for f in (self._finish(end, settings) for end in ended) if f]
-
-    def _finish(self, end: Ended, settings: Settings) -> Finish | None:
-        claim = end.attempt.claim
-        if isinstance(end.ending, _SETTLED_ALREADY):
-            return None
-        if end.decision is None:
-            end.decision = self._decide(end.attempt, end.ending, settings)
-        return Finish(
-            seq=claim.seq,
-            version=claim.version,
-            worker_id=claim.worker_id,
-            attempt=claim.attempts,
-            decision=end.decision,
-            started_at=end.attempt.started_at or claim.due_at,
-            children=tuple(end.attempt.children) if end.decision.status is Status.COMPLETED else (),
-        )
-
-    def _decide(self, attempt: Attempt, outcome: Outcome, settings: Settings) -> Decision:
-        if isinstance(outcome, Completed):
-            return completion(outcome.result)
-        claim = attempt.claim
-        return decide(
-            claim.attempts, outcome, settings.policy(claim.type, claim.max_attempts), random.random()
-        )
+        for end in ended:
+            if end.finish is None and not isinstance(end.ending, Committed | LetGo):
+                claim = end.attempt.claim
+                policy = settings.policy(claim.type, claim.max_attempts)
+                end.decide(decide(claim.attempts, end.ending, policy, random.random()))
+        return [end.finish for end in ended if end.finish is not None]
 
     def announce(self, ended: Sequence[Ended], accepted: dict[tuple[int, int], Status]) -> None:
         """Tell what was committed."""

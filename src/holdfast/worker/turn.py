@@ -199,8 +199,8 @@ class Turn:
 
 def _is_plain(end: Ended) -> bool:
     """Whether an outcome leaves nothing else to be done."""
-    is_completion = end.decision is not None and end.decision.status is Status.COMPLETED
-    return is_completion and not end.attempt.children
+    finish = end.finish
+    return finish is not None and finish.decision.status is Status.COMPLETED and not finish.children
 
 
 def _waits(end: Ended) -> bool:
