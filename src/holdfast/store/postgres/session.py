@@ -28,7 +28,15 @@ class Answer:
     """The rows of a statement that goes out with the next one; there once that has been answered."""
 
     def __init__(self) -> None:
-        self.rows: list[Any] = []
+        self._rows: list[Any] | None = None
+
+    @property
+    def rows(self) -> list[Any]:
+        assert self._rows is not None, "the statement has not been sent"
+        return self._rows
+
+    def arrive(self, rows: list[Any]) -> None:
+        self._rows = rows
 
 
 class Session:
@@ -91,7 +99,7 @@ class Session:
             cursor.execute(text, [*map(storable, parameters)])
             self.do_meanwhile()
         for (answer, _, _), done in zip(ahead, sent, strict=True):
-            answer.rows = _rows(done)
+            answer.arrive(_rows(done))
         return cursor
 
 
