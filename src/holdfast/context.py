@@ -60,6 +60,7 @@ class Attempt:
         "host",
         "interrupted_at",
         "leased",
+        "max_result_bytes",
         "on_commit",
         "on_interrupt",
         "on_progress",
@@ -69,10 +70,13 @@ class Attempt:
         "written_off",
     )
 
-    def __init__(self, claim: Claim, handler: Handler, host: AttemptHost) -> None:
+    def __init__(
+        self, claim: Claim, handler: Handler, host: AttemptHost, *, max_result_bytes: int | None = None
+    ) -> None:
         self.claim = claim
         self.handler = handler
         self.host = host
+        self.max_result_bytes = max_result_bytes
         self.children: list[NewJob] = []
         self.committed = False
         self.stop_reason: str | None = None
@@ -97,6 +101,13 @@ class Attempt:
         self.started = time.monotonic()
         if self.claim.timeout is not None:
             self.deadline = self.started + self.claim.timeout
+
+    @property
+    def result_limit(self) -> int:
+        """How many bytes its result may have: as the worker said, or else as the settings say."""
+        if self.max_result_bytes is not None:
+            return self.max_result_bytes
+        return int(self.host.settings().get("max_result_bytes", self.claim.type))
 
     def is_overdue(self) -> bool:
         """Whether its lease should have been renewed by now. In a process of its own, nobody knows."""

@@ -93,8 +93,7 @@ def ending_of_value(attempt: Attempt, value: Any) -> Ending:
     """How an attempt ends whose handler returned."""
     if attempt.committed:
         return Committed()
-    limit = attempt.host.settings().get("max_result_bytes", attempt.claim.type)
-    return Completed(encode_result(value, limit))
+    return Completed(encode_result(value, attempt.result_limit))
 
 
 def ending_of_error(attempt: Attempt, error: BaseException) -> Ending:

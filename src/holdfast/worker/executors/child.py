@@ -80,7 +80,7 @@ class ChildProgram:
         except BaseException as error:
             ending: Ending = Errored(f"the handler could not be imported: {describe(error)}")
         else:
-            attempt = Attempt(message.claim, handler, queue)
+            attempt = Attempt(message.claim, handler, queue, max_result_bytes=message.max_result_bytes)
             attempt.on_progress = self._progress
             attempt.on_commit = lambda: self._reply(JobCompleted())
             self._attempt = attempt

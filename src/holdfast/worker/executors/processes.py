@@ -161,7 +161,17 @@ class Child:
         """Run an attempt and wait for its end, or the child's."""
         handler = attempt.handler
         module, name = handler.address()
-        self._send(Run(attempt.claim, handler.type, module, name, handler.whole, handler.options))
+        self._send(
+            Run(
+                attempt.claim,
+                handler.type,
+                module,
+                name,
+                handler.whole,
+                handler.options,
+                attempt.result_limit,
+            )
+        )
         while (line := self._read_line()) is not None:
             message = self._decode(line)
             if isinstance(message, Started):

@@ -24,7 +24,10 @@ class Setup(Struct, tag=True):
 
 
 class Run(Struct, tag=True):
-    """Run an attempt with the function of this module and name, a handler with these options."""
+    """Run an attempt with the function of this module and name, a handler with these options.
+
+    The limit of its result comes along: a handler that is done must not fail because the child can't read it.
+    """
 
     claim: Claim
     handler_type: str
@@ -32,6 +35,7 @@ class Run(Struct, tag=True):
     name: str
     whole: bool
     options: Mapping[str, Value]
+    max_result_bytes: int
 
 
 class Ask(Struct, tag=True):
