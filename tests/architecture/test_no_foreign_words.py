@@ -25,7 +25,7 @@ def ours() -> list[Path]:
     found = []
     for folder, names, files in os.walk(ROOT):
         names[:] = [n for n in names if n not in NOT_OURS and not n.endswith(("_cache", ".egg-info"))]
-        names[:] = [n for n in names if n != ".hypothesis"]
+        names[:] = [n for n in names if n != ".hypothesis" and not n.startswith(".venv-")]
         found += [Path(folder, file) for file in files if not re.search(r"\.(?:db|pyc|png|ico)\b", file)]
     return sorted(found)
 

@@ -97,7 +97,7 @@ async def work_async(ctx: Context, seconds: float = 0.0, mark: str = "") -> None
 
 
 @queue.job(executor="process")
-def work_in_process(ctx: Context, seconds: float = 0.0) -> None:
+def work_in_process(ctx: Context, seconds: float = 0.0, mark: str = "") -> None:
     with noted(ctx, worker=os.getppid()):
         time.sleep(seconds)
 
@@ -163,7 +163,7 @@ def _insert(connection: Any, ctx: Context) -> None:
 
 
 @queue.job
-def insert_row(ctx: Context, bombs: str | None = None, seconds: float = 0.0) -> None:
+def insert_row(ctx: Context, bombs: str | None = None, seconds: float = 0.0, mark: str = "") -> None:
     """Inserts a row. Whoever finds a bomb in the folder dies inside the block, after the insert."""
     with noted(ctx):
         time.sleep(seconds)
@@ -199,8 +199,9 @@ def _take_one(folder: str) -> bool:
 
 
 @queue.job
-def parent(ctx: Context) -> None:
+def parent(ctx: Context, seconds: float = 0.0, mark: str = "") -> None:
     with noted(ctx):
+        time.sleep(seconds)
         ctx.enqueue(leaf, {"by": ctx.attempt})
 
 

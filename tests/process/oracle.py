@@ -228,7 +228,8 @@ def check_limits_now(database: Database, limits: Mapping[str, int]) -> None:
 def check_rate(database: Database, type: str, rate: float) -> None:
     """Starts in any t seconds ≤ rate × t + max(1, rate), by the instants of all claims."""
     jobs = {job.seq: job for job in database.jobs().values() if job.type == type}
-    starts = [failure.started_at for seq in jobs for failure in database.failures()[seq]]
+    failures = database.failures()
+    starts = [failure.started_at for seq in jobs for failure in failures[seq]]
     starts += [job.started_at for job in jobs.values() if job.status == "completed" and job.started_at]
     starts.sort()
     # How far the count of starts is ahead of rate × time: the worst window ends here and begins at the least.

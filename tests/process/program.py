@@ -93,15 +93,24 @@ def persistent_producer(jobs: int, tries: int, pause: float = 0.0, type: str = "
 
 
 def steadfast_producer(
-    name: str, types: dict[str, int], seconds: float = 0.0, pause: float = 0.0, jobs: int | None = None
+    name: str,
+    types: dict[str, int],
+    seconds: float = 0.0,
+    pause: float = 0.0,
+    jobs: int | None = None,
+    gate: str | None = None,
 ) -> None:
     """Enqueues whatever the database does, each job once, and tells of each what it was told.
 
-    A mark in the payload says which one a job is, if it is there.
+    A mark in the payload says which one a job is, if it is there. While the file `gate` exists, it waits.
     """
     chance = random.Random(name)
     names, weights = list(types), list(types.values())
     for number in count() if jobs is None else range(jobs):
+        if gate is not None and os.path.exists(gate):
+            say("waiting")
+            while os.path.exists(gate):
+                time.sleep(0.05)
         mark = f"{name}-{number}"
         payload = {"seconds": chance.uniform(0, seconds), "mark": mark}
         try:

@@ -73,6 +73,10 @@ class Program:
         """What it wrote to standard error: warnings of the worker, and tracebacks."""
         return self._errors.read_text()
 
+    def forget_output(self) -> None:
+        """Drop what a forked program has written so far; it goes on at the beginning of its file."""
+        os.truncate(self._output, 0)
+
     def _lines(self, word: str) -> list[str]:
         return [line.strip() for line in self.output().splitlines() if line.strip().startswith(word)]
 
@@ -195,6 +199,15 @@ class Programs:
     def refused(self) -> list[str]:
         """All errors that any program was given in place of an acceptance."""
         return [line for program in self._all for line in program.refused()]
+
+    def start_over(self) -> None:
+        """Forget those that have ended, and what was written: to be called when nothing is under way."""
+        self.check_no_traceback()
+        self._all = [program for program in self._all if program.is_running]
+        for program in self._all:
+            program.forget_output()
+        self.killed.clear()
+        os.truncate(self.log.path, 0)
 
     def check_no_traceback(self) -> None:
         """No program ended by, or logged, an error that is nobody's."""
