@@ -17,7 +17,7 @@ from holdfast.jobs.roots import VARIABLE, roots
 from holdfast.reconcile import reconcile
 from tests.worker.support import get, sql
 
-JOBS = {
+JOBS: dict[str, tuple[str, dict[str, Any]]] = {
     "create": (CREATE_FILE, {"content": "x"}),
     "overwrite": (CREATE_FILE, {"content": "x", "overwrite": True}),
     "delete": (DELETE_FILE, {}),
