@@ -192,10 +192,8 @@ def _below_root(path: str) -> tuple[str, list[str]]:
             if whole.startswith(inside):
                 return root, whole[len(inside) :].split("/")
     if not allowed:
-        raise Fail(
-            f"{path!r} can't be touched: this worker has no folder for files; "
-            f"start it in a folder that is not a home, or set {VARIABLE}"
-        )
+        advice = "" if VARIABLE in os.environ else "start it in a folder that is not a home, or "
+        raise Fail(f"{path!r} can't be touched: this worker has no folder for files; {advice}set {VARIABLE}")
     raise Fail(f"{path!r} is outside the folders for files, {os.pathsep.join(allowed)} ({VARIABLE})")
 
 
