@@ -151,6 +151,22 @@ def test_the_address_is_printed_when_it_answers(desk: Desk, format: str) -> None
         assert running.events("server.stopped")[0]["cut_short"] == 0
 
 
+def test_file_jobs_have_no_root_unless_one_is_named(desk: Desk, tmp_path: Path) -> None:
+    """The folder that it is started in holds the application's code."""
+    (tmp_path / "app.py").write_text(APP)
+    options = "--app app:queue --allow-type create_file --allow-type claude_extraction:x --allow-type shell"
+    running, address = start_with_workers(desk, 1, options, cwd=tmp_path)
+    with client(address) as api:
+        payload = {"path": str(tmp_path / "app.py"), "content": "raise SystemExit", "overwrite": True}
+        id = api.post("/api/tasks", json={"type": "create_file", "payload": payload}).json()["id"]
+    error = desk.wait(id, "failed").error
+    assert error is not None
+    assert error.endswith("this worker has no folder for files; set QUEUECTL_FILE_ROOTS")
+    assert (tmp_path / "app.py").read_text() == APP
+    assert running.stop() == 0
+    assert_one_line(running.errors(), "--allow-type claude_extraction, create_file: ", "QUEUECTL_FILE_ROOTS")
+
+
 @both_engines
 def test_workers_run_beside_the_server_and_finish_their_jobs_when_it_refuses_connections(desk: Desk) -> None:
     """Each is a process of its own."""

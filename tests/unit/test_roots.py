@@ -150,7 +150,7 @@ def test_empty_variable_allows_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert roots.roots() == []
     assert refusal(tmp_path / "a") == (
         f"{str(tmp_path / 'a')!r} can't be touched: this worker has no folder for files; "
-        "start it in a folder that is not a home, or set QUEUECTL_FILE_ROOTS"
+        "set QUEUECTL_FILE_ROOTS"
     )
 
 

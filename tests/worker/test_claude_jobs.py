@@ -22,7 +22,7 @@ from holdfast.errors import InvalidPayload, KeyTaken
 from holdfast.events import JobReleased
 from holdfast.jobs import CLAUDE_EXTRACTION, claude, claude_answer, install, process_group
 from tests.support import Recorder, wait_until
-from tests.worker.support import PATIENCE, get, is_alive, sql
+from tests.worker.support import PATIENCE, get, is_alive, path_of, sql
 
 StartWorker = Callable[..., Any]
 
@@ -828,7 +828,7 @@ def test_flag_that_is_refused_fails_for_good(
     assert "no result): error: " in (job.error or "")
 
 
-@pytest.mark.parametrize("kind", ["outside", "folder", "link", "below a link"])
+@pytest.mark.parametrize("kind", ["outside", "folder", "link", "below a link", "the database"])
 def test_target_that_may_not_be_written_fails_for_good_before_it_costs_anything(
     queue: Queue, start_worker: StartWorker, stand_in: Claude, target: Path, tmp_path: Path, kind: str
 ) -> None:
@@ -838,6 +838,7 @@ def test_target_that_may_not_be_written_fails_for_good_before_it_costs_anything(
     (target.parent / "folder").mkdir()
     (target.parent / "link").symlink_to(outside / "file")
     (target.parent / "below a link").symlink_to(outside)
+    os.link(path_of(queue), target.parent / "the database")
     paths = {"outside": outside / "file", "below a link": target.parent / kind / "file"}
     job = extract(queue, start_worker, paths.get(kind, target.parent / kind))
     assert (job.status, job.attempts, stand_in.runs()) == ("failed", 1, 0)

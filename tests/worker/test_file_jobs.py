@@ -272,6 +272,15 @@ def test_overwrite_replaces_the_content_and_keeps_the_mode(queue_with_files: Que
         assert tree(root) == {"a": f"new {mode}".encode()}
 
 
+def test_overwrite_keeps_no_setuid_setgid_or_sticky_bit(queue_with_files: Queue, root: Path) -> None:
+    """The new file belongs to the worker's user, who did not set them."""
+    path = root / "tool"
+    path.write_text("old")
+    path.chmod(0o7751)
+    assert create(queue_with_files, path, "new", overwrite=True).status == "completed"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o751
+
+
 def test_overwrite_replaces_the_file_so_that_who_reads_the_old_one_reads_it_whole(
     queue_with_files: Queue, root: Path
 ) -> None:
@@ -397,6 +406,18 @@ def test_file_that_an_earlier_attempt_removed_is_no_missing_file(
     job = finish(queue_with_files, "the-job")
     assert (job.status, job.attempts) == ("completed", 1 if happened else 2), job.error
     assert job.result["changed"] is happened
+    assert tree(root) == {}
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.touch], ids=["a fifo", "a file"])
+def test_what_has_the_name_of_a_mark_is_not_opened(
+    queue_with_files: Queue, root: Path, make: Callable[[Path], None]
+) -> None:
+    (root / "file").touch()
+    job = queue_with_files.enqueue(DELETE_FILE, {"path": "file", "requireExists": True})
+    origin = hashlib.sha256(get(queue_with_files, job.id).origin.encode()).hexdigest()[:20]
+    make(root / f".holdfast-{origin}-seen-1")  # to open a FIFO would hang
+    assert finish(queue_with_files, job.id).status == "completed"
     assert tree(root) == {}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import datetime as dt
 import hashlib
@@ -16,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from holdfast import Job, Queue
 from holdfast.core.payload import PayloadSpec
 from holdfast.errors import ConfigError, InvalidPayload
 from holdfast.events import JobReleased
-from holdfast.jobs import WEBHOOK, webhook, webhook_target
+from holdfast.jobs import WEBHOOK, name_lookup, webhook, webhook_target
 from tests.support import Recorder, wait_until
 from tests.worker.support import PATIENCE, Gate, get, run_script
 
@@ -512,6 +513,28 @@ def test_timeout_covers_the_lookup_of_the_name(
     assert gate.entered == 1
 
 
+def test_slow_lookups_take_no_thread_that_others_need(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, start_worker: StartWorker, gate: Gate
+) -> None:
+    """The executor of an event loop has 4 threads and one for each core."""
+    count = min(20, name_lookup.MOST_THREADS, 6 + (os.cpu_count() or 1))
+
+    def lookup(*_: object, **__: object) -> list[Any]:
+        gate.enter()
+        return []
+
+    async def ask(payload: dict[str, Any]) -> str:
+        return await asyncio.to_thread(lambda: "answered")
+
+    monkeypatch.setattr(socket, "getaddrinfo", lookup)
+    queue.register("ask", ask)
+    for number in range(count):
+        queue.enqueue(WEBHOOK, {"url": f"http://slow-{number}.example/", "timeout": 60})
+    start_worker(concurrency=count + 1)
+    wait_until(lambda: gate.entered == count, timeout=PATIENCE, message="not all were looked up")
+    assert queue.wait(queue.enqueue("ask", {}).id, timeout=PATIENCE).result == "answered"
+
+
 def test_timeout_covers_all_redirects(queue: Queue, receiver: Receiver) -> None:
     def slow(request: BaseHTTPRequestHandler) -> None:
         receiver.released.wait(0.25)
@@ -742,6 +765,8 @@ check = PayloadSpec.of_whole(webhook.Call).bind
         "http://" + "a." * 127 + "com/",
         "http://[::1/",
         "http://::1/",
+        "http://[::1]x/",
+        "http://x[::1]/",
         "http://[::zz]/",
         "http://[v1.x]/",
         "http://[fe80::1%25eth0]/",
@@ -887,9 +912,14 @@ NOT_PUBLIC = [
     "172.16.0.1",
     "172.31.255.255",
     "192.0.0.1",
+    "192.0.0.8",
+    "192.0.0.192",
     "192.0.2.1",
+    "192.31.196.1",
+    "192.52.193.1",
     "192.88.99.1",
     address(0xC0A80001),  # of the network 192.168/16
+    "192.175.48.1",
     "198.18.0.1",
     "198.51.100.1",
     "203.0.113.1",
@@ -902,20 +932,27 @@ NOT_PUBLIC = [
     "::127.0.0.1",
     "::ffff:127.0.0.1",
     "::ffff:169.254.169.254",
+    "::ffff:192.0.0.192",
     "::ffff:0:127.0.0.1",
     "64:ff9b::127.0.0.1",
     "64:ff9b::a9fe:a9fe",
     "64:ff9b:1::1",
     "64:ff9b:1::5db8:d822",
+    "64:ff9b::c000:c0",
     "100::1",
+    "100:0:0:1::1",
     "2001::1",
+    "2001:2::1",
+    "2001:20::1",
     "2001:0:4136:e378:8000:63bf:3fff:fdd2",
     "2001:db8::1",
     "2002:7f00:1::",
     "2002:a9fe:a9fe::1",
     "2002:ac10:1::1",
+    "2620:4f:8000::1",
     "3fff::1",
     "4000::1",
+    "5f00::1",
     "fc00::1",
     "fd00:ec2::254",
     "fe80::1",
@@ -941,6 +978,16 @@ PUBLIC = [
 def test_address_that_is_not_public_is_permitted_only_where_all_are(target: str) -> None:
     assert not webhook_target.Allowed().permits("hook.example", ip_address(target))
     assert webhook_target.Allowed(everything=True).permits("hook.example", ip_address(target))
+
+
+def test_what_python_takes_for_public_has_no_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has been another set in each of its releases."""
+    for kind in (IPv4Address, IPv6Address):
+        monkeypatch.setattr(kind, "is_global", property(lambda _: True))
+        monkeypatch.setattr(kind, "is_multicast", property(lambda _: False))
+        monkeypatch.setattr(kind, "is_reserved", property(lambda _: False))
+    permits = webhook_target.Allowed().permits
+    assert [target for target in NOT_PUBLIC if permits("hook.example", ip_address(target))] == []
 
 
 @pytest.mark.parametrize("target", ["169.254.169.254", "::ffff:127.0.0.1", "fd00:ec2::254", "ff02::1"])

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.cli.command import DONE, FAILED, Call, Parser, UsageError, command
+from holdfast.cli.command import DONE, FAILED, Call, Parser, UsageError, command, say
 from holdfast.cli.detach import PYTHON, clean_environment
 from holdfast.cli.supervised import RECONCILE
 from holdfast.cli.worker import (
@@ -23,9 +23,11 @@ from holdfast.cli.worker import (
     worker_command,
 )
 from holdfast.config import stop_file
-from holdfast.core.job import check_type
+from holdfast.core.job import base_type, check_type
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.events import Events
+from holdfast.jobs import FILE_TYPES
+from holdfast.jobs.roots import VARIABLE as FILE_ROOTS
 from holdfast.observe import log
 from holdfast.web.auth import is_loopback, make_access
 from holdfast.web.limits import BACKLOG
@@ -91,6 +93,10 @@ def serve(call: Call) -> int:
     log.configure(server["log_format"])
     clean = clean_environment(arguments.database)
     environment = {name: value for name, value in clean.items() if name not in (TOKEN, READ_TOKEN)}
+    # The current folder is likely to hold the application's code: what comes over HTTP must not change it.
+    environment.setdefault(FILE_ROOTS, "")
+    if arguments.workers and not environment[FILE_ROOTS]:
+        _warn_of_missing_roots(server["allow_types"])
     supervisor = Supervisor(
         worker_command(_worker_options(server)),
         arguments.workers,
@@ -150,6 +156,15 @@ def _server_options(call: Call, *, has_token: bool) -> dict[str, Any]:
         "needs_workers": arguments.workers > 0,
         "log_format": arguments.log_format or ("text" if sys.stdout.isatty() else "json"),
     }
+
+
+def _warn_of_missing_roots(allowed: list[str]) -> None:
+    types = sorted({base_type(type) for type in allowed} & FILE_TYPES)
+    if types:
+        say(
+            f"--allow-type {', '.join(types)}: these jobs will fail unless {FILE_ROOTS} names the folders "
+            "that they may change; name only folders that hold no code"
+        )
 
 
 def _require_web_extra() -> None:

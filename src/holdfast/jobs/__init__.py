@@ -27,6 +27,9 @@ CLAUDE_EXTRACTION = "claude_extraction"
 BUILT_IN = frozenset({SHELL, CREATE_FILE, DELETE_FILE, WEBHOOK, SYNC_AWS, CLAUDE_EXTRACTION})
 """The types that are ours. Over HTTP they are enqueued only where somebody has said so."""
 
+FILE_TYPES = frozenset({CREATE_FILE, DELETE_FILE, CLAUDE_EXTRACTION})
+"""Those that change files, below the roots of their worker."""
+
 _LIBRARIES = {WEBHOOK: "httpx", SYNC_AWS: "boto3"}
 """What a type needs to run beyond our own dependencies: the extras webhook and aws."""
 

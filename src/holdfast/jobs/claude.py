@@ -28,7 +28,7 @@ from holdfast.jobs.claude_answer import (
     read_answer,
     tail_of,
 )
-from holdfast.jobs.files import publish
+from holdfast.jobs.files import explained, publish
 from holdfast.jobs.roots import open_folder, refuse_unless_file, whole_path
 
 MAX_OUTPUT = 16 * 1024 * 1024
@@ -80,7 +80,7 @@ def extract(payload: Extraction, ctx: Context) -> dict[str, Any]:
 
 def _refuse_target(path: str) -> None:
     """Raise Fail for a path that will not be written, before the answer costs anything."""
-    with suppress(OSError), open_folder(path) as (folder, name):
+    with explained(path), suppress(OSError), open_folder(path) as (folder, name):
         refuse_unless_file(folder, name, path)
 
 

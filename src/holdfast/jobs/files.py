@@ -24,7 +24,17 @@ from msgspec import Meta, Struct
 from holdfast.context import Context
 from holdfast.core.job import Job
 from holdfast.errors import Fail, HoldfastError, InvalidPayload, LeaseLost, Retry, shown
-from holdfast.jobs.roots import MissingFolder, open_folder, real_path, refuse_unless_file, whole_path
+from holdfast.jobs.roots import (
+    FileRefused,
+    MissingFolder,
+    NoFile,
+    OwnFile,
+    open_file,
+    open_folder,
+    real_path,
+    refuse_unless_file,
+    whole_path,
+)
 
 _PERMANENT = {
     errno.EACCES,
@@ -41,7 +51,8 @@ _PERMANENT = {
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS}
 """How file systems say that a file can't have two names."""
 
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_RWX = stat.S_IRWXU | stat.S_IRWXG | stat.S_IRWXO
 
 
 class NewFile(Struct, rename="camel", forbid_unknown_fields=True):
@@ -74,7 +85,7 @@ def delete_file(payload: OldFile, ctx: Context) -> dict[str, Any]:
     removed it and died before it could say so. It leaves a mark beside the file before it removes it.
     """
     path = payload.path
-    with _explained(path):
+    with explained(path):
         try:
             with open_folder(path) as (folder, name):
                 return _delete(ctx, folder, name, payload)
@@ -95,7 +106,7 @@ def publish(ctx: Context, path: str, data: bytes, *, overwrite: bool) -> dict[st
     facts = ctx.result or {}
     if not isinstance(facts, dict):
         raise HoldfastError(f"ctx.result must be a dict or None before publish(), not {shown(facts)}")
-    with _explained(path), open_folder(path, make=True, again=again) as (folder, name):
+    with explained(path), open_folder(path, make=True, again=again) as (folder, name):
         _remove_marks(job, folder, "new")
         before = refuse_unless_file(folder, name, path)
         with _temporary(job, folder, data, before) as temporary, ctx.transaction():
@@ -109,6 +120,19 @@ def publish(ctx: Context, path: str, data: bytes, *, overwrite: bool) -> dict[st
                 "changed": changed,
             }
     return dict(ctx.result)
+
+
+@contextmanager
+def explained(path: str) -> Iterator[None]:
+    """Ends the job where trying again would not help."""
+    try:
+        yield
+    except (InvalidPayload, FileRefused) as error:
+        raise Fail(str(error)) from None
+    except OSError as error:
+        if error.errno in _PERMANENT:
+            raise Fail(f"{path!r}: {error.strerror}") from error
+        raise
 
 
 def with_whole_path(payload: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -135,13 +159,19 @@ def file_subject(path: str) -> str:
 def not_as_written(job: Job) -> str | None:
     """How the file of a completed create_file or claude_extraction differs from what was written."""
     result = _kept_result(job)
+    path = result["path"]
     try:
-        with open(result["path"], "rb", buffering=0, opener=_open_file) as stream:
+        found = refuse_unless_file(None, path, path)
+        if found is None:
+            return "the file is missing"
+        with open(open_file(None, path, found, path), "rb", buffering=0) as stream:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
     except (FileNotFoundError, NotADirectoryError):
         return "the file is missing"
-    except _NoFile:
+    except NoFile:
         return "there is no file in its place"
+    except OwnFile as error:
+        raise HoldfastError(str(error)) from None
     return None if digest == result["sha256"] else "the file has another content"
 
 
@@ -158,23 +188,6 @@ def _kept_result(job: Job) -> dict[str, Any]:
     if isinstance(job.result, dict) and "path" in job.result:
         return job.result
     raise HoldfastError("the result of the job was not kept")
-
-
-class _NoFile(Exception):
-    """Something else than a file is there."""
-
-
-def _open_file(path: str, _flags: int) -> int:
-    try:
-        file = os.open(path, _READ)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link, a socket
-            raise _NoFile from None
-        raise
-    if not stat.S_ISREG(os.fstat(file).st_mode):
-        os.close(file)
-        raise _NoFile
-    return file
 
 
 def _delete(ctx: Context, folder: int, name: str, payload: OldFile) -> dict[str, Any]:
@@ -200,8 +213,8 @@ def _delete(ctx: Context, folder: int, name: str, payload: OldFile) -> dict[str,
 
 
 def _mark(job: Job, folder: int) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    os.close(os.open(_marks(job, "seen")[-1], flags, dir_fd=folder))
+    with suppress(FileExistsError):  # whatever it is, it marks; to open it might hang
+        os.close(os.open(_marks(job, "seen")[-1], _NEW, 0o666, dir_fd=folder))
     os.fsync(folder)
 
 
@@ -214,12 +227,13 @@ def _content(value: Any) -> bytes:
 def _temporary(job: Job, folder: int, data: bytes, before: os.stat_result | None) -> Iterator[str]:
     """A file of another name in the folder with this content, on disk; gone afterwards."""
     name = _marks(job, "new")[-1]
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    file = os.open(name, flags, 0o666, dir_fd=folder)
+    file = os.open(name, _NEW, 0o666, dir_fd=folder)
     try:
         with open(file, "wb") as stream:
             if before is not None:
-                os.fchmod(stream.fileno(), stat.S_IMODE(before.st_mode))
+                os.fchmod(
+                    stream.fileno(), before.st_mode & _RWX
+                )  # the owner is another: no setuid, no setgid
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
@@ -230,13 +244,13 @@ def _temporary(job: Job, folder: int, data: bytes, before: os.stat_result | None
 
 def _give_name(folder: int, temporary: str, name: str, path: str, data: bytes, *, overwrite: bool) -> bool:
     """Publish the temporary file. Returns False if the file was there with its content already."""
-    there = refuse_unless_file(folder, name, path) is not None
-    changed = not (there and _holds(folder, name, data))
+    there = refuse_unless_file(folder, name, path)
+    changed = there is None or not _holds(folder, name, there, path, data)
     if not changed:
         os.unlink(temporary, dir_fd=folder)
     elif overwrite:
         os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
-    elif there:
+    elif there is not None:
         raise Fail(f"{path!r} is there with another content, and overwrite is not set")
     else:
         _rename_to_new(folder, temporary, name, path)
@@ -257,8 +271,8 @@ def _rename_to_new(folder: int, temporary: str, name: str, path: str) -> None:
         os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
 
 
-def _holds(folder: int, name: str, data: bytes) -> bool:
-    with open(os.open(name, _READ, dir_fd=folder), "rb") as stream:
+def _holds(folder: int, name: str, found: os.stat_result, path: str, data: bytes) -> bool:
+    with open(open_file(folder, name, found, path), "rb") as stream:
         return os.fstat(stream.fileno()).st_size == len(data) and stream.read() == data
 
 
@@ -284,16 +298,3 @@ def _marks(job: Job, kind: str) -> list[str]:
     """The names of what this and earlier attempts leave beside a file: no other job's, in no other queue."""
     origin = hashlib.sha256(job.origin.encode()).hexdigest()[:20]
     return [f".holdfast-{origin}-{kind}-{version}" for version in range(1, job.version + 1)]
-
-
-@contextmanager
-def _explained(path: str) -> Iterator[None]:
-    """Ends the job where trying again would not help."""
-    try:
-        yield
-    except InvalidPayload as error:
-        raise Fail(str(error)) from None
-    except OSError as error:
-        if error.errno in _PERMANENT:
-            raise Fail(f"{path!r}: {error.strerror}") from error
-        raise

@@ -1,7 +1,8 @@
 """The folders that file jobs may touch, and how a path below them is reached without leaving them.
 
 A path is never checked as text and then opened: between the two a folder can become a link. Its root is
-opened, and from there each step is opened relative to the one before, refusing links.
+opened, and from there each step is opened relative to the one before, refusing links. The files of the queue
+itself are refused wherever they are, before they are opened.
 """
 
 from __future__ import annotations
@@ -14,17 +15,37 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 
+from holdfast.config import home_folder
 from holdfast.errors import Fail, HoldfastError, InvalidPayload
+from holdfast.store import own_files
 
 VARIABLE = "QUEUECTL_FILE_ROOTS"
 LONGEST_NAME = 255
 LONGEST_PATH = 4095
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class MissingFolder(FileNotFoundError):
     """A folder on the way to a file is not there."""
+
+
+class FileRefused(Fail):
+    """What is there may not be touched."""
+
+
+class NoFile(FileRefused):
+    """Something else than a file is there."""
+
+
+class OwnFile(FileRefused):
+    """The file belongs to the queue itself."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"{path!r} belongs to the queue itself: its database and QUEUECTL_HOME are closed to file jobs"
+        )
 
 
 def whole_path(path: str, field: str = "path") -> str:
@@ -52,7 +73,7 @@ def whole_path(path: str, field: str = "path") -> str:
 def roots() -> list[str]:
     """The folders below which this process may touch files.
 
-    By default its current folder, but not one that a home lies in.
+    By default its current folder, but not one that a home lies in, nor one in QUEUECTL_HOME.
     """
     said = os.environ.get(VARIABLE)
     try:
@@ -64,7 +85,13 @@ def roots() -> list[str]:
             f"the current folder of this worker is gone; start it anew, or set {VARIABLE}"
         ) from None
     homes = _homes(os.path.expanduser("~"))
-    return [] if any(os.path.commonpath([current, home]) == current for home in homes) else [current]
+    if any(_is_inside(home, current) for home in homes):
+        return []
+    return [] if _is_inside(current, os.path.realpath(home_folder())) else [current]
+
+
+def _is_inside(path: str, folder: str) -> bool:
+    return os.path.commonpath([path, folder]) == folder
 
 
 @lru_cache(maxsize=8)
@@ -80,8 +107,8 @@ def open_folder(path: str, *, make: bool = False, again: bool = False) -> Iterat
     """The open folder of a file below a root, and the file's name in it.
 
     With `make`, missing folders are made; `again` is for a second attempt, since the first may have made some
-    and died before they were on disk. Raises Fail for a path outside the roots or through a link, and
-    MissingFolder where one is missing.
+    and died before they were on disk. Raises Fail for a path outside the roots, through a link or in
+    QUEUECTL_HOME, and MissingFolder where one is missing.
     """
     root, names = _below_root(path)
     try:
@@ -90,13 +117,20 @@ def open_folder(path: str, *, make: bool = False, again: bool = False) -> Iterat
     except FileNotFoundError:
         raise HoldfastError(f"the folder for files {root} is not there") from None
     try:
+        _refuse_home(folder, path)
         for name in names[:-1]:
             inner = _step(folder, name, path, make=make, again=again)
             os.close(folder)
             folder = inner
+            _refuse_home(folder, path)
         yield folder, names[-1]
     finally:
         os.close(folder)
+
+
+def _refuse_home(folder: int, path: str) -> None:
+    if own_files.is_home(folder):
+        raise OwnFile(path)
 
 
 def real_path(path: str) -> str:
@@ -108,15 +142,45 @@ def real_path(path: str) -> str:
     return os.path.join(os.path.realpath(root), *names)
 
 
-def refuse_unless_file(folder: int, name: str, path: str) -> os.stat_result | None:
-    """What is there under the name: nothing, or a file. Anything else is refused."""
+def refuse_unless_file(folder: int | None, name: str, path: str) -> os.stat_result | None:
+    """What is there under the name: nothing, or a file. Anything else is refused, and so is an own file.
+
+    Without a folder, the name is an absolute path.
+    """
     try:
         found = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
-        return None
-    if stat.S_ISREG(found.st_mode):
-        return found
-    raise Fail(f"{path!r} is {_kind(found.st_mode)}, not a file")
+        found = None
+    parent = os.stat(os.path.dirname(name)) if folder is None else os.fstat(folder)
+    if own_files.is_own(parent, os.path.basename(name), found):
+        raise OwnFile(path)
+    if found is not None:
+        _require_file(found, path)
+    return found
+
+
+def open_file(folder: int | None, name: str, found: os.stat_result, path: str) -> int:
+    """Open a file to read it that was found there; what has taken its place since is held to the same."""
+    try:
+        file = os.open(name, _READ, dir_fd=folder)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link, a socket
+            raise NoFile(f"{path!r} is not a file") from None
+        raise
+    opened = os.fstat(file)
+    if not os.path.samestat(opened, found) and own_files.keep_if_own(file):
+        raise OwnFile(path)
+    try:
+        _require_file(opened, path)
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+def _require_file(found: os.stat_result, path: str) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise NoFile(f"{path!r} is {_kind(found.st_mode)}, not a file")
 
 
 def _below_root(path: str) -> tuple[str, list[str]]:
@@ -128,10 +192,8 @@ def _below_root(path: str) -> tuple[str, list[str]]:
             if whole.startswith(inside):
                 return root, whole[len(inside) :].split("/")
     if not allowed:
-        raise Fail(
-            f"{path!r} can't be touched: this worker has no folder for files; "
-            f"start it in a folder that is not a home, or set {VARIABLE}"
-        )
+        advice = "" if VARIABLE in os.environ else "start it in a folder that is not a home, or "
+        raise Fail(f"{path!r} can't be touched: this worker has no folder for files; {advice}set {VARIABLE}")
     raise Fail(f"{path!r} is outside the folders for files, {os.pathsep.join(allowed)} ({VARIABLE})")
 
 

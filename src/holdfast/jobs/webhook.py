@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     import httpx
 
-    from holdfast.jobs.webhook_target import Address
+    from holdfast.jobs.public_address import Address
 
 SECRET = "QUEUECTL_WEBHOOK_SECRET"
 SECRET_FILE = "QUEUECTL_WEBHOOK_SECRET_FILE"

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from holdfast.errors import ConfigError, Fail, shown
+from holdfast.jobs.name_lookup import names
+from holdfast.jobs.public_address import is_public, meant
 
 if TYPE_CHECKING:
-    from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+    from ipaddress import IPv4Network, IPv6Network
 
-    Address = IPv4Address | IPv6Address
+    from holdfast.jobs.public_address import Address
 
 ALLOW_PRIVATE = "QUEUECTL_WEBHOOK_ALLOW_PRIVATE"
 ALLOW = "QUEUECTL_WEBHOOK_ALLOW"
@@ -24,11 +26,8 @@ LONGEST_URL = 2000
 _URL = re.compile(r"[!-\[\]-~]+")  # ASCII without spaces, control characters and the backslash
 _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 _NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
+_BRACKETED = re.compile(r"\[[^\[\]]+\](?::[0-9]*)?")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
-
-# What `ipaddress` takes for public, in one release or another: relays of 6to4, the platform of Azure (which
-# answers from within), protocol assignments (Teredo among them), and examples.
-_NOT_PUBLIC = ("192.88.99.0/24", "168.63.129.16/32", "2001::/23", "3fff::/20")
 
 
 class Target(Struct, frozen=True):
@@ -65,6 +64,8 @@ def parse_url(url: str) -> Target:
         port = parts.port
     except ValueError:
         raise ValueError("url: is not a URL") from None
+    if "[" in parts.netloc and not _BRACKETED.fullmatch(parts.netloc):  # some Pythons pass over the rest
+        raise ValueError("url: is not a URL")
     if parts.scheme not in ("http", "https"):
         raise ValueError("url: must begin with http:// or https://")
     if "@" in parts.netloc:
@@ -97,23 +98,20 @@ class Allowed(Struct, frozen=True):
 
     def permits(self, host: str, address: Address) -> bool:
         """Whether a host may be called at this address of it."""
-        address = _meant(address)
-        if self.everything or host in self.hosts or _is_public(address):
+        address = meant(address)
+        if self.everything or host in self.hosts or is_public(address):
             return True
         return any(address in network for network in self.networks)
 
 
 async def checked_addresses(target: Target, allowed: Allowed) -> list[Address]:
     """Every address of the target, looked up once and checked; one that may not be called spoils all."""
-    import asyncio
-    import socket
     from ipaddress import ip_address
 
     try:
         found = [ip_address(target.host)]
     except ValueError:
-        loop = asyncio.get_running_loop()
-        answers = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+        answers = await names.find(target.host, target.port)
         found = list(dict.fromkeys(ip_address(answer[4][0]) for answer in answers))
     for address in found:
         if not allowed.permits(target.host, address):
@@ -122,27 +120,6 @@ async def checked_addresses(target: Target, allowed: Allowed) -> list[Address]:
                 f"{ALLOW} or {ALLOW_PRIVATE} of the worker's environment may allow it"
             )
     return found
-
-
-def _is_public(address: Address) -> bool:
-    from ipaddress import ip_network
-
-    if any(address in ip_network(network) for network in _NOT_PUBLIC):
-        return False
-    if address.version == 6 and address not in ip_network("2000::/3"):
-        return False
-    return address.is_global and not (address.is_multicast or address.is_reserved)
-
-
-def _meant(address: Address) -> Address:
-    """The IPv4 address inside an IPv6 address that is only another way to it: mapped, NAT64, 6to4."""
-    from ipaddress import IPv4Address, IPv6Network
-
-    if address.version == 4:
-        return address
-    if address in IPv6Network("64:ff9b::/96"):
-        return IPv4Address(int(address) & 0xFFFFFFFF)
-    return address.ipv4_mapped or address.sixtofour or address
 
 
 def _add_allowed(entry: str, hosts: set[str], networks: list[IPv4Network | IPv6Network]) -> None:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from tempfile import mkstemp
 
 from holdfast.errors import StoreUnavailable
+from holdfast.store.own_files import is_own_path
 
 
 def make_copy(path: str, fill: Callable[[str], object]) -> None:
@@ -19,6 +20,10 @@ def make_copy(path: str, fill: Callable[[str], object]) -> None:
         raise StoreUnavailable(f"{path} exists already", hint="name a file that does not")
     if not os.path.isdir(folder):
         raise StoreUnavailable(f"the folder {folder} does not exist", hint="make it first")
+    if is_own_path(path):
+        raise StoreUnavailable(
+            f"{path} is a name that SQLite uses for the queue itself", hint="use another name"
+        )
     part = None
     try:
         descriptor, part = mkstemp(".part", f"{os.path.basename(path)}.", folder)

@@ -28,6 +28,7 @@ from holdfast.errors import (
     StoreUnavailable,
 )
 from holdfast.store.moved import error_of
+from holdfast.store.own_files import DatabaseFiles
 from holdfast.store.scope import attempt_transaction
 from holdfast.store.sqlite.fork import ForkGate
 
@@ -77,6 +78,7 @@ class Database:
     def __init__(self, path: str, *, url: str, synchronous: str = "FULL") -> None:
         self.path = path
         self.url = url
+        self._files = DatabaseFiles(path)
         self._synchronous = synchronous
         self._local = _Local()
         # Weak: a thread's connection goes with the thread.
@@ -105,6 +107,7 @@ class Database:
             )
         except sqlite3.Error as error:
             raise_translated(error, self.path)
+        self._files.note_opened()
         try:
             for pragma in (
                 f"synchronous = {self._synchronous}",
@@ -154,7 +157,12 @@ class Database:
     def close(self) -> None:
         """Close every connection of this process; one that stays in use is left to its thread."""
         self._closed = True
-        self._gate.alone(self._close_connections)
+        self._gate.alone(self._close_for_good)
+
+    def _close_for_good(self) -> None:
+        self._close_connections()
+        if not self.open_attempts:
+            self._files.forget()
 
     def _close_connections(self) -> None:
         with self._lock:

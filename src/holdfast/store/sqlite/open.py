@@ -12,6 +12,7 @@ from holdfast.core.error_group import error_group
 from holdfast.errors import ConfigError, ForeignDatabase, StoreUnavailable
 from holdfast.store import migrate
 from holdfast.store.moved import MOVE_TABLE
+from holdfast.store.own_files import is_beside_database
 from holdfast.store.sqlite.database import Database
 from holdfast.store.sqlite.schema import ERROR_GROUP, MIGRATIONS, VERSION_TABLE
 from holdfast.store.sqlite.store import SqliteStore
@@ -87,6 +88,8 @@ def _prepare_folder(path: str) -> None:
         raise StoreUnavailable(f"the folder {folder} does not exist", hint="make it, or name another")
     if os.path.isdir(path):
         raise StoreUnavailable(f"{path} is a folder, not a file")
+    if is_beside_database(path):
+        raise ForeignDatabase(f"{path} is not a database but a part of one that is open here")
 
 
 def _make_private(path: str) -> None:
