@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from contextlib import suppress
+from contextvars import copy_context
 from typing import TYPE_CHECKING
 
 from holdfast import events as e
@@ -101,7 +102,8 @@ class Drainer:
         )
         attempt.start(self._store.now)
         try:
-            self._settle(attempt, run_here(attempt, passing=(KeyboardInterrupt,)))
+            ending = copy_context().run(run_here, attempt, passing=(KeyboardInterrupt,))
+            self._settle(attempt, ending)
         except KeyboardInterrupt:
             self._settle(attempt, Committed() if attempt.committed else Released())
             raise

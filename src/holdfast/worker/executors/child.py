@@ -9,6 +9,7 @@ import runpy
 import signal
 import sys
 import threading
+from contextvars import copy_context
 from typing import Any, BinaryIO
 
 import msgspec
@@ -86,7 +87,7 @@ class ChildProgram:
             self._attempt = attempt
             attempt.stop_reason = self._asked  # it may have come while the handler was imported
             self._reply(Started())
-            ending = run_here(attempt)
+            ending = copy_context().run(run_here, attempt)
             self._attempt = self._asked = None
             children = attempt.children
         self._reply(End(ending, children))
