@@ -16,7 +16,7 @@ from holdfast.worker.executors.wire import Run, Setup
 
 CLAIM = Claim(1, "job", "work", "{}", 0, 1, 3, 1, None, 0, 0, "worker")
 SETUP = Setup("sqlite:///queue.db", {}, list(sys.path), None, None)
-RUN = Run(CLAIM, "work", "no_such_module", "work", False, {})
+RUN = Run(CLAIM, 0.0, "work", "no_such_module", "work", False, {})
 
 
 @pytest.mark.parametrize("last", ["a reply that nobody reads", "half a command"])

@@ -20,6 +20,14 @@ def where() -> dict[str, int]:
     return {"pid": os.getpid(), "group": os.getpgid(0)}
 
 
+def touch(path: str) -> None:
+    Path(path).touch()
+
+
+async def touch_async(path: str) -> None:
+    touch(path)
+
+
 async def where_async() -> dict[str, int]:
     return where()
 

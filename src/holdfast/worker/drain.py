@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from holdfast import events as e
 from holdfast.context import CANCELLED, LOST, Attempt
+from holdfast.core.clock import lease_clock
 from holdfast.core.ids import new_id
 from holdfast.core.job import Status
 from holdfast.core.lifecycle import Released
@@ -84,6 +85,7 @@ class Drainer:
     def run_one(self) -> bool:
         """Run the next job; False if there is none that can start now."""
         settings = self._queue.settings()
+        leased_until = lease_clock() + settings.vouched_seconds
         with self._store.transaction():
             promoted = self._store.promote_jobs(PROMOTE_BATCH)
             demands = self._claiming.demands(self._store.list_active_types(), settings)
@@ -93,7 +95,7 @@ class Drainer:
         if not claimed.claims:
             return False
         attempt = self._claiming.attempt(claimed.claims[0])
-        attempt.leased = time.monotonic()
+        attempt.leased_until = leased_until
         attempt.on_progress = self._progress
         self._attempt = attempt
         claim = attempt.claim

@@ -47,7 +47,8 @@ Ending = Outcome | Committed | LetGo
 def begin_call(attempt: Attempt, passing: tuple[type[BaseException], ...] = ()) -> Any | Ending:
     """Check the payload and call the handler; its value, its coroutine, or how the attempt ended.
 
-    What is named in `passing` is not an outcome but goes through to the caller.
+    What is named in `passing` is not an outcome but goes through to the caller. That the job is ours is seen
+    to last of all: this process may have stood still since it took the job.
     """
     handler = attempt.handler
     try:
@@ -56,12 +57,26 @@ def begin_call(attempt: Attempt, passing: tuple[type[BaseException], ...] = ()) 
         return Errored(f"InvalidPayload: {error}", permanent=True)
     except Exception as error:
         return _errored(error, None, permanent=True)
+    refusal = refusal_to_start(attempt)
+    if refusal is not None:
+        return refusal
     try:
         return handler.call(bound, attempt.context)
     except passing:
         raise
     except BaseException as error:
         return ending_of_error(attempt, error)
+
+
+def refusal_to_start(attempt: Attempt) -> Ending | None:
+    """How an attempt ends whose handler must not start any more; None if it may.
+
+    It is given back, for the database to say whose it is: nothing has happened, so nothing is charged.
+    """
+    if attempt.stop_reason is None:
+        return None if attempt.is_leased() else Released()
+    ending = ending_of_stop(attempt)
+    return Released() if isinstance(ending, LetGo) else ending
 
 
 def run_here(attempt: Attempt, passing: tuple[type[BaseException], ...] = ()) -> Ending:

@@ -71,8 +71,6 @@ class LoopExecutor:
             self._spawn(following)
 
     async def _ending(self, attempt: Attempt) -> Ending:
-        if attempt.stop_reason is not None:
-            return ending_of_error(attempt, asyncio.CancelledError())
         coroutine = begin_call(attempt)
         if isinstance(coroutine, Ending):
             return coroutine
