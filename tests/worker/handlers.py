@@ -188,3 +188,14 @@ def remember(n: int) -> int | None:
     found = _tenant.get()
     _tenant.set(n)
     return found
+
+
+def fail_on_termination(started: str) -> None:
+    """Clean up as some libraries do: an error of one's own from a signal handler."""
+
+    def fail(number: int, _: object) -> None:
+        raise RuntimeError("connection lost")
+
+    signal.signal(signal.SIGTERM, fail)
+    Path(started).touch()
+    time.sleep(600)

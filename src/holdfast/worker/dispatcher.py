@@ -30,7 +30,7 @@ from holdfast.worker.executors.threads import ThreadExecutor
 from holdfast.worker.heartbeat import Heartbeat
 from holdfast.worker.maintenance import Maintenance
 from holdfast.worker.registration import describe_worker
-from holdfast.worker.run import Ending, LetGo, describe
+from holdfast.worker.run import Ending, LetGo, describe, ending_despite_error
 from holdfast.worker.settle import Ended
 from holdfast.worker.slots import Slots
 from holdfast.worker.statistics import Statistics
@@ -153,6 +153,7 @@ class Dispatcher:
 
     def _end(self, attempt: Attempt, ending: Ending) -> Attempt | None:
         """Returns the attempt to start in the slot that is free now."""
+        ending = ending_despite_error(attempt, ending)
         end = Ended(attempt, ending)
         if isinstance(ending, LetGo):
             self._enforcer.let_go.add((attempt.claim.seq, attempt.claim.version))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from contextvars import copy_context
 from typing import TYPE_CHECKING
@@ -76,8 +77,8 @@ class Drainer:
             settings=queue.settings,
             state=lambda: "draining",
             held=lambda: [attempt] if (attempt := self._attempt) is not None else [],
-            lost=lambda _: self._stop(LOST),
-            cancelled=lambda _: self._stop(CANCELLED),
+            lost=self._lose,
+            cancelled=self._cancel,
             forgotten=lambda: None,
         )
         self._heartbeat.start()
@@ -131,10 +132,15 @@ class Drainer:
             self._store.write_statistics(self._statistics.changed())
             self._store.remove_workers([self._id])
 
-    def _stop(self, reason: str) -> None:
+    def _lose(self, attempts: Sequence[Attempt]) -> None:
+        for attempt in attempts:
+            if not attempt.committed:
+                attempt.stop_reason = LOST
+
+    def _cancel(self, claims: Collection[tuple[int, int]]) -> None:
         attempt = self._attempt
-        if attempt is not None and not attempt.committed:
-            attempt.stop_reason = reason
+        if attempt is not None and (attempt.claim.seq, attempt.claim.version) in claims:
+            attempt.stop_reason = CANCELLED
 
     def _progress(self, attempt: Attempt, fraction: float, message: str | None) -> None:
         with suppress(NestedWrite):  # inside ctx.transaction() the job is all but complete

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.context import CANCELLED, LOST, STOPPING, TIMED_OUT, Attempt
 from holdfast.core.lifecycle import Completed, Errored, Outcome, Released, Stopped
@@ -142,6 +143,19 @@ def ending_of_stop(attempt: Attempt) -> Ending:
         return Errored(describe(TimedOut(attempt.claim.timeout or 0.0)), detail=attempt.detail)
     assert attempt.stop_reason == LOST, attempt.stop_reason
     return LetGo()
+
+
+def ending_despite_error(attempt: Attempt, ending: Ending) -> Ending:
+    """How an attempt really ended: an error after it was interrupted is its handler's way to stop.
+
+    Handlers wrap their cancellation in errors of their own, and fail when what they wait for is killed.
+    """
+    if attempt.interrupted_at is None or not isinstance(ending, Errored):
+        return ending
+    stopped = ending_of_stop(attempt)
+    if isinstance(stopped, Errored):
+        return replace(stopped, traceback=ending.traceback, detail=ending.detail)
+    return stopped
 
 
 def _errored(
