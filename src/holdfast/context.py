@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -10,7 +11,7 @@ from socket import gethostname
 from typing import TYPE_CHECKING, Any, Protocol
 
 from holdfast.config import find_setting
-from holdfast.core.clock import Clock
+from holdfast.core.clock import Clock, lease_clock
 from holdfast.core.job import Job, Status
 from holdfast.core.lifecycle import completion
 from holdfast.core.payload import decode, encode_payload, encode_result
@@ -59,7 +60,7 @@ class Attempt:
         "handler",
         "host",
         "interrupted_at",
-        "leased",
+        "leased_until",
         "max_result_bytes",
         "on_commit",
         "on_interrupt",
@@ -84,8 +85,10 @@ class Attempt:
         self.on_interrupt: Callable[[], None] | None = None
         self.on_commit: Callable[[], None] | None = None
         self.on_progress: Callable[[Attempt, float, str | None], None] | None = None
-        # When the job was claimed, and its lease last taken or renewed, on the monotonic clock.
-        self.claimed = self.leased = 0.0
+        self.claimed = 0.0
+        """When the job was claimed, on the monotonic clock."""
+        self.leased_until = math.inf
+        """Until when, on the lease clock, nobody else can have the job. A handler's process does not know."""
         # Set when the handler starts: on the wall clock for the record, on the monotonic one for timeouts.
         self.started_at = 0
         self.started = 0.0
@@ -109,9 +112,9 @@ class Attempt:
             return self.max_result_bytes
         return int(self.host.settings().get("max_result_bytes", self.claim.type))
 
-    def is_overdue(self) -> bool:
-        """Whether its lease should have been renewed by now. In a process of its own, nobody knows."""
-        return bool(self.leased) and time.monotonic() > self.leased + self.host.settings().lease_seconds
+    def is_leased(self) -> bool:
+        """Whether the job is ours for sure: its lease was renewed in time, by our own clock."""
+        return lease_clock() < self.leased_until
 
     def context(self) -> Context:
         return Context(self)
@@ -165,7 +168,7 @@ class Context:
         """
         if self._attempt.stop_reason is not None:
             raise Interrupted(self._attempt.stop_reason)
-        if self._attempt.is_overdue() and not self._holds_job():
+        if not self._attempt.is_leased() and not self._holds_job():
             raise Interrupted(LOST)  # nobody has come to tell: this process was stopped for a while
 
     def _holds_job(self) -> bool:

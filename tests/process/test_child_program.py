@@ -18,7 +18,8 @@ from holdfast.worker.executors.wire import End, FromChild, Run, Setup, Started
 CLAIM = Claim(1, "job", "work", "{}", 0, 1, 3, 1, None, 0, 0, "worker")
 SETUP = Setup("sqlite:///queue.db", {}, list(sys.path), None, None)
 LIMIT = 1000
-RUN = Run(CLAIM, "work", "no_such_module", "work", False, {}, LIMIT)
+NEVER = 1e12
+RUN = Run(CLAIM, NEVER, "work", "no_such_module", "work", False, {}, LIMIT)
 
 
 class Child:

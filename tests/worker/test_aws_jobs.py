@@ -1104,7 +1104,7 @@ def test_attempt_that_lost_its_job_changes_nothing_any_more(
             if model.name == lost_before:
                 supersede(queue, "late")
                 assert self._ctx is not None
-                self._ctx._attempt.leased -= 3600
+                self._ctx._attempt.leased_until -= 3600
 
         client.meta.events.register_first("before-call", pause)
         return client

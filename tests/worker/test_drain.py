@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from holdfast import Context, Queue
 from holdfast.events import JobClaimed, JobCompleted, JobPromoted
+from holdfast.store.protocol import Beat
 from holdfast.testing import MovableClock
 from tests.support import Recorder, both_engines, wait_until
 from tests.worker import handlers
-from tests.worker.support import Gate, Spy, get
+from tests.worker.support import PATIENCE, Gate, Spy, get
 
 
 def test_drain_runs_all_in_this_thread_and_counts_them(queue: Queue) -> None:
@@ -208,6 +209,41 @@ def test_drained_handler_sees_its_cancellation_at_a_safe_point(queue: Queue, sho
     job = work.enqueue()
     assert queue.drain() == 1
     assert get(queue, job.id).status == "cancelled"
+
+
+@both_engines
+@pytest.mark.parametrize("news", ["lost", "cancelled"])
+def test_drain_does_not_stop_a_job_for_what_a_heartbeat_says_of_the_one_before(
+    queue: Queue, short_heartbeat: None, monkeypatch: pytest.MonkeyPatch, news: str
+) -> None:
+    first_beats, second_runs, told = threading.Event(), threading.Event(), threading.Event()
+    store, heartbeat = queue.store, queue.store.heartbeat
+
+    def beat_late(worker_id: str, held: Sequence[tuple[int, int]], **options: Any) -> Beat:
+        if second_runs.is_set():
+            told.set()
+        elif held:
+            first_beats.set()
+            assert second_runs.wait(PATIENCE)
+            beat = heartbeat(worker_id, held, **options)
+            assert beat.lost == set(held), "the first job has ended"
+            return beat if news == "lost" else Beat(frozenset(), beat.lost)
+        return heartbeat(worker_id, held, **options)
+
+    monkeypatch.setattr(store, "heartbeat", beat_late)
+
+    @queue.job
+    def work(ctx: Context, number: int) -> None:
+        if number == 1:
+            assert first_beats.wait(PATIENCE)
+        else:
+            second_runs.set()
+            assert told.wait(PATIENCE)
+            ctx.check()
+
+    jobs = work.enqueue_many([{"number": 1}, {"number": 2}])
+    assert queue.drain() == 2
+    assert [get(queue, job.id).status for job in jobs] == ["completed"] * 2
 
 
 def test_drain_under_a_running_event_loop_runs_async_handlers(queue: Queue) -> None:

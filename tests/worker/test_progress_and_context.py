@@ -383,7 +383,7 @@ def test_attempt_that_was_stopped_beyond_its_lease_looks_whether_the_job_is_stil
     def work(ctx: Context) -> None:
         if is_taken:
             supersede(queue, ctx.job.id)
-        ctx._attempt.leased -= 3600
+        ctx._attempt.leased_until -= 3600
         ctx.check()
         effects.append("done")
 

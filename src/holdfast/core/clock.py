@@ -1,10 +1,11 @@
-"""Instants as Holdfast keeps them: whole microseconds since 1970, UTC."""
+"""Instants as Holdfast keeps them: whole microseconds since 1970, UTC. And the clock that leases go by."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 from holdfast.errors import ConfigError, shown
 
@@ -19,6 +20,20 @@ _MICROSECOND = timedelta(microseconds=1)
 def system_clock() -> int:
     """The machine's clock."""
     return time.time_ns() // 1000
+
+
+def _sleepless_clock() -> int:
+    """A monotonic clock that goes on while the machine is suspended; on Linux that is not the usual one."""
+    try:
+        time.clock_gettime(time.CLOCK_BOOTTIME)
+        return time.CLOCK_BOOTTIME
+    except (AttributeError, OSError):
+        return time.CLOCK_MONOTONIC
+
+
+lease_clock: Callable[[], float] = partial(time.clock_gettime, _sleepless_clock())
+"""Seconds by which a worker reckons its own leases. They run out while its machine sleeps, and nobody can set
+it; processes of one machine read the same."""
 
 
 def to_datetime(instant: int) -> datetime:

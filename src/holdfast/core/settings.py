@@ -83,6 +83,14 @@ class Settings:
         return float(self.get("lease_seconds"))
 
     @property
+    def vouched_seconds(self) -> float:
+        """How long after a renewal a worker relies on its lease.
+
+        A sixth less than it lasts, so that handlers have time to end before anybody else may begin.
+        """
+        return self.lease_seconds * 5 / 6
+
+    @property
     def heartbeat_seconds(self) -> float:
         """At most a third of the lease, so that two heartbeats may be missed."""
         return min(float(self.get("heartbeat_interval")), self.lease_seconds / 3)

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 from holdfast import events as e
 from holdfast.context import LOST, Attempt
-from holdfast.core.lifecycle import Errored
+from holdfast.core.clock import lease_clock
+from holdfast.core.lifecycle import Errored, Released
 from holdfast.errors import QueueClosed, StoreError
 from holdfast.store.protocol import Claimed, StopRequest
 from holdfast.worker.claiming import Claiming
@@ -29,7 +30,7 @@ from holdfast.worker.executors.threads import ThreadExecutor
 from holdfast.worker.heartbeat import Heartbeat
 from holdfast.worker.maintenance import Maintenance
 from holdfast.worker.registration import describe_worker
-from holdfast.worker.run import Ending, LetGo, describe
+from holdfast.worker.run import Ending, LetGo, describe, ending_despite_error
 from holdfast.worker.settle import Ended
 from holdfast.worker.slots import Slots
 from holdfast.worker.statistics import Statistics
@@ -152,12 +153,14 @@ class Dispatcher:
 
     def _end(self, attempt: Attempt, ending: Ending) -> Attempt | None:
         """Returns the attempt to start in the slot that is free now."""
+        ending = ending_despite_error(attempt, ending)
         end = Ended(attempt, ending)
         if isinstance(ending, LetGo):
             self._enforcer.let_go.add((attempt.claim.seq, attempt.claim.version))
         elif not attempt.written_off:
             self._inbox.append(end)
-        following = self._slots.free(attempt, end.seconds)
+        # What was given back says nothing of the pace of its type.
+        following = self._slots.free(attempt, None if isinstance(ending, Released) else end.seconds)
         self._watch.wake()
         return following
 
@@ -334,6 +337,7 @@ class Dispatcher:
         while self._inbox:
             self._unwritten.append(self._inbox.popleft())
         began = time.monotonic()
+        leased_until = lease_clock() + self._settings.vouched_seconds
         if self._held_up and began >= self._held_up_until:
             self._unwritten += self._held_up
             self._held_up = []
@@ -358,7 +362,7 @@ class Dispatcher:
             self._held_up_until = time.monotonic() + HELD_UP_PAUSE
         if progress:
             self._progress_at = time.monotonic() + PROGRESS_PAUSE
-        self._hold(claimed, began)
+        self._hold(claimed, began, leased_until)
         # Where a server does the work, there is time to run while it is at the next turn.
         if not self._store.is_shared or not self._is_pressed():
             self._proceed()
@@ -366,7 +370,7 @@ class Dispatcher:
         if not self._store.is_shared:
             self._turn.seen = None  # what a subscriber enqueues in this thread, the watch does not see
 
-    def _hold(self, claimed: Claimed, claimed_at: float) -> None:
+    def _hold(self, claimed: Claimed, claimed_at: float, leased_until: float) -> None:
         """Hold ready what was claimed."""
         # A batch that came back full may have left more that could start.
         self._look = self._look or len(claimed.claims) == self._batch_size
@@ -374,7 +378,8 @@ class Dispatcher:
             self._rate_at = time.monotonic() + claimed.wait
         attempts = [self._claiming.attempt(claim) for claim in claimed.claims]
         for attempt in attempts:
-            attempt.claimed = attempt.leased = claimed_at
+            attempt.claimed = claimed_at
+            attempt.leased_until = leased_until
             attempt.on_progress = self._note_progress
         self._slots.hold(attempts)
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Collection, Sequence
 from contextlib import suppress
+from contextvars import copy_context
 from typing import TYPE_CHECKING
 
 from holdfast import events as e
 from holdfast.context import CANCELLED, LOST, Attempt
+from holdfast.core.clock import lease_clock
 from holdfast.core.ids import new_id
 from holdfast.core.job import Status
 from holdfast.core.lifecycle import Released
@@ -74,8 +77,8 @@ class Drainer:
             settings=queue.settings,
             state=lambda: "draining",
             held=lambda: [attempt] if (attempt := self._attempt) is not None else [],
-            lost=lambda _: self._stop(LOST),
-            cancelled=lambda _: self._stop(CANCELLED),
+            lost=self._lose,
+            cancelled=self._cancel,
             forgotten=lambda: None,
         )
         self._heartbeat.start()
@@ -83,6 +86,7 @@ class Drainer:
     def run_one(self) -> bool:
         """Run the next job; False if there is none that can start now."""
         settings = self._queue.settings()
+        leased_until = lease_clock() + settings.vouched_seconds
         with self._store.transaction():
             promoted = self._store.promote_jobs(PROMOTE_BATCH)
             demands = self._claiming.demands(self._store.list_active_types(), settings)
@@ -92,7 +96,7 @@ class Drainer:
         if not claimed.claims:
             return False
         attempt = self._claiming.attempt(claimed.claims[0])
-        attempt.leased = time.monotonic()
+        attempt.leased_until = leased_until
         attempt.on_progress = self._progress
         self._attempt = attempt
         claim = attempt.claim
@@ -101,7 +105,8 @@ class Drainer:
         )
         attempt.start(self._store.now)
         try:
-            self._settle(attempt, run_here(attempt, passing=(KeyboardInterrupt,)))
+            ending = copy_context().run(run_here, attempt, passing=(KeyboardInterrupt,))
+            self._settle(attempt, ending)
         except KeyboardInterrupt:
             self._settle(attempt, Committed() if attempt.committed else Released())
             raise
@@ -127,10 +132,15 @@ class Drainer:
             self._store.write_statistics(self._statistics.changed())
             self._store.remove_workers([self._id])
 
-    def _stop(self, reason: str) -> None:
+    def _lose(self, attempts: Sequence[Attempt]) -> None:
+        for attempt in attempts:
+            if not attempt.committed:
+                attempt.stop_reason = LOST
+
+    def _cancel(self, claims: Collection[tuple[int, int]]) -> None:
         attempt = self._attempt
-        if attempt is not None and not attempt.committed:
-            attempt.stop_reason = reason
+        if attempt is not None and (attempt.claim.seq, attempt.claim.version) in claims:
+            attempt.stop_reason = CANCELLED
 
     def _progress(self, attempt: Attempt, fraction: float, message: str | None) -> None:
         with suppress(NestedWrite):  # inside ctx.transaction() the job is all but complete

@@ -131,9 +131,11 @@ class Enforcer:
         if attempt.written_off or attempt.interrupted_at is not None:
             return  # once is enough: its clean-up must not be interrupted again
         attempt.stop_reason = reason
+        attempt.interrupted_at = now  # before it is: the handler may end at once
         if self._executors[attempt.handler.executor].interrupt(attempt):
-            attempt.interrupted_at = now
-        elif reason != CANCELLED or last_call:  # a cancelled thread goes on to its next ctx.check()
+            return
+        attempt.interrupted_at = None
+        if reason != CANCELLED or last_call:  # a cancelled thread goes on to its next ctx.check()
             self._write_off(attempt)
             self._executors[attempt.handler.executor].interrupt(attempt)  # it may be able to, by now
 

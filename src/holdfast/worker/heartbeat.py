@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 from holdfast import events as e
 from holdfast.context import Attempt
+from holdfast.core.clock import lease_clock
 from holdfast.core.settings import Settings
 from holdfast.errors import QueueClosed
 from holdfast.store.protocol import Store
@@ -81,7 +82,7 @@ class Heartbeat:
         """Renew once; return the seconds until the next time."""
         settings = self._settings()
         attempts = self._held()
-        began = time.monotonic()
+        began, leased_until = time.monotonic(), lease_clock() + settings.vouched_seconds
         try:
             beat = self._store.heartbeat(
                 self._worker_id,
@@ -94,15 +95,17 @@ class Heartbeat:
             raise
         except Exception as error:  # whatever it is: leases go on, or are given up in time
             return self._failed(error, attempts, settings)
+        lost = []
         for attempt in attempts:
-            attempt.leased = began
+            if (attempt.claim.seq, attempt.claim.version) in beat.lost:
+                lost.append(attempt)
+            else:
+                attempt.leased_until = leased_until
         if self._trouble:
             self._trouble = False
             self._events.emit(e.StoreRecovered(worker_id=self._worker_id))
-        if beat.lost:
-            # An outcome that was just written is no longer ours either, and no loss.
-            gone = [a for a in attempts if (a.claim.seq, a.claim.version) in beat.lost]
-            self._lost(gone)
+        if lost:
+            self._lost(lost)  # an outcome that was just written is no longer ours either, and no loss
         if beat.cancelled:
             self._cancelled(beat.cancelled)
         if not beat.registered:
@@ -110,12 +113,11 @@ class Heartbeat:
         return max(0.0, settings.heartbeat_seconds - (time.monotonic() - began))
 
     def _failed(self, error: Exception, attempts: Sequence[Attempt], settings: Settings) -> float:
-        lease = settings.lease_seconds
-        pause = lease / 12
+        pause = settings.lease_seconds / 12
         self._trouble = True
         self._events.emit(e.StoreTrouble(worker_id=self._worker_id, error=str(error), retry_in=pause))
-        now = time.monotonic()
-        late = [a for a in attempts if now >= a.leased + lease - lease / 6 - pause]
+        next_time = lease_clock() + pause
+        late = [attempt for attempt in attempts if next_time >= attempt.leased_until]
         if late:
             self._events.emit(e.LeaseLostByWorker(worker_id=self._worker_id, jobs=len(late)))
             self._lost(late)

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.context import CANCELLED, LOST, STOPPING, TIMED_OUT, Attempt
 from holdfast.core.lifecycle import Completed, Errored, Outcome, Released, Stopped
@@ -47,7 +48,8 @@ Ending = Outcome | Committed | LetGo
 def begin_call(attempt: Attempt, passing: tuple[type[BaseException], ...] = ()) -> Any | Ending:
     """Check the payload and call the handler; its value, its coroutine, or how the attempt ended.
 
-    What is named in `passing` is not an outcome but goes through to the caller.
+    What is named in `passing` is not an outcome but goes through to the caller. That the job is ours is seen
+    to last of all: this process may have stood still since it took the job.
     """
     handler = attempt.handler
     try:
@@ -56,12 +58,26 @@ def begin_call(attempt: Attempt, passing: tuple[type[BaseException], ...] = ()) 
         return Errored(f"InvalidPayload: {error}", permanent=True)
     except Exception as error:
         return _errored(error, None, permanent=True)
+    refusal = refusal_to_start(attempt)
+    if refusal is not None:
+        return refusal
     try:
         return handler.call(bound, attempt.context)
     except passing:
         raise
     except BaseException as error:
         return ending_of_error(attempt, error)
+
+
+def refusal_to_start(attempt: Attempt) -> Ending | None:
+    """How an attempt ends whose handler must not start any more; None if it may.
+
+    It is given back, for the database to say whose it is: nothing has happened, so nothing is charged.
+    """
+    if attempt.stop_reason is None:
+        return None if attempt.is_leased() else Released()
+    ending = ending_of_stop(attempt)
+    return Released() if isinstance(ending, LetGo) else ending
 
 
 def run_here(attempt: Attempt, passing: tuple[type[BaseException], ...] = ()) -> Ending:
@@ -126,6 +142,19 @@ def ending_of_stop(attempt: Attempt) -> Ending:
         return Errored(describe(TimedOut(attempt.claim.timeout or 0.0)), detail=attempt.detail)
     assert attempt.stop_reason == LOST, attempt.stop_reason
     return LetGo()
+
+
+def ending_despite_error(attempt: Attempt, ending: Ending) -> Ending:
+    """How an attempt really ended: an error after it was interrupted is its handler's way to stop.
+
+    Handlers wrap their cancellation in errors of their own, and fail when what they wait for is killed.
+    """
+    if attempt.interrupted_at is None or not isinstance(ending, Errored):
+        return ending
+    stopped = ending_of_stop(attempt)
+    if isinstance(stopped, Errored):
+        return replace(stopped, traceback=ending.traceback, detail=ending.detail)
+    return stopped
 
 
 def _errored(

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from holdfast import events as e
 from holdfast.context import Attempt
 from holdfast.core.job import Status
-from holdfast.core.lifecycle import Completed, Decision, completion, decide
+from holdfast.core.lifecycle import Completed, Decision, Released, completion, decide
 from holdfast.core.settings import Settings
 from holdfast.store.protocol import Finish, Store
 from holdfast.worker.run import Committed, Ending, LetGo
@@ -106,6 +106,8 @@ class Settler:
                         e.HandlerErrorIgnored(job_id=claim.id, type=claim.type, error=end.ending.error)
                     )
             elif (claim.seq, claim.version) not in accepted:
+                if isinstance(end.ending, Released):
+                    continue  # somebody else has it already: nothing was done here that is refused now
                 self._events.emit(
                     e.OutcomeRefused(
                         job_id=claim.id, type=claim.type, attempt=claim.attempts, worker_id=self._worker_id

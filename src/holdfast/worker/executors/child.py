@@ -9,13 +9,15 @@ import runpy
 import signal
 import sys
 import threading
+from contextvars import copy_context
 from typing import Any, BinaryIO
 
 import msgspec
 
 from holdfast import worker
 from holdfast.context import Attempt
-from holdfast.core.lifecycle import Errored
+from holdfast.core.clock import lease_clock
+from holdfast.core.lifecycle import Errored, Released
 from holdfast.function import JobFunction
 from holdfast.handler import Handler
 from holdfast.lifeline import KERNEL_KILLS, kill_group_at_end
@@ -24,6 +26,8 @@ from holdfast.worker.executors.wire import (
     Ask,
     End,
     JobCompleted,
+    Lease,
+    Overdue,
     Progress,
     Run,
     Setup,
@@ -45,6 +49,7 @@ class ChildProgram:
         self._replies = replies
         self._lock = threading.Lock()
         self._runs: queues.SimpleQueue[Run] = queues.SimpleQueue()
+        self._leases: queues.SimpleQueue[Lease] = queues.SimpleQueue()
         self._attempt: Attempt | None = None
         self._asked: str | None = None
         self._main: dict[str, Any] | None = None
@@ -67,6 +72,8 @@ class ChildProgram:
                 sys.path[:] = message.path
             elif isinstance(message, Run):
                 self._runs.put(message)
+            elif isinstance(message, Lease):
+                self._leases.put(message)
             elif isinstance(message, Ask):
                 self._asked = message.reason
                 if self._attempt is not None:
@@ -86,10 +93,17 @@ class ChildProgram:
             self._attempt = attempt
             attempt.stop_reason = self._asked  # it may have come while the handler was imported
             self._reply(Started())
-            ending = run_here(attempt)
+            ending = copy_context().run(run_here, attempt) if self._is_leased(message) else Released()
             self._attempt = self._asked = None
             children = attempt.children
         self._reply(End(ending, children))
+
+    def _is_leased(self, message: Run) -> bool:
+        """Whether the attempt still owns its job; after a long import only the worker knows."""
+        if lease_clock() < message.leased_until:
+            return True
+        self._reply(Overdue())
+        return lease_clock() < self._leases.get().until
 
     def _progress(self, _: Attempt, fraction: float, message: str | None) -> None:
         self._reply(Progress(fraction, message))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from contextvars import Context
 
 from holdfast.context import Attempt
 from holdfast.core.clock import Clock
@@ -55,7 +56,8 @@ class LoopExecutor:
             self._thread.join(1.0)  # a handler that blocks the loop is left behind, as a daemon
 
     def _spawn(self, attempt: Attempt) -> None:
-        attempt.handle = asyncio.ensure_future(self._run(attempt))
+        # A new context: by itself a task takes over that of the job whose end has started it.
+        attempt.handle = asyncio.get_running_loop().create_task(self._run(attempt), context=Context())
 
     def _cancel(self, attempt: Attempt) -> None:
         # A task that is cancelled before its first step would never report; this one looks for itself.
@@ -69,8 +71,6 @@ class LoopExecutor:
             self._spawn(following)
 
     async def _ending(self, attempt: Attempt) -> Ending:
-        if attempt.stop_reason is not None:
-            return ending_of_error(attempt, asyncio.CancelledError())
         coroutine = begin_call(attempt)
         if isinstance(coroutine, Ending):
             return coroutine

@@ -32,13 +32,15 @@ from holdfast.worker.executors.wire import (
     End,
     FromChild,
     JobCompleted,
+    Lease,
+    Overdue,
     Progress,
     Run,
     Setup,
     Started,
     send,
 )
-from holdfast.worker.run import Committed, Ending, Report, describe, ending_of_stop
+from holdfast.worker.run import Committed, Ending, Report, describe, ending_of_stop, refusal_to_start
 
 KILL_AFTER = 2.0
 """Seconds between SIGTERM and SIGKILL."""
@@ -91,9 +93,7 @@ class ProcessExecutor:
         except OSError as error:
             return Errored(f"the handler's process could not be started: {error}")
         attempt.handle = child
-        ending = (
-            ending_of_stop(attempt) if attempt.stop_reason is not None else child.run(attempt, self._clock)
-        )
+        ending = refusal_to_start(attempt) or child.run(attempt, self._clock)
         attempt.handle = None
         if child.is_alive:
             self._give_back(child)
@@ -164,6 +164,7 @@ class Child:
         self._send(
             Run(
                 attempt.claim,
+                attempt.leased_until,
                 handler.type,
                 module,
                 name,
@@ -176,6 +177,8 @@ class Child:
             message = self._decode(line)
             if isinstance(message, Started):
                 attempt.start(clock)
+            elif isinstance(message, Overdue):
+                self._send(Lease(attempt.leased_until))
             elif isinstance(message, JobCompleted):
                 attempt.committed = True
             elif isinstance(message, Progress):

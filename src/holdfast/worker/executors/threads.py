@@ -6,6 +6,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
+from contextvars import Context
 
 from holdfast.context import Attempt
 from holdfast.core.clock import Clock
@@ -73,6 +74,6 @@ class ThreadExecutor:
 
     def _ending(self, attempt: Attempt) -> Ending:
         try:
-            return self._run(attempt)
+            return Context().run(self._run, attempt)  # what a handler sets there ends with it
         except BaseException as error:  # a mistake of ours must not cost the slot and hide the job
             return Errored(describe(error))

@@ -1,0 +1,100 @@
+"""A handler that raises an error of its own when it is stopped: the reason it was stopped is what counts."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import Context, Queue
+from tests.support import both_engines, wait_until
+from tests.worker import handlers
+from tests.worker.support import PATIENCE, Gate, get
+
+StartWorker = Callable[..., Any]
+EXECUTORS = ["thread", "async", "process"]
+
+
+def register(queue: Queue, executor: str, **options: Any) -> None:
+    """A handler `work(started)` that waits for ever, and fails with a RuntimeError when it is stopped."""
+    if executor == "process":
+        queue.job(name="work", executor="process", **options)(handlers.fail_on_termination)
+        return
+
+    def in_thread(started: str, ctx: Context) -> None:
+        killed = threading.Event()
+        ctx.on_interrupt(killed.set)
+        Path(started).touch()
+        assert killed.wait(PATIENCE)
+        raise RuntimeError("connection lost")
+
+    async def on_loop(started: str) -> None:
+        await asyncio.to_thread(Path(started).touch)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError as error:
+            raise RuntimeError("connection lost") from error
+
+    queue.job(name="work", **options)(on_loop if executor == "async" else in_thread)
+
+
+@both_engines
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_error_of_a_handler_that_the_shutdown_deadline_cut_short_costs_no_attempt(
+    queue: Queue, start_worker: StartWorker, tmp_path: Path, executor: str
+) -> None:
+    register(queue, executor, max_attempts=1)
+    worker = start_worker()
+    job = queue.enqueue("work", {"started": str(tmp_path / "started")})
+    wait_until((tmp_path / "started").exists)
+    assert worker.stop(timeout=0) is False
+    left = get(queue, job.id)
+    assert (left.status, left.attempts, left.errors) == ("pending", 0, ())
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_error_of_a_handler_whose_time_is_up_is_recorded_as_its_timeout(
+    queue: Queue, start_worker: StartWorker, tmp_path: Path, executor: str
+) -> None:
+    register(queue, executor, max_attempts=1, timeout=0.3)
+    start_worker()
+    job = queue.wait(queue.enqueue("work", {"started": str(tmp_path / "started")}).id, timeout=PATIENCE)
+    assert (job.status, job.error) == ("failed", "TimedOut: the attempt ran longer than its timeout of 0.3 s")
+    assert job.errors[0].traceback is not None
+    assert "connection lost" in job.errors[0].traceback, "what the handler made of it is kept as evidence"
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_error_of_a_handler_that_was_cancelled_leaves_no_failure_behind(
+    queue: Queue, start_worker: StartWorker, tmp_path: Path, executor: str
+) -> None:
+    register(queue, executor)
+    start_worker()
+    job = queue.enqueue("work", {"started": str(tmp_path / "started")})
+    wait_until((tmp_path / "started").exists)
+    queue.cancel(job.id)
+    done = queue.wait(job.id, timeout=PATIENCE)
+    assert (done.status, done.error, done.errors) == ("cancelled", None, ())
+
+
+def test_error_during_a_shutdown_that_has_not_cut_the_handler_short_is_a_failure(
+    queue: Queue, start_worker: StartWorker, gate: Gate
+) -> None:
+    @queue.job(max_attempts=1)
+    def work() -> None:
+        gate.enter()
+        raise RuntimeError("broken")
+
+    worker = start_worker()
+    job = work.enqueue()
+    gate.wait_entered()
+    stopping = threading.Thread(target=worker.stop)
+    stopping.start()
+    gate.open()
+    stopping.join(PATIENCE)
+    done = get(queue, job.id)
+    assert (done.status, done.error) == ("failed", "RuntimeError: broken")
