@@ -39,6 +39,7 @@ from holdfast.live_settings import LiveSettings
 from holdfast.registry import OPTIONS, Registry
 from holdfast.store.open import open_store
 from holdfast.store.protocol import RESTARTING, ErrorGroup, Store, WorkerRecord
+from holdfast.store.prune import PrunePass
 
 if TYPE_CHECKING:
     from holdfast.bulk import Bulk
@@ -467,11 +468,15 @@ class Queue:
     def _prune(self, older_than: timedelta | float | str | datetime, statuses: tuple[Status, ...]) -> int:
         before = self._instant_before(older_than)
         total = 0
+        prune_pass = PrunePass()
         while True:
-            pruned = self.store.prune_jobs(finished_before=before, statuses=statuses, limit=_BATCH)
+            pruned = self.store.prune_jobs(
+                finished_before=before, statuses=statuses, limit=_BATCH, prune_pass=prune_pass
+            )
             total += len(pruned)
-            self.events.emit(JobsPruned(count=len(pruned), job_ids=pruned))
-            if len(pruned) < _BATCH:
+            if pruned:
+                self.events.emit(JobsPruned(count=len(pruned), job_ids=pruned))
+            if prune_pass.is_over:
                 return total
             time.sleep(_BREATH)
 

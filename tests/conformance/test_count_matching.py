@@ -133,6 +133,18 @@ def test_only_what_waits_after_a_failed_attempt_is_retrying(store: Store, clock:
     assert store.count_retrying() == {}
 
 
+def test_busy_types_have_a_job_that_is_pending_running_or_waits_for_a_retry(store: Store) -> None:
+    assert store.list_busy_types() == set()
+    insert(store, "later", type="later", delay=3600)
+    finished(store, "over", type="over")
+    insert(store, "pending", type="pending")
+    run(store, "running", type="running")
+    for type in ("email", "crawl", "zip"):
+        for n in range(3):
+            finish(store, run(store, f"{type}-{n}", type=type), Errored("boom"))
+    assert store.list_busy_types() == {"pending", "running", "email", "crawl", "zip"}
+
+
 # Finished lately
 
 

@@ -259,6 +259,7 @@ def retry_failed(store: PostgresStore) -> None:
 def look(store: PostgresStore) -> None:
     assert store.oldest_waiting() is not None
     store.list_active_types(unpaused=True)
+    store.list_busy_types()
     store.list_running(10)
     store.count_jobs()
     store.count_enqueued()

@@ -7,7 +7,9 @@ import pytest
 from holdfast.core.clock import SECOND
 from holdfast.core.job import FINISHED, Status
 from holdfast.core.lifecycle import Errored
+from holdfast.store import prune as pruning
 from holdfast.store.protocol import Store
+from holdfast.store.prune import PrunePass
 from holdfast.testing import MovableClock
 from tests.conformance.steps import everything, finish, finished, insert, new_job, run
 
@@ -145,3 +147,72 @@ def test_what_holds_its_key_does_not_keep_the_others(store: Store, clock: Movabl
     clock.advance(1)
     assert prune(store, limit=2) == 2
     assert ids(store) == ["held"]
+
+
+# A bounded number of jobs is read at a time.
+
+
+@pytest.fixture
+def small_bites(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pruning, "MOST_READ", 3)
+    monkeypatch.setattr(pruning, "_AT_LEAST", 2)
+
+
+def bites(store: Store, limit: int = 100) -> list[list[str]]:
+    """What each call of a whole pass deletes."""
+    prune_pass = PrunePass()
+    pruned: list[list[str]] = []
+    while not prune_pass.is_over:
+        assert len(pruned) < 50, "it does not come to an end"
+        before = store.now()
+        pruned.append(
+            store.prune_jobs(finished_before=before, statuses=DONE, limit=limit, prune_pass=prune_pass)
+        )
+    return pruned
+
+
+@pytest.mark.usefixtures("small_bites")
+def test_pass_goes_on_behind_jobs_that_hold_their_keys(store: Store, clock: MovableClock) -> None:
+    for n in range(7):
+        finished(store, f"held-{n}", key=f"k{n}", key_for=3600)
+        clock.advance(1)
+    finished(store, "old")
+    clock.advance(1)
+    assert bites(store) == [[], [], ["old"]]
+    assert len(ids(store)) == 7
+
+
+@pytest.mark.usefixtures("small_bites")
+def test_pass_finds_all_that_finished_at_one_instant(store: Store, clock: MovableClock) -> None:
+    for n in range(8):
+        finished(store, f"{n}", key=f"k{n}" if n % 2 else None, key_for=3600 if n % 2 else None)
+    clock.advance(1)
+    assert sorted(id for bite in bites(store) for id in bite) == ["0", "2", "4", "6"]
+
+
+@pytest.mark.usefixtures("small_bites")
+def test_pass_goes_through_every_type_and_state(store: Store, clock: MovableClock) -> None:
+    for n in range(4):
+        finished(store, f"email-{n}", key=f"k{n}", key_for=3600)
+        finished(store, f"crawl-{n}", type="crawl")
+        insert(store, f"cancelled-{n}")
+        store.cancel_job(f"cancelled-{n}")
+        clock.advance(1)
+    pruned = bites(store, limit=2)
+    assert max(map(len, pruned)) == 2
+    assert sum(map(len, pruned)) == 8
+    assert ids(store) == [f"email-{n}" for n in range(4)]
+
+
+@pytest.mark.usefixtures("small_bites")
+def test_key_that_runs_out_behind_a_pass_is_left_to_the_next(store: Store, clock: MovableClock) -> None:
+    for n in range(4):
+        finished(store, f"held-{n}", key=f"k{n}", key_for=3600)
+    prune_pass = PrunePass()
+    clock.advance(1)
+    store.prune_jobs(finished_before=store.now(), statuses=DONE, limit=5, prune_pass=prune_pass)
+    clock.advance(3600)
+    assert store.prune_jobs(finished_before=store.now(), statuses=DONE, limit=5, prune_pass=prune_pass) == [
+        "held-3"
+    ]
+    assert sum(map(len, bites(store))) == 3

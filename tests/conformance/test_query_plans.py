@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from holdfast.core.job import RETRYING, Status
 from holdfast.core.lifecycle import Completed, Errored, LeaseEnded, Outcome, Released
-from holdfast.store import pages, ranges
+from holdfast.store import pages, prune, ranges
 from holdfast.store.look import OLDEST
 from holdfast.store.protocol import SORTS, Claim, JobFilter, Place
 from holdfast.store.ranges import conditions
@@ -29,7 +29,7 @@ from holdfast.store.sqlite import SqliteStore, open_store
 from holdfast.store.sqlite.claim import CANDIDATES
 from holdfast.store.sqlite.insert import HOLDER
 from holdfast.store.sqlite.keep import CANCELLING
-from holdfast.store.sqlite.operate import OLDEST_FINISHED, PRUNABLE
+from holdfast.store.sqlite.operate import FINISHED_SINCE, OLDEST_FINISHED
 from holdfast.store.sqlite.store import EXPIRED, PROMOTABLE
 from holdfast.testing import MovableClock
 from tests.conformance.steps import claim, ending, finish, insert, new_job
@@ -39,7 +39,7 @@ PLANS = {
     "promote": (PROMOTABLE, "holdfast_jobs_scheduled"),
     "reap": (EXPIRED, "holdfast_jobs_leased"),
     "key": (HOLDER, "holdfast_jobs_key"),
-    "prune": (PRUNABLE, "holdfast_jobs_finished"),
+    "prune": (FINISHED_SINCE, "holdfast_jobs_finished"),
     "which to prune": (OLDEST_FINISHED, "holdfast_jobs_finished"),
     "cancel": (CANCELLING, "holdfast_jobs_cancelling"),
 }
@@ -334,6 +334,39 @@ def test_search_for_reused_keys_costs_nothing_for_jobs_without_one(
             insert(store, *(f"keyless-{n}" for n in range(more)))
             costs.append(steps(store, lambda store=store: store.list_reused_keys(10)))  # type: ignore[misc]
     assert costs[1] <= 1.5 * costs[0] + 50, f"{costs[0]} steps, and {costs[1]} with 2000 more jobs"
+
+
+def test_which_types_are_busy_costs_nothing_for_jobs_that_wait_for_a_retry(
+    tmp_path: Path, clock: MovableClock
+) -> None:
+    costs = []
+    for count in (1, 600):
+        with closing(open_store(f"sqlite:///{tmp_path / f'{count}.db'}?synchronous=off", clock)) as store:
+            insert(store, *(f"job-{n}" for n in range(count)))
+            store.finish_jobs([ending(claimed, Errored("boom")) for claimed in claim(store, limit=count)])
+            costs.append(steps(store, lambda store=store: store.list_busy_types()))  # type: ignore[misc]
+    assert costs[1] <= 1.5 * costs[0] + 50, f"{costs[0]} steps, and {costs[1]} with 600 jobs"
+
+
+def test_prune_reads_a_bounded_number_of_jobs_that_hold_their_keys(
+    tmp_path: Path, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prune, "MOST_READ", 100)
+    costs = []
+    for count in (100, 1000):
+        with closing(open_store(f"sqlite:///{tmp_path / f'{count}.db'}?synchronous=off", clock)) as store:
+            store.insert_jobs([new_job(f"job-{n}", key=f"key-{n}", key_for=3600) for n in range(count)])
+            store.finish_jobs([ending(claimed, Completed()) for claimed in claim(store, limit=count)])
+            before = store.now() + 1
+            costs.append(
+                steps(
+                    store,
+                    lambda store=store, before=before: store.prune_jobs(  # type: ignore[misc]
+                        finished_before=before, statuses=(Status.COMPLETED,), limit=50
+                    ),
+                )
+            )
+    assert costs[1] <= 1.5 * costs[0] + 50, f"{costs[0]} steps, and {costs[1]} with 1000 keys"
 
 
 @pytest.mark.parametrize("analyzed", [False, True])

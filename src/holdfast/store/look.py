@@ -21,6 +21,26 @@ def count_retrying(reader: Reader) -> dict[str, int]:
     )
 
 
+# In one statement: a retry that becomes due meanwhile must not be missed in both. From type to type by leaps:
+# any number of jobs of one may wait for a retry.
+_BUSY_TYPES = """
+WITH RECURSIVE retrying (type) AS (
+    SELECT (SELECT j.type FROM holdfast_jobs AS j {by_index}
+        WHERE j.status = 'scheduled' AND j.attempts > 0 AND j.type > '' ORDER BY j.type LIMIT 1)
+    UNION ALL
+    SELECT (SELECT j.type FROM holdfast_jobs AS j {by_index}
+        WHERE j.status = 'scheduled' AND j.attempts > 0 AND j.type > retrying.type ORDER BY j.type LIMIT 1)
+    FROM retrying WHERE retrying.type IS NOT NULL)
+SELECT type FROM holdfast_counts WHERE pending > 0 OR processing > 0
+UNION SELECT type FROM retrying WHERE type IS NOT NULL
+"""
+
+
+def list_busy_types(reader: Reader) -> set[str]:
+    sql = _BUSY_TYPES.format(by_index=reader.by_index("holdfast_jobs_retrying"))
+    return {row[0] for row in reader.read(sql)}
+
+
 _FINISHED = """
 SELECT counts.type, states.value,
     (SELECT count(*) FROM holdfast_jobs {by_index}

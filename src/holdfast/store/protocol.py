@@ -19,6 +19,7 @@ from holdfast.config import Value
 from holdfast.core.job import Job, Status
 from holdfast.core.lifecycle import Decision
 from holdfast.errors import HoldfastError
+from holdfast.store.prune import PrunePass
 
 
 class NewJob(Struct, frozen=True, kw_only=True):
@@ -459,8 +460,18 @@ class Store(Protocol):
     def list_held(self, worker_id: str) -> list[Expired]:
         """The attempts that the database says a worker holds."""
 
-    def prune_jobs(self, *, finished_before: int, statuses: Sequence[Status], limit: int) -> list[str]:
-        """Delete up to `limit` finished jobs, but none that still holds its key; return their ids."""
+    def prune_jobs(
+        self,
+        *,
+        finished_before: int,
+        statuses: Sequence[Status],
+        limit: int,
+        prune_pass: PrunePass | None = None,
+    ) -> list[str]:
+        """Delete up to `limit` finished jobs, but none that still holds its key; return their ids.
+
+        A bounded number of jobs is read, so fewer than `limit` may be found before the pass is over.
+        """
 
     # Leases and workers.
 

@@ -47,6 +47,9 @@ class Reads:
         )
         return row[0] if row else None
 
+    def list_busy_types(self) -> set[str]:
+        return look.list_busy_types(self._reader)
+
     # Jobs.
 
     def get_jobs(self, job_ids: Sequence[str]) -> list[Job]:

@@ -315,7 +315,7 @@ class Dispatcher:
             return True
         if self._progress and now >= self._progress_at:
             return True
-        return self._maintenance.promotion_due() or self._maintenance.sweep_due()
+        return self._maintenance.is_due()
 
     def _sees_work(self, now: float) -> bool:
         """A look without a write: whether there is anything that this worker could take now."""
@@ -431,7 +431,8 @@ class Dispatcher:
 
     def _is_drained(self) -> bool:
         """Whether nothing is left to do; what runs here finishes, though its type may be paused by now."""
-        return self._claiming.is_drained(self._store) and self._enforcer.is_idle()
+        is_idle = self._enforcer.is_idle() and not self._inbox and not self._maintenance.prunes_on()
+        return is_idle and self._claiming.is_drained(self._store)
 
     def _leave(self) -> None:
         try:

@@ -16,6 +16,7 @@ from holdfast.core.lifecycle import LeaseEnded, decide
 from holdfast.core.settings import Settings
 from holdfast.errors import WorkerLost
 from holdfast.store.protocol import HOUR, Expired, Finish, Store
+from holdfast.store.prune import PrunePass
 from holdfast.worker.statistics import Statistics
 
 PROMOTE_BATCH = 1000
@@ -27,6 +28,12 @@ HOURS_KEPT = 48 * HOUR
 """How many minutes of them are kept by the hour, before they are only part of the lifetime's."""
 
 _PRUNE_EVERY = 60.0
+_FOLD_EVERY = 60.0
+
+_RETENTIONS = {
+    "retention_completed": (Status.COMPLETED, Status.CANCELLED),
+    "retention_failed": (Status.FAILED,),
+}
 
 
 class Maintenance:
@@ -37,8 +44,8 @@ class Maintenance:
         self._events = events
         self._statistics = statistics
         self._reaper = Reaper(store)
-        self._next_sweep = 0.0
-        self._next_prune = time.monotonic() + _PRUNE_EVERY
+        self._pruner = Pruner(store)
+        self._next_sweep = self._next_fold = 0.0
         self._next_due_at: int | None = 0
         self._done: list[e.Event] = []
 
@@ -51,7 +58,11 @@ class Maintenance:
 
     def is_due(self) -> bool:
         """Whether `run` has anything to do."""
-        return self.promotion_due() or self.sweep_due() or time.monotonic() >= self._next_prune
+        return self.promotion_due() or self.sweep_due() or self._pruner.is_due()
+
+    def prunes_on(self) -> bool:
+        """Whether a prune has begun that is not at its end, or none has yet."""
+        return self._pruner.goes_on
 
     def look(self) -> None:
         """Read when the next scheduled job is due: somebody may have changed it."""
@@ -59,7 +70,7 @@ class Maintenance:
 
     def seconds_until_due(self) -> float:
         """How long nothing here needs to be done."""
-        waits = [self._next_sweep - time.monotonic()]
+        waits = [min(self._next_sweep, self._pruner.next_at) - time.monotonic()]
         if self._next_due_at is not None:
             waits.append((self._next_due_at - self._store.now()) / SECOND)
         return max(0.0, min(waits))
@@ -73,8 +84,12 @@ class Maintenance:
             self.look()
         if self.sweep_due():
             self._sweep(settings)
-        if time.monotonic() >= self._next_prune:
-            self._prune(settings)
+        if self._pruner.is_due():
+            pruned = self._pruner.prune(settings)
+            if pruned:
+                self._done.append(e.JobsPruned(count=len(pruned), job_ids=pruned))
+        if time.monotonic() >= self._next_fold:
+            self._fold()
 
     def forget(self) -> None:
         """What was done last was not committed."""
@@ -95,28 +110,50 @@ class Maintenance:
             self._done += events_of_loss(reaped, status)
         self._store.remove_silent_workers(max(60.0, 3 * settings.lease_seconds))
 
-    def _prune(self, settings: Settings) -> None:
-        now = self._store.now()
-        began = time.monotonic()
-        full = False
-        for name, statuses in (
-            ("retention_completed", (Status.COMPLETED, Status.CANCELLED)),
-            ("retention_failed", (Status.FAILED,)),
-        ):
-            keep = settings.get(name)
-            if keep is not None:
-                pruned = self._store.prune_jobs(
-                    finished_before=now - microseconds(keep), statuses=statuses, limit=PRUNE_BATCH
-                )
-                full = full or len(pruned) == PRUNE_BATCH
-                if pruned:
-                    self._done.append(e.JobsPruned(count=len(pruned), job_ids=pruned))
-        minute = now // (60 * SECOND)
+    def _fold(self) -> None:
+        self._next_fold = time.monotonic() + _FOLD_EVERY
+        minute = self._store.now() // (60 * SECOND)
         self._store.fold_hours(minute - MINUTES_KEPT)
         self._store.fold_statistics(minute - HOURS_KEPT)
-        # While there is more to prune, in small bites, which take a tenth of the time.
-        took = time.monotonic() - began
-        self._next_prune = time.monotonic() + (min(1.0, 10 * took) if full else _PRUNE_EVERY)
+
+
+class Pruner:
+    """Deletes finished jobs that were kept for as long as retention says.
+
+    In small bites, which take a tenth of the time until a pass is over: others want to write meanwhile.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._passes: dict[str, PrunePass] = {}
+        self.next_at = 0.0
+        self.goes_on = True
+        """Whether a pass is to be gone on with, or the first one to be begun."""
+
+    def is_due(self) -> bool:
+        return time.monotonic() >= self.next_at
+
+    def prune(self, settings: Settings) -> list[str]:
+        """Take a bite; return the ids of what was deleted."""
+        began = time.monotonic()
+        pruned: list[str] = []
+        if not self._passes:
+            self._passes = {name: PrunePass() for name in _RETENTIONS}
+        for name, prune_pass in list(self._passes.items()):
+            keep = settings.get(name)
+            if keep is not None:
+                pruned += self._store.prune_jobs(
+                    finished_before=self._store.now() - microseconds(keep),
+                    statuses=_RETENTIONS[name],
+                    limit=PRUNE_BATCH,
+                    prune_pass=prune_pass,
+                )
+            if keep is None or prune_pass.is_over:
+                del self._passes[name]
+        self.goes_on = bool(self._passes)
+        now = time.monotonic()
+        self.next_at = now + (min(1.0, 10 * (now - began)) if self.goes_on else _PRUNE_EVERY)
+        return pruned
 
 
 class Reaper:

@@ -29,11 +29,6 @@ UNPAUSED_TYPES = """
 SELECT type, sum(pending)::bigint, sum(processing)::bigint, count(*) FROM holdfast_tallies AS t
 WHERE NOT EXISTS (SELECT 1 FROM holdfast_pauses AS p WHERE p.type IN ('', t.type)) GROUP BY type
 """
-# In one statement: a retry that becomes due meanwhile must not be missed in both.
-BUSY_TYPES = """
-SELECT type FROM holdfast_counts WHERE pending > 0 OR processing > 0
-UNION SELECT type FROM holdfast_jobs WHERE status = 'scheduled' AND attempts > 0
-"""
 
 # Taken before the statement that reads the pauses: whoever pauses waits for all who hold it, so that after a
 # pause is committed nothing starts.

@@ -10,11 +10,13 @@ from psycopg.errors import LockNotAvailable, UniqueViolation
 from holdfast.core.job import Status
 from holdfast.core.lifecycle import sources
 from holdfast.errors import JobNotFound, KeyHeld, WrongState
+from holdfast.store.postgres.arrays import given
 from holdfast.store.postgres.clock import CLOCK
 from holdfast.store.postgres.finish import CHILD_PATIENCE
 from holdfast.store.postgres.insert import FREE_EXPIRED
 from holdfast.store.postgres.patience import LOCK_PATIENCE, PATIENCE
 from holdfast.store.postgres.session import Session
+from holdfast.store.prune import Place, PrunePass
 
 _CANCEL_WAITING = f"""
 WITH {CLOCK}
@@ -49,16 +51,24 @@ FROM holdfast_counts AS c CROSS JOIN unnest($2::text[]) AS states (status) CROSS
     WHERE type = c.type AND status = states.status AND finished_at IS NOT NULL AND finished_at < $1
     ORDER BY finished_at LIMIT 1) AS oldest
 WHERE c.completed + c.failed + c.cancelled > 0
-ORDER BY oldest.finished_at
 """
 
+_FINISHED_SINCE = f"""
+WITH {CLOCK}
+SELECT finished_at, seq, key_held AND coalesce(key_until > (SELECT now FROM clock), false) FROM holdfast_jobs
+WHERE type = $2 AND status = $3 AND finished_at IS NOT NULL AND finished_at < $4
+    AND (finished_at, seq) > ($5::bigint, $6::bigint)
+ORDER BY finished_at, seq LIMIT $7
+"""
+
+# Looked at once more: since they were read, somebody may have retried them.
 _PRUNE = f"""
 WITH {CLOCK}
 DELETE FROM holdfast_jobs WHERE seq = ANY (ARRAY(
-    SELECT seq FROM holdfast_jobs
-    WHERE type = $2 AND status = $3 AND finished_at IS NOT NULL AND finished_at < $4
-        AND NOT (key_held AND coalesce(key_until > (SELECT now FROM clock), false))
-    ORDER BY finished_at LIMIT $5 FOR UPDATE SKIP LOCKED))
+    SELECT j.seq FROM {given("$2::bigint[]")} AS read (seq) JOIN holdfast_jobs AS j ON j.seq = read.seq
+    WHERE j.finished_at IS NOT NULL AND j.finished_at < $3
+        AND NOT (j.key_held AND coalesce(j.key_until > (SELECT now FROM clock), false))
+    ORDER BY j.seq FOR UPDATE OF j SKIP LOCKED))
 RETURNING id
 """
 
@@ -128,17 +138,23 @@ def delete_job(session: Session, job_id: str) -> None:
 
 
 def prune_jobs(
-    session: Session, finished_before: int, statuses: Sequence[Status], limit: int, now: int | None
+    session: Session,
+    finished_before: int,
+    statuses: Sequence[Status],
+    limit: int,
+    prune_pass: PrunePass,
+    now: int | None,
 ) -> list[str]:
-    ids: list[str] = []
-    # Where the oldest one waits first: so no type is always the last.
+    def read_on(type: str, status: str, after: Place, limit: int) -> list[tuple[int, int, bool]]:
+        parameters = [now, type, status, finished_before, *after, limit]
+        return session.rows(_FINISHED_SINCE, parameters)
+
     words = [status.value for status in statuses]
-    for type, status, _ in session.rows(_OLDEST_FINISHED, [finished_before, words]):
-        if len(ids) >= limit:
-            break
-        rows = session.rows(_PRUNE, [now, type, status, finished_before, limit - len(ids)])
-        ids += [row[0] for row in rows]
-    return ids
+    oldest = session.rows(_OLDEST_FINISHED, [finished_before, words])
+    seqs = prune_pass.choose(oldest, read_on, limit)
+    if not seqs:
+        return []
+    return [row[0] for row in session.rows(_PRUNE, [now, seqs, finished_before])]
 
 
 def _refuse(session: Session, job_id: str, action: str, allowed: str) -> NoReturn:

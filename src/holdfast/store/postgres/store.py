@@ -38,6 +38,7 @@ from holdfast.store.protocol import (
     Verdict,
     WorkerRecord,
 )
+from holdfast.store.prune import PrunePass
 from holdfast.store.reads import Reads
 
 _PROMOTE = f"""
@@ -182,9 +183,6 @@ class PostgresStore(Reads):
                 tallies.fold(self.database)
         return active
 
-    def list_busy_types(self) -> set[str]:
-        return {row[0] for row in self.database.read(claim.BUSY_TYPES)}
-
     def claim_jobs(
         self, worker_id: str, demands: Sequence[Demand], *, limit: int, lease_seconds: float
     ) -> Claimed:
@@ -260,9 +258,18 @@ class PostgresStore(Reads):
         rows = self.database.read(f"{_LEASED} WHERE status = 'processing' AND worker_id = $1", [worker_id])
         return [Expired(*row) for row in rows]
 
-    def prune_jobs(self, *, finished_before: int, statuses: Sequence[Status], limit: int) -> list[str]:
+    def prune_jobs(
+        self,
+        *,
+        finished_before: int,
+        statuses: Sequence[Status],
+        limit: int,
+        prune_pass: PrunePass | None = None,
+    ) -> list[str]:
         with self.database.transaction() as session:
-            return operate.prune_jobs(session, finished_before, statuses, limit, self.database.instant)
+            return operate.prune_jobs(
+                session, finished_before, statuses, limit, prune_pass or PrunePass(), self.database.instant
+            )
 
     # Leases and workers.
 

@@ -21,12 +21,6 @@ ACTIVE_TYPES = """
 SELECT json_group_array(json_array(type, pending, processing)) FROM holdfast_counts
 WHERE (pending > 0 OR processing > 0)
 """
-# In one statement: a retry that becomes due meanwhile must not be missed in both.
-BUSY_TYPES = """
-SELECT type FROM holdfast_counts WHERE pending > 0 OR processing > 0
-UNION SELECT type FROM holdfast_jobs INDEXED BY holdfast_jobs_retrying
-WHERE status = 'scheduled' AND attempts > 0
-"""
 UNPAUSED_TYPES = f"""{ACTIVE_TYPES}
 AND NOT EXISTS (SELECT 1 FROM holdfast_pauses WHERE holdfast_pauses.type IN ('', holdfast_counts.type))
 """

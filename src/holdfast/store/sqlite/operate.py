@@ -10,6 +10,7 @@ from typing import NoReturn
 from holdfast.core.job import Status
 from holdfast.core.lifecycle import sources
 from holdfast.errors import JobNotFound, KeyHeld, WrongState
+from holdfast.store.prune import Place, PrunePass
 from holdfast.store.sqlite.insert import free_expired_key
 
 _CANCEL_WAITING = """
@@ -42,11 +43,13 @@ FROM holdfast_counts AS counts CROSS JOIN json_each(?2) AS states
 WHERE counts.completed + counts.failed + counts.cancelled > 0
 """
 
-PRUNABLE = """
-SELECT seq FROM holdfast_jobs INDEXED BY holdfast_jobs_finished
-WHERE type = ?1 AND status = ?2 AND finished_at IS NOT NULL AND finished_at < ?3
-    AND NOT (key_held AND key_until > ?4)
-ORDER BY finished_at LIMIT ?5
+FINISHED_SINCE = """
+SELECT json_group_array(json_array(finished_at, seq, holds_key)) FROM (
+    SELECT finished_at, seq, key_held AND coalesce(key_until > ?4, 0) AS holds_key
+    FROM holdfast_jobs INDEXED BY holdfast_jobs_finished
+    WHERE type = ?1 AND status = ?2 AND finished_at IS NOT NULL AND finished_at < ?3
+        AND (finished_at, seq) > (?5, ?6)
+    ORDER BY finished_at, seq LIMIT ?7)
 """
 
 
@@ -106,16 +109,22 @@ def delete_job(connection: sqlite3.Connection, job_id: str) -> None:
 
 
 def prune_jobs(
-    connection: sqlite3.Connection, finished_before: int, statuses: Sequence[Status], limit: int, now: int
+    connection: sqlite3.Connection,
+    finished_before: int,
+    statuses: Sequence[Status],
+    limit: int,
+    prune_pass: PrunePass,
+    now: int,
 ) -> list[str]:
+    def read_on(type: str, status: str, after: Place, limit: int) -> list[tuple[int, int, bool]]:
+        parameters = (type, status, finished_before, now, *after, limit)
+        rows: list[tuple[int, int, bool]] = json.loads(
+            connection.execute(FINISHED_SINCE, parameters).fetchone()[0]
+        )
+        return rows
+
     heads = connection.execute(OLDEST_FINISHED, (finished_before, json.dumps(statuses))).fetchall()
-    seqs: list[int] = []
-    # Where the oldest one waits first: so no type is always the last.
-    for type, status, _ in sorted((head for head in heads if head[2] is not None), key=lambda head: head[2]):
-        if len(seqs) >= limit:
-            break
-        rows = connection.execute(PRUNABLE, (type, status, finished_before, now, limit - len(seqs)))
-        seqs += [row[0] for row in rows.fetchall()]
+    seqs = prune_pass.choose([head for head in heads if head[2] is not None], read_on, limit)
     deleted = connection.execute(
         "DELETE FROM holdfast_jobs"
         " WHERE seq IN (SELECT value FROM json_each(?)) AND +finished_at IS NOT NULL RETURNING id",

@@ -31,6 +31,7 @@ from holdfast.store.protocol import (
     Verdict,
     WorkerRecord,
 )
+from holdfast.store.prune import PrunePass
 from holdfast.store.reads import Reads
 from holdfast.store.sqlite import caller, claim, finish, insert, keep, operate
 from holdfast.store.sqlite.attempt import SqliteAttemptTransaction
@@ -108,9 +109,6 @@ class SqliteStore(Reads):
         text = self.database.read_one(claim.UNPAUSED_TYPES if unpaused else claim.ACTIVE_TYPES)[0]
         return claim.activity_from(text)
 
-    def list_busy_types(self) -> set[str]:
-        return {row[0] for row in self.database.read(claim.BUSY_TYPES)}
-
     def claim_jobs(
         self, worker_id: str, demands: Sequence[Demand], *, limit: int, lease_seconds: float
     ) -> Claimed:
@@ -171,9 +169,18 @@ class SqliteStore(Reads):
     def list_held(self, worker_id: str) -> list[Expired]:
         return [Expired(*row) for row in self.database.read(f"{_LEASED} worker_id = ?", (worker_id,))]
 
-    def prune_jobs(self, *, finished_before: int, statuses: Sequence[Status], limit: int) -> list[str]:
+    def prune_jobs(
+        self,
+        *,
+        finished_before: int,
+        statuses: Sequence[Status],
+        limit: int,
+        prune_pass: PrunePass | None = None,
+    ) -> list[str]:
         with self.database.transaction() as connection:
-            return operate.prune_jobs(connection, finished_before, statuses, limit, self.now())
+            return operate.prune_jobs(
+                connection, finished_before, statuses, limit, prune_pass or PrunePass(), self.now()
+            )
 
     # Leases and workers.
 

@@ -8,7 +8,6 @@ application, and find the handler by its name. They die with their worker: the e
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -34,6 +33,7 @@ from holdfast.worker.executors.wire import (
     JobCompleted,
     Lease,
     Overdue,
+    LineReader,
     Progress,
     Run,
     Setup,
@@ -143,9 +143,7 @@ class Child:
                 os.close(descriptor)
         self._commands: BinaryIO = os.fdopen(commands_write, "wb")
         self._replies = replies_read
-        self._poll = select.poll()
-        self._poll.register(replies_read, select.POLLIN)
-        self._buffer = b""
+        self._lines = LineReader(replies_read, lambda: self._process.poll() is not None)
         self._closed = False
         self._lock = threading.Lock()
         self._sending = threading.Lock()  # a lock of its own: a full pipe must not hold up a kill
@@ -173,7 +171,7 @@ class Child:
                 attempt.result_limit,
             )
         )
-        while (line := self._read_line()) is not None:
+        while (line := self._lines.read_line()) is not None:
             message = self._decode(line)
             if isinstance(message, Started):
                 attempt.start(clock)
@@ -192,21 +190,6 @@ class Child:
         if attempt.committed:
             return Committed(error if attempt.stop_reason is None else None)
         return Errored(error) if attempt.stop_reason is None else ending_of_stop(attempt)
-
-    def _read_line(self) -> bytes | None:
-        """The next message, or None when the child is gone."""
-        while b"\n" not in self._buffer:
-            # What the handler forked may hold the pipe open after the child itself has died.
-            if not self._poll.poll(1000):
-                if self._process.poll() is not None:
-                    return None
-                continue
-            part = os.read(self._replies, 65_536)
-            if not part:
-                return None
-            self._buffer += part
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        return line
 
     def ask(self, reason: str) -> None:
         self._send(Ask(reason))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import select
+from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
 import msgspec
@@ -83,3 +85,33 @@ _encode = msgspec.json.Encoder().encode
 def send(stream: BinaryIO, message: Any) -> None:
     stream.write(_encode(message) + b"\n")
     stream.flush()
+
+
+class LineReader:
+    """Reads messages from a pipe, each in time that grows with its length alone."""
+
+    def __init__(self, descriptor: int, is_over: Callable[[], bool]) -> None:
+        self._descriptor = descriptor
+        self._is_over = is_over
+        self._poll = select.poll()
+        self._poll.register(descriptor, select.POLLIN)
+        self._rest = b""
+
+    def read_line(self) -> bytes | None:
+        """The next message, or None when whoever sent them is gone."""
+        parts: list[bytes] = []
+        part: bytes | None = self._rest
+        while part is not None:
+            head, newline, self._rest = part.partition(b"\n")
+            parts.append(head)
+            if newline:
+                return b"".join(parts)
+            part = self._read_part()
+        return None
+
+    def _read_part(self) -> bytes | None:
+        # What a handler forked may hold the pipe open after the sender itself has died.
+        while not self._poll.poll(1000):
+            if self._is_over():
+                return None
+        return os.read(self._descriptor, 65_536) or None
