@@ -39,6 +39,7 @@ from holdfast.live_settings import LiveSettings
 from holdfast.registry import OPTIONS, Registry
 from holdfast.store.open import open_store
 from holdfast.store.protocol import RESTARTING, ErrorGroup, Store, WorkerRecord
+from holdfast.transaction import TransactionThreads
 
 if TYPE_CHECKING:
     from holdfast.bulk import Bulk
@@ -84,6 +85,7 @@ class Queue:
         self._store: Store | None = None
         self._enqueuer: Enqueuer | None = None
         self._settings = LiveSettings(lambda: self.store, self.registry, lambda: self.defaults)
+        self.transaction_threads = TransactionThreads()
 
     @property
     def store(self) -> Store:
