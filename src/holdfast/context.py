@@ -6,24 +6,19 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from contextvars import Token
 from socket import gethostname
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from holdfast.config import find_setting
 from holdfast.core.clock import Clock, lease_clock
 from holdfast.core.job import Job, Status
-from holdfast.core.lifecycle import completion
-from holdfast.core.payload import decode, encode_payload, encode_result
+from holdfast.core.payload import decode, encode_payload
 from holdfast.core.settings import Settings
 from holdfast.enqueue import Admission, make_options
 from holdfast.errors import HoldfastError, Interrupted, LeaseLost, StoreError, shown
 from holdfast.handler import Handler
 from holdfast.store.protocol import Claim, LogTail, NewJob, Store
-from holdfast.store.scope import attempt_transaction
-
-if TYPE_CHECKING:
-    import asyncio
+from holdfast.transaction import Transaction, TransactionThreads
 
 STOPPING = "stopping"
 CANCELLED = "cancelled"
@@ -42,6 +37,8 @@ class AttemptHost(Protocol):
     def store(self) -> Store: ...
     @property
     def admission(self) -> Admission: ...
+    @property
+    def transaction_threads(self) -> TransactionThreads: ...
     def settings(self) -> Settings: ...
 
 
@@ -266,77 +263,3 @@ class Context:
         if self._transaction is None:
             raise HoldfastError("ctx.hold() belongs inside ctx.transaction()")
         self._transaction.hold()
-
-
-class Transaction:
-    """The block behind ctx.transaction(). In async handlers, waiting for the lock and the disk is done in a
-    thread, so that the event loop goes on."""
-
-    def __init__(self, context: Context, attempt: Attempt) -> None:
-        self._context = context
-        self._attempt = attempt
-        host = attempt.host
-        seconds = host.settings().transaction_seconds
-        self._transaction = host.store.begin_attempt_transaction(attempt.claim, seconds)
-        self._scope: Token[str | None] | None = None
-
-    def hold(self) -> None:
-        self._transaction.hold()
-
-    def __enter__(self) -> Any:
-        self._transaction.begin()
-        return self._enter_scope()
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        self._leave_scope()
-        if kind is None:
-            self._commit()
-        else:
-            self._transaction.rollback()
-
-    async def __aenter__(self) -> Any:
-        import asyncio
-
-        begun = asyncio.ensure_future(asyncio.to_thread(self._transaction.begin))
-        try:
-            await asyncio.shield(begun)
-        except asyncio.CancelledError:
-            # The lock may be ours a moment later; it must not stay with nobody.
-            begun.add_done_callback(self._abandon)
-            raise
-        return self._enter_scope()
-
-    async def __aexit__(self, kind: object, *_: object) -> None:
-        import asyncio
-
-        self._leave_scope()
-        end = self._commit if kind is None else self._transaction.rollback
-        ended = asyncio.ensure_future(asyncio.to_thread(end))
-        try:
-            await asyncio.shield(ended)
-        except asyncio.CancelledError:
-            await asyncio.wait([ended])  # what was begun is known to have happened, or not
-            raise
-
-    def _abandon(self, begun: asyncio.Future[None]) -> None:
-        if not begun.cancelled() and begun.exception() is None:
-            self._transaction.rollback()
-
-    def _enter_scope(self) -> Any:
-        self._scope = attempt_transaction.set(self._attempt.host.store.url)
-        return self._transaction.connection
-
-    def _leave_scope(self) -> None:
-        assert self._scope is not None
-        attempt_transaction.reset(self._scope)
-
-    def _commit(self) -> None:
-        claim = self._attempt.claim
-        settings = self._attempt.host.settings()
-        result = encode_result(self._context.result, settings.get("max_result_bytes", claim.type))
-        self._transaction.commit(completion(result), self._attempt.children, self._committed)
-
-    def _committed(self) -> None:
-        self._attempt.committed = True
-        if self._attempt.on_commit is not None:
-            self._attempt.on_commit()

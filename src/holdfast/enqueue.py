@@ -23,7 +23,7 @@ from holdfast.events import Events, JobEnqueued
 from holdfast.registry import Registry
 from holdfast.shared_commits import SharedCommits
 from holdfast.store.protocol import NewJob, Store, Verdict
-from holdfast.store.scope import attempt_transaction
+from holdfast.store.scope import is_inside
 
 if TYPE_CHECKING:
     import asyncio
@@ -239,7 +239,7 @@ class Enqueuer:
 
     def _refuse_nested(self) -> None:
         # Before joining a shared commit: others must not wait for the lock that our caller holds.
-        if attempt_transaction.get() == self._store.url:
+        if is_inside(self._store.url):
             raise NestedWrite
 
     def _admit(self, type: str, payload: object, options: Mapping[str, Any]) -> NewJob:

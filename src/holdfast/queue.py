@@ -40,6 +40,7 @@ from holdfast.registry import OPTIONS, Registry
 from holdfast.store.open import open_store
 from holdfast.store.protocol import RESTARTING, ErrorGroup, Store, WorkerRecord
 from holdfast.store.prune import PrunePass
+from holdfast.transaction import TransactionThreads
 
 if TYPE_CHECKING:
     from holdfast.bulk import Bulk
@@ -85,6 +86,7 @@ class Queue:
         self._store: Store | None = None
         self._enqueuer: Enqueuer | None = None
         self._settings = LiveSettings(lambda: self.store, self.registry, lambda: self.defaults)
+        self.transaction_threads = TransactionThreads()
 
     @property
     def store(self) -> Store:

@@ -13,7 +13,7 @@ from holdfast.core.job import Status
 from holdfast.core.lifecycle import Errored, Released, completion
 from holdfast.errors import HoldfastError, LeaseLost, NestedWrite, TransactionExpired
 from holdfast.store.protocol import Claim, NewJob, Store
-from holdfast.store.scope import attempt_transaction
+from holdfast.store.scope import Scope
 from holdfast.testing import MovableClock
 from tests.conformance.engines import where
 from tests.conformance.steps import (
@@ -263,12 +263,12 @@ def test_connection_is_of_no_use_after_the_commit(store: Store, connection: Any)
 def test_queue_is_written_inside_by_the_connection_alone(store: Store) -> None:
     """A write of the store's own would wait for the lock that this very thread holds."""
     with transaction(store, run(store, "a")) as own:
-        scope = attempt_transaction.set(store.url)
+        scope = Scope.enter(store.url)
         with pytest.raises(NestedWrite):
             store.insert_jobs([new_job("b")])
         [verdict] = store.insert_jobs_with(own, [new_job("c")])
         assert verdict.inserted
-        attempt_transaction.reset(scope)
+        scope.leave()
     assert [found.id for found in everything(store)] == ["a", "c"]
 
 

@@ -23,7 +23,7 @@ from holdfast.errors import (
     StoreBusy,
     StoreUnavailable,
 )
-from holdfast.store.scope import attempt_transaction
+from holdfast.store.scope import Scope
 from holdfast.store.sqlite import database as module
 from holdfast.store.sqlite.database import Database
 
@@ -166,12 +166,12 @@ def test_an_error_in_a_nested_transaction_takes_the_outer_one_with_it(database: 
 
 
 def test_inside_a_handlers_own_transaction_a_write_is_refused_at_once(database: Database) -> None:
-    scope = attempt_transaction.set(database.url)
+    scope = Scope.enter(database.url)
     try:
         with pytest.raises(NestedWrite, match=r"ctx\.enqueue"), database.transaction():
             pass
     finally:
-        attempt_transaction.reset(scope)
+        scope.leave()
 
 
 def test_a_mistake_in_sql_stays_what_it_is(database: Database) -> None:

@@ -20,12 +20,12 @@ from typing import Any, NamedTuple, Self
 import pytest
 
 from holdfast import Context, Job, Queue
-from holdfast.context import Transaction
 from holdfast.errors import InvalidPayload, LeaseLost
 from holdfast.events import HandlerErrorIgnored, JobCompleted, OutcomeRefused
 from holdfast.jobs import CREATE_FILE, DELETE_FILE, files, install
 from holdfast.jobs.files import publish
 from holdfast.jobs.roots import LONGEST_NAME, VARIABLE
+from holdfast.transaction import Transaction
 from holdfast.worker.maintenance import reap
 from tests.support import Recorder, wait_until
 from tests.surfaces.support import queuectl

@@ -22,7 +22,7 @@ from holdfast.errors import (
 )
 from holdfast.events import Event, JobCancelled, JobCancelRequested, JobDeleted, JobRetried
 from holdfast.operate import Operated, matching, operate
-from holdfast.store.scope import attempt_transaction
+from holdfast.store.scope import Scope
 from holdfast.testing import MovableClock
 from tests.conformance.steps import everything, finish, finished, insert, run
 from tests.support import Recorder, both_engines, unsynced
@@ -308,12 +308,12 @@ def test_ids_that_can_not_be_had_leave_what_was_done(queue: Queue, small_batches
 @both_engines
 def test_handler_can_not_operate_inside_its_own_transaction(queue: Queue) -> None:
     prepare(queue, "delete", 1)
-    inside = attempt_transaction.set(queue.store.url)
+    inside = Scope.enter(queue.store.url)
     try:
         with pytest.raises(NestedWrite):
             operate(queue, "delete", iter(["job-0"]))
     finally:
-        attempt_transaction.reset(inside)
+        inside.leave()
     assert queue.count() == 1
 
 

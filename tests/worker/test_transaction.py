@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import threading
 import time
 from collections.abc import Callable
@@ -548,8 +549,6 @@ def test_async_handler_cancelled_while_it_waits_for_the_lock_leaves_no_lock_behi
             store(connection, "x")
 
     start_worker()
-    import sqlite3
-
     holder = sqlite3.connect(queue.url.removeprefix("sqlite:///"), isolation_level=None)
     try:
         job = insert.enqueue()
@@ -606,3 +605,111 @@ def test_hold_belongs_inside_the_block(queue: Queue) -> None:
     job = early.enqueue()
     queue.drain()
     assert get(queue, job.id).error == "HoldfastError: ctx.hold() belongs inside ctx.transaction()"
+
+
+COROUTINES = 40
+"""More than any pool of threads holds that a block could begin or end in."""
+
+
+@both_engines
+def test_blocks_of_many_coroutines_neither_wait_for_each_other_nor_for_handlers_threads(
+    queue: Queue, start_worker: StartWorker, gate: Gate
+) -> None:
+    """Handlers fill the executor of asyncio, which then has no thread for anything else."""
+
+    @queue.job(max_attempts=1)
+    async def fill() -> None:
+        await asyncio.gather(*(gate.enter_async() for _ in range(COROUTINES)))
+
+    @queue.job(max_attempts=1)
+    async def insert(ctx: Context, value: str) -> None:
+        async with ctx.transaction() as connection:
+            store(connection, value)
+
+    start_worker(concurrency=COROUTINES + 1)
+    filling = fill.enqueue()
+    gate.wait_entered(COROUTINES)
+    jobs = insert.enqueue_many([{"value": str(number)} for number in range(COROUTINES)])
+    for job in jobs:
+        done = queue.wait(job.id, timeout=PATIENCE)
+        assert (done.status, done.attempts) == ("completed", 1), done.error
+    gate.open()
+    assert queue.wait(filling.id, timeout=PATIENCE).status == "completed"
+    assert sorted(rows(queue), key=int) == [str(number) for number in range(COROUTINES)]
+
+
+@both_engines
+def test_task_that_outlives_the_block_may_write_the_queue(queue: Queue, start_worker: StartWorker) -> None:
+    @queue.job(max_attempts=1)
+    async def insert(ctx: Context) -> None:
+        left = asyncio.Event()
+
+        async def later() -> None:
+            try:
+                queue.enqueue("child", {"when": "inside"})
+            except NestedWrite:
+                ctx.result = "refused inside"
+            await left.wait()
+            await queue.enqueue_async("child", {"when": "after"})
+
+        async with ctx.transaction():
+            task = asyncio.create_task(later())
+            await asyncio.sleep(0)
+        left.set()
+        await task
+
+    start_worker(types=["insert"])
+    job = run_one(queue, "insert")
+    wait_until(lambda: queue.jobs(type="child"))
+    assert job.result == "refused inside"
+    assert [child.payload for child in queue.jobs(type="child")] == [{"when": "after"}]
+
+
+@pytest.mark.parametrize("then", ["writes", "raises", "leaves"])
+def test_block_that_sqlite_itself_has_rolled_back_commits_nothing(queue: Queue, then: str) -> None:
+    """What is written after it would commit by itself."""
+    sql(queue, "CREATE TABLE seat (id INTEGER PRIMARY KEY ON CONFLICT ROLLBACK)")
+    sql(queue, "INSERT INTO seat VALUES (1)")
+
+    @queue.job(max_attempts=1)
+    def book(ctx: Context) -> None:
+        with ctx.transaction() as connection:
+            store(connection, "first half")
+            with suppress(sqlite3.IntegrityError):
+                connection.execute("INSERT INTO seat VALUES (1)")
+            if then != "leaves":
+                with suppress(HoldfastError):
+                    store(connection, "second half")
+                with suppress(HoldfastError):
+                    connection.execute("SAVEPOINT mine")
+            if then == "raises":
+                raise RuntimeError("so nothing of it may stay")
+
+    job = book.enqueue()
+    queue.drain()
+    error = get(queue, job.id).error or ""
+    assert rows(queue) == []
+    assert get(queue, job.id).status == "failed"
+    if then == "raises":
+        assert error == "RuntimeError: so nothing of it may stay"
+    else:
+        assert error.startswith("HoldfastError: a statement inside ctx.transaction() has ended")
+        assert "ON CONFLICT ROLLBACK" in error
+
+
+def test_effect_is_not_held_for_a_block_that_sqlite_has_rolled_back(queue: Queue) -> None:
+    sql(queue, "CREATE TABLE seat (id INTEGER PRIMARY KEY ON CONFLICT ROLLBACK)")
+    effects: list[str] = []
+
+    @queue.job(max_attempts=1)
+    def book(ctx: Context) -> None:
+        with ctx.transaction() as connection:
+            with suppress(sqlite3.IntegrityError):
+                connection.executemany("INSERT INTO seat VALUES (?)", [(1,), (1,)])
+            ctx.hold()
+            effects.append("renamed")
+
+    job = book.enqueue()
+    queue.drain()
+    assert get(queue, job.id).status == "failed"
+    assert effects == []

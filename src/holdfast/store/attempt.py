@@ -13,6 +13,7 @@ from typing import Any, NoReturn, Protocol
 from holdfast.core.job import Status
 from holdfast.core.lifecycle import Decision
 from holdfast.errors import CommitUncertain, HoldfastError, TransactionExpired
+from holdfast.store.deadlines import DEADLINES, Deadline
 from holdfast.store.protocol import Claim, Finish, NewJob
 
 
@@ -20,9 +21,23 @@ class Guarded:
     """Stands before a driver's connection, and refuses what would end the transaction early."""
 
     expired_after: float | None = None
-    over = False
+    begun = over = False
+    how_it_ends = ""
+    """What else ends a transaction on this engine, as a hint."""
+
+    def is_in_transaction(self) -> bool:
+        raise NotImplementedError
 
     def check(self) -> None:
+        """Raise unless the transaction goes on. Without it a statement would commit by itself."""
+        self.check_time()
+        if self.begun and not self.is_in_transaction():
+            raise HoldfastError(
+                "a statement inside ctx.transaction() has ended the transaction, so the job is not completed",
+                hint=self.how_it_ends,
+            )
+
+    def check_time(self) -> None:
         """Raise if the transaction has expired or is over."""
         if self.expired_after is not None:
             raise TransactionExpired(
@@ -46,24 +61,25 @@ class TimeLimit:
         self._expire = expire
         self._settling = threading.Lock()
         self._is_lifted = False
-        self._timer = threading.Timer(seconds, self._run_out)
-        self._timer.daemon = True
+        self._seconds = seconds
+        self._deadline: Deadline | None = None
 
     def start(self) -> None:
-        self._timer.start()
+        self._deadline = DEADLINES.add(self._seconds, self._run_out)
 
     @contextmanager
     def lifted(self) -> Iterator[None]:
         """Waits for an `expire` that has begun; from here on there is none."""
         with self._settling:
             self._is_lifted = True
-            self._timer.cancel()
+            if self._deadline is not None:
+                DEADLINES.call_off(self._deadline)
             yield
 
     def _run_out(self) -> None:
         if self._settling.acquire(blocking=False):
             try:
-                if not self._is_lifted:  # a timer that is about to call is cancelled too late
+                if not self._is_lifted:  # it may be called off a moment too late
                     self._expire()
             finally:
                 self._settling.release()

@@ -354,8 +354,11 @@ class AttemptTransaction(Protocol):
 
     connection: Any
 
-    def begin(self) -> None:
-        """Open it, holding the job. Raises LeaseLost if the attempt no longer owns it."""
+    def begin(self, check_wait: Callable[[], None] = lambda: None) -> None:
+        """Open it, holding the job. Raises LeaseLost if the attempt no longer owns it.
+
+        As long as the database has no connection for it, it waits and calls `check_wait`, which may raise.
+        """
 
     def hold(self) -> None:
         """Let it expire no more. Raises TransactionExpired if it has."""

@@ -4,5 +4,34 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 
-attempt_transaction: ContextVar[str | None] = ContextVar("holdfast_attempt_transaction", default=None)
-"""The URL of the queue whose ctx.transaction() surrounds this code."""
+
+class Scope:
+    """One ctx.transaction() block. Tasks and threads that begin inside it inherit it, and may outlive it."""
+
+    __slots__ = ("_url",)
+
+    def __init__(self, url: str) -> None:
+        self._url: str | None = url
+
+    @classmethod
+    def enter(cls, url: str) -> Scope:
+        """From here on, this code and what it starts is inside a block of the queue at `url`."""
+        scope = cls(url)
+        _scope.set(scope)
+        return scope
+
+    def leave(self) -> None:
+        """The block is over, for all who have inherited it."""
+        self._url = None
+
+    def is_of(self, url: str) -> bool:
+        return self._url == url
+
+
+_scope: ContextVar[Scope | None] = ContextVar("holdfast_attempt_transaction", default=None)
+
+
+def is_inside(url: str) -> bool:
+    """Whether an open ctx.transaction() of the queue at `url` surrounds this code."""
+    scope = _scope.get()
+    return scope is not None and scope.is_of(url)

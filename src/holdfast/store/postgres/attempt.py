@@ -118,8 +118,8 @@ class PostgresAttemptTransaction:
         self._seconds = seconds
         self._time = TimeLimit(seconds, self._expire)
 
-    def begin(self) -> None:
-        connection = self._connect()
+    def begin(self, check_wait: Callable[[], None] = lambda: None) -> None:
+        connection = self._connect(check_wait)
         assert isinstance(connection, HandlerConnection)
         self.connection = connection
         self._session = Session(connection, self._database)
@@ -138,7 +138,7 @@ class PostgresAttemptTransaction:
             raise
         self._time.start()
 
-    def _connect(self) -> psycopg.Connection[Any]:
+    def _connect(self, check_wait: Callable[[], None]) -> psycopg.Connection[Any]:
         """As patient as SQLite is with its lock: a server that is just starting costs no attempt."""
         deadline = time.monotonic() + PATIENCE
         while True:
@@ -147,6 +147,7 @@ class PostgresAttemptTransaction:
             except StoreUnavailable:
                 if time.monotonic() > deadline:
                     raise
+            check_wait()
             time.sleep(0.1)
 
     def hold(self) -> None:

@@ -26,7 +26,7 @@ from holdfast.store.postgres.pool import Pool
 from holdfast.store.postgres.schema import SEQ, qualified
 from holdfast.store.postgres.server_clock import ServerClock, ticks
 from holdfast.store.postgres.session import Session
-from holdfast.store.scope import attempt_transaction
+from holdfast.store.scope import is_inside
 
 _BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
 # What is read in one goes along an index, and stops when it has enough, whatever the statistics say. A small
@@ -225,7 +225,7 @@ class Database:
         return self.session is None and self.synchronous_commit is None and self._is_plain
 
     def refuse_nested(self) -> None:
-        if attempt_transaction.get() == self.url:
+        if is_inside(self.url):
             raise NestedWrite
 
     @contextmanager

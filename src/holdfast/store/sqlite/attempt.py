@@ -8,12 +8,13 @@ next INSERT by itself.
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
 from holdfast.core.lifecycle import Decision
-from holdfast.errors import HoldfastError, LeaseLost
+from holdfast.errors import HoldfastError, LeaseLost, StoreBusy
 from holdfast.store.attempt import Guarded, TimeLimit, commit_completion, completion_of
 from holdfast.store.protocol import Claim, NewJob
 from holdfast.store.sqlite.database import Database, rollback
@@ -51,17 +52,29 @@ class HandlerCursor(sqlite3.Cursor):
     def _guarded(self, action: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         connection = self.connection
         assert isinstance(connection, HandlerConnection)
-        connection.check()
-        try:
-            return action(*args, **kwargs)
-        finally:
-            # A statement that was cut short says why. It may even have seemed to end well: the error code
-            # of a connection is overwritten by the rollback in the other thread.
+        # One at a time: what another thread of the handler sends after an error that has rolled all back
+        # must find that out, and not commit by itself.
+        with connection.statement:
             connection.check()
+            try:
+                return action(*args, **kwargs)
+            finally:
+                # A statement that was cut short says why. It may even have seemed to end well: the error code
+                # of a connection is overwritten by the rollback in the other thread.
+                connection.check_time()
 
 
 class HandlerConnection(Guarded, sqlite3.Connection):
     """The connection a handler gets: a plain one, but for what would end the transaction early."""
+
+    how_it_ends = "SQLite itself rolls back at ON CONFLICT ROLLBACK, and when the disk is full"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.statement = threading.RLock()
+
+    def is_in_transaction(self) -> bool:
+        return self.in_transaction
 
     def cursor(self, factory: Any = HandlerCursor) -> Any:
         self.check()
@@ -75,6 +88,10 @@ class HandlerConnection(Guarded, sqlite3.Connection):
 
     def executescript(self, *_: Any) -> NoReturn:
         raise HoldfastError("executescript() would commit the transaction; use execute()")
+
+    def blobopen(self, *args: Any, **kwargs: Any) -> Any:
+        self.check()
+        return super().blobopen(*args, **kwargs)
 
     def close(self) -> NoReturn:
         raise HoldfastError("leaving the block closes the connection")
@@ -97,22 +114,30 @@ class SqliteAttemptTransaction:
         self._clock = clock
         self._time = TimeLimit(seconds, self._expire)
 
-    def begin(self) -> None:
+    def begin(self, check_wait: Callable[[], None] = lambda: None) -> None:
         with self._database.using():
             connection = self._database.connect(HandlerConnection)
             self._database.open_attempts.add(connection)
         assert isinstance(connection, HandlerConnection)
         self.connection = connection
         try:
-            self._database.begin(connection)
+            self._take_lock(connection, check_wait)
+            connection.begun = True
             claim = self._claim
             if not connection.execute(_HELD, (claim.seq, claim.version, claim.worker_id)).fetchall():
                 raise LeaseLost
             connection.set_authorizer(_no_transaction_words)
+            self._time.start()
         except BaseException:
             self._close()
             raise
-        self._time.start()
+
+    def _take_lock(self, connection: HandlerConnection, check_wait: Callable[[], None]) -> None:
+        try:
+            self._database.begin(connection)
+        except StoreBusy:
+            check_wait()  # an attempt that was to stop meanwhile has not failed
+            raise
 
     def hold(self) -> None:
         with self._time.lifted():

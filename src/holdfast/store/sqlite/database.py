@@ -29,7 +29,7 @@ from holdfast.errors import (
 )
 from holdfast.store.moved import error_of
 from holdfast.store.own_files import DatabaseFiles
-from holdfast.store.scope import attempt_transaction
+from holdfast.store.scope import is_inside
 from holdfast.store.sqlite.fork import ForkGate
 
 PATIENCE = 5.0
@@ -223,7 +223,7 @@ class Database:
     @contextmanager
     def transaction(self, patience: float = PATIENCE) -> Iterator[sqlite3.Connection]:
         """A write transaction on this thread's connection; entered again inside, it is the same one."""
-        if attempt_transaction.get() == self.url:
+        if is_inside(self.url):
             raise NestedWrite
         self._gate.enter()
         try:

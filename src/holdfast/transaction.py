@@ -1,0 +1,129 @@
+"""The block behind ctx.transaction(): how it is entered and left, in threads and in coroutines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from holdfast.core.lifecycle import completion
+from holdfast.core.payload import encode_result
+from holdfast.errors import Interrupted
+from holdfast.store.scope import Scope
+from holdfast.threads import Threads
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from holdfast.context import Attempt, Context
+
+_BEGINNING = 8
+_ENDING = 1000
+"""More than a queue ever has blocks open: what begins may wait for what ends, which waits for nobody."""
+
+
+class TransactionThreads:
+    """The threads in which the blocks of a queue's coroutines begin and end."""
+
+    def __init__(self) -> None:
+        self.beginning = Threads("holdfast-transaction-begin", _BEGINNING)
+        self.ending = Threads("holdfast-transaction-end", _ENDING)
+
+
+class Transaction:
+    """What ctx.transaction() returns. In async handlers, waiting for the lock and the disk is done in a
+    thread, so that the event loop goes on."""
+
+    def __init__(self, context: Context, attempt: Attempt) -> None:
+        self._context = context
+        self._attempt = attempt
+        host = attempt.host
+        seconds = host.settings().transaction_seconds
+        self._threads = host.transaction_threads
+        self._transaction = host.store.begin_attempt_transaction(attempt.claim, seconds)
+        self._scope: Scope | None = None
+        self._is_abandoned = False
+
+    def hold(self) -> None:
+        self._transaction.hold()
+
+    def __enter__(self) -> Any:
+        self._begin()
+        return self._enter_scope()
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._leave_scope()
+        self._end(kind)()
+
+    async def __aenter__(self) -> Any:
+        import asyncio
+
+        begun = self._threads.beginning.submit(self._begin)
+        try:
+            await asyncio.shield(asyncio.wrap_future(begun))
+        except asyncio.CancelledError:
+            # The lock may be ours a moment later; it must not stay with nobody.
+            self._is_abandoned = True
+            if not begun.cancel():
+                begun.add_done_callback(self._abandon)
+            raise
+        return self._enter_scope()
+
+    async def __aexit__(self, kind: object, *_: object) -> None:
+        import asyncio
+
+        self._leave_scope()
+        ended = asyncio.wrap_future(self._in_thread(self._end(kind)))
+        try:
+            await asyncio.shield(ended)
+        except asyncio.CancelledError:
+            await asyncio.wait([ended])  # what was begun is known to have happened, or not
+            raise
+
+    def _begin(self) -> None:
+        self._transaction.begin(self._check_wait)
+
+    def _check_wait(self) -> None:
+        """As long as it can't begin: ends the wait of an attempt that is to stop."""
+        if self._attempt.stop_reason is not None or self._is_abandoned:
+            raise Interrupted(self._attempt.stop_reason)
+
+    def _abandon(self, begun: Future[None]) -> None:
+        if not begun.cancelled() and begun.exception() is None:
+            self._in_thread(self._transaction.rollback)
+
+    def _in_thread(self, end: Callable[[], None]) -> Future[None]:
+        try:
+            return self._threads.ending.submit(end)
+        except RuntimeError:  # no more threads to be had: the loop has to wait
+            from concurrent.futures import Future
+
+            ended: Future[None] = Future()
+            try:
+                end()
+            except BaseException as error:
+                ended.set_exception(error)
+            else:
+                ended.set_result(None)
+            return ended
+
+    def _enter_scope(self) -> Any:
+        self._scope = Scope.enter(self._attempt.host.store.url)
+        return self._transaction.connection
+
+    def _leave_scope(self) -> None:
+        assert self._scope is not None
+        self._scope.leave()
+
+    def _end(self, kind: object) -> Callable[[], None]:
+        return self._commit if kind is None else self._transaction.rollback
+
+    def _commit(self) -> None:
+        claim = self._attempt.claim
+        settings = self._attempt.host.settings()
+        result = encode_result(self._context.result, settings.get("max_result_bytes", claim.type))
+        self._transaction.commit(completion(result), self._attempt.children, self._committed)
+
+    def _committed(self) -> None:
+        self._attempt.committed = True
+        if self._attempt.on_commit is not None:
+            self._attempt.on_commit()
