@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from holdfast.store.postgres.session import Session
+from holdfast.store.postgres.session import PipelineBusy, Session
 from tests import postgres
 
 
@@ -43,3 +43,18 @@ def test_texts_that_can_not_be_stored_go_ahead_as_they_can(session: Session) -> 
     answer = session.ahead("SELECT $1", ["nul \0, half \ud800"])
     assert session.rows("SELECT $1", ["nul \0"]) == [("nul \ufffd",)]
     assert answer.rows == [("nul \ufffd, half ?",)]
+
+
+def test_nothing_is_read_while_statements_are_on_their_way(session: Session) -> None:
+    refused: list[PipelineBusy] = []
+
+    def read() -> None:
+        with pytest.raises(PipelineBusy) as found:
+            session.rows("SELECT 1")
+        refused.append(found.value)
+
+    session.meanwhile = read
+    session.ahead("SELECT 2")
+    assert session.rows("SELECT 3") == [(3,)]
+    assert len(refused) == 1
+    assert session.rows("SELECT 1") == [(1,)]

@@ -22,6 +22,7 @@ from holdfast.events import (
     StoreTrouble,
     WorkerStopped,
 )
+from holdfast.store.postgres import server_clock
 from holdfast.store.postgres.address import parse_url
 from holdfast.worker.executors.threads import ThreadExecutor
 from holdfast.worker.slots import Pace
@@ -230,6 +231,17 @@ def test_idle_worker_takes_no_turns_and_no_looks(
     found = turns.count, len(looks.calls)
     threading.Event().wait(0.4)
     assert (turns.count, len(looks.calls)) == found
+
+
+@pytest.mark.parametrize("engine", ["postgres"], indirect=True)
+def test_clock_that_is_due_to_be_read_again_stops_no_turn(
+    queue: Queue, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_clock, "_KEPT", 0)
+    queue.register("work", lambda payload: None)
+    jobs = queue.enqueue_many("work", [{}] * 100)
+    start_worker(concurrency=2)
+    assert_each_ran_once(queue, jobs)
 
 
 # What fails half way.

@@ -104,8 +104,14 @@ class Database:
         return None if self._clock is None else self._clock()
 
     def now(self) -> int:
-        """The server's clock, by what was last read of it."""
-        return self.server_clock.now() if self._clock is None else self._clock()
+        """The server's clock, by what was last read of it.
+
+        Inside a transaction it is not read anew: other statements may be on their way there, and on a second
+        connection the transaction would wait for the pool.
+        """
+        if self._clock is not None:
+            return self._clock()
+        return self.server_clock.now(may_ask=self.session is None)
 
     # Connections.
 

@@ -22,10 +22,10 @@ class ServerClock:
         self._offset = system_clock() - ticks()
         self._due = 0
 
-    def now(self) -> int:
+    def now(self, *, may_ask: bool = True) -> int:
         """Microseconds, by what was last read of the server's clock."""
         before = ticks()
-        if before >= self._due:
+        if may_ask and before >= self._due:
             self._due = before + _RETRY  # without a server the last known has to do
             with suppress(StoreError):
                 self.set(self._ask(), before)

@@ -24,6 +24,16 @@ class Names(Protocol):
         """Our SQL as the server takes it."""
 
 
+class PipelineBusy(Exception):
+    """A statement was run while others of its connection were still on their way: a mistake in our code.
+
+    psycopg would answer it with no rows, which is not what the database has said.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("nothing can be read on a connection whose pipeline has not been answered")
+
+
 class Answer:
     """The rows of a statement that goes out with the next one; there once that has been answered."""
 
@@ -48,7 +58,9 @@ class Session:
         self.wakes = False
         """Whether workers are to be told of it once it is committed."""
         self.meanwhile: Callable[[], None] | None = None
-        """What to do once, while the server is at statements that go out together."""
+        """What to do once, while the server is at statements that go out together. It can run no statement
+        of this thread."""
+        self._is_sending = False
         self._ahead: list[tuple[Answer, str, Sequence[Any]]] = []
 
     @property
@@ -79,6 +91,8 @@ class Session:
         return self._execute(sql, parameters).rowcount
 
     def _execute(self, sql: str, parameters: Sequence[Any]) -> RawCursor[tuple[Any, ...]]:
+        if self._is_sending:
+            raise PipelineBusy
         text = self.database.text(sql)
         parameters = _sendable(parameters)
         try:
@@ -94,10 +108,14 @@ class Session:
         if not self._ahead:
             return cursor.execute(text, parameters)
         ahead, self._ahead = self._ahead, []
-        with self.connection.pipeline():
-            sent = [RawCursor(self.connection).execute(before, given) for _, before, given in ahead]
-            cursor.execute(text, [*map(storable, parameters)])
-            self.do_meanwhile()
+        self._is_sending = True
+        try:
+            with self.connection.pipeline():
+                sent = [RawCursor(self.connection).execute(before, given) for _, before, given in ahead]
+                cursor.execute(text, [*map(storable, parameters)])
+                self.do_meanwhile()
+        finally:
+            self._is_sending = False
         for (answer, _, _), done in zip(ahead, sent, strict=True):
             answer.arrive(_rows(done))
         return cursor
