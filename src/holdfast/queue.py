@@ -37,6 +37,7 @@ from holdfast.events import (
 from holdfast.listing import Page
 from holdfast.live_settings import LiveSettings
 from holdfast.registry import OPTIONS, Registry
+from holdfast.store.address import anchored
 from holdfast.store.open import open_store
 from holdfast.store.protocol import RESTARTING, ErrorGroup, Store, WorkerRecord
 
@@ -73,7 +74,7 @@ class Queue:
         clock: Clock = system_clock,
         notify: bool = True,
     ) -> None:
-        self.url = url or default_database_url()
+        self.url = anchored(url or default_database_url())
         self.notify = notify
         self.events = Events()
         self.registry = Registry(self.events)

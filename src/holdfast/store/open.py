@@ -7,6 +7,7 @@ from typing import cast
 
 from holdfast.core.clock import Clock
 from holdfast.errors import ConfigError
+from holdfast.store.address import scheme_of
 from holdfast.store.protocol import Store
 
 Opener = Callable[[str, Clock], Store]
@@ -18,12 +19,7 @@ def open_store(url: str, clock: Clock, *, notify: bool = True, migrate: bool = F
     Where it is an engine's choice, `notify` tells workers of new jobs, and `migrate` brings older tables up
     to date.
     """
-    if "://" not in url:
-        shown = "that" if "@" in url else repr(url)  # there may be a password in it
-        raise ConfigError(
-            f"{shown} is not a database address; write sqlite:///queue.db, or postgresql://host/database"
-        )
-    scheme = url.partition("://")[0]
+    scheme = scheme_of(url)
     if scheme == "sqlite":
         from holdfast.store.sqlite import open_store as open_sqlite
 
