@@ -77,6 +77,16 @@ class DatabaseReplaced(StoreUnavailable):
         self.removed = removed
 
 
+class QueueNotFound(HoldfastError):
+    """There is no queue at the address, and none was made."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(
+            f"there is no queue in {address}", hint="the first enqueue makes it, and so does a worker"
+        )
+        self.address = address
+
+
 class SchemaOutOfDate(HoldfastError):
     """The database's schema does not fit this version of Holdfast."""
 

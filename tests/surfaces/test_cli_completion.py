@@ -174,9 +174,9 @@ def test_nothing_to_offer_is_no_error(cli: Cli, words: tuple[str, ...]) -> None:
     assert (ran.code, ran.err) == (0, "")
 
 
-def test_completion_makes_no_database(cli: Cli, home: Path) -> None:
-    assert offered(cli, "show", "") == []
-    assert offered(cli, "list", "--type", "") == []
+def test_completion_makes_no_database(bare_cli: Cli, home: Path) -> None:
+    assert offered(bare_cli, "show", "") == []
+    assert offered(bare_cli, "list", "--type", "") == []
     assert list(home.iterdir()) == []
 
 

@@ -273,6 +273,23 @@ def test_show_has_everything_about_a_job(cli: Cli, queue: Queue) -> None:
     assert '"to": "a@b.c"' in ran.out
 
 
+def test_limit_that_only_a_handler_elsewhere_knows_is_not_shown(cli: Cli, queue: Queue) -> None:
+    queue.enqueue("send_email", {}, id="open")
+    queue.enqueue("shell", {"command": "true"}, id="built-in")
+    queue.enqueue("stored:lane", {}, id="stored")
+    queue.set_config("max_attempts", 7, type="stored")
+    tries = {line.split("\t")[0]: line.split("\t")[3] for line in cli("list").lines}
+    assert tries == {"open": "0", "built-in": "0/3", "stored": "0/7"}
+    for id, shown in (("open", "0"), ("built-in", "0 of 3"), ("stored", "0 of 7")):
+        assert f"attempts  {shown}" in cli("show", id).lines
+    queue.register("send_email", lambda payload: None, max_attempts=10)
+    found = queue.get("open")
+    assert found is not None
+    assert (found.max_attempts, found.limit_is_open) == (10, False)
+    queue.drain()
+    assert "attempts  1 of 10" in cli("show", "open").lines
+
+
 @both_engines
 def test_show_as_json_is_the_task_of_the_api(cli: Cli, queue: Queue) -> None:
     queue.enqueue("send_email", {"to": "ü"}, id="job1", key="k1", key_for=60, timeout=90, delay=3600)

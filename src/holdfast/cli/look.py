@@ -175,7 +175,7 @@ def _print_rows(jobs: list[Job], now: datetime) -> None:
             job.id,
             job.status.value,
             job.type,
-            f"{job.attempts}/{job.max_attempts}",
+            str(job.attempts) if job.limit_is_open else f"{job.attempts}/{job.max_attempts}",
             age(job.created_at, now),
             _what(job, now),
         )
@@ -227,7 +227,7 @@ def print_job(job: Job, now: datetime, children: list[str] | None = None) -> Non
     out.field("type", job.type)
     asked = ", asked to stop" if job.cancel_requested and not job.is_finished else ""
     out.field("status", job.status.value + asked, job.status.value)
-    out.field("attempts", f"{job.attempts} of {job.max_attempts}")
+    out.field("attempts", str(job.attempts) if job.limit_is_open else f"{job.attempts} of {job.max_attempts}")
     for name, value in _optional_fields(job, now, children or []):
         if value:
             out.field(name, value)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from holdfast.config import home_folder, make_private_folder
 from holdfast.core.clock import Clock
 from holdfast.core.error_group import error_group
-from holdfast.errors import ConfigError, ForeignDatabase, StoreUnavailable
+from holdfast.errors import ConfigError, ForeignDatabase, QueueNotFound, StoreUnavailable
 from holdfast.store import migrate
 from holdfast.store.moved import MOVE_TABLE
 from holdfast.store.sqlite.database import Database
@@ -21,8 +21,8 @@ NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "fuse", "9p", "afs", "ceph", "glus
 _SYNCHRONOUS = ("full", "normal", "extra", "off")
 
 
-def open_store(url: str, clock: Clock, *, for_move: bool = False) -> SqliteStore:
-    """Open `sqlite:///path`, making the file and bringing its schema up to date.
+def open_store(url: str, clock: Clock, *, create: bool = True, for_move: bool = False) -> SqliteStore:
+    """Open `sqlite:///path`, making the file (unless told not to) and bringing its schema up to date.
 
     `?synchronous=normal` is faster and may lose the last commits at a power cut; `?network=allow` opens a
     file on a network file system, where SQLite's locks often do not hold. With `for_move`, a queue that a
@@ -32,6 +32,8 @@ def open_store(url: str, clock: Clock, *, for_move: bool = False) -> SqliteStore
         needed = ".".join(map(str, OLDEST_SQLITE))
         raise StoreUnavailable(f"SQLite {sqlite3.sqlite_version} is too old; {needed} or newer is needed")
     path, options = parse_url(url)
+    if not create and not os.path.exists(path):
+        raise QueueNotFound(path)
     _prepare_folder(path)
     if options.get("network") != "allow":
         _refuse_network(path)
@@ -40,7 +42,7 @@ def open_store(url: str, clock: Clock, *, for_move: bool = False) -> SqliteStore
         path, url=f"sqlite:///{os.path.realpath(path)}", synchronous=options["synchronous"].upper()
     )
     try:
-        _prepare(database, for_move)
+        _prepare(database, create=create, for_move=for_move)
     except BaseException:
         database.close()
         raise
@@ -123,10 +125,12 @@ def file_system(path: str) -> str:
     return kind
 
 
-def _prepare(database: Database, for_move: bool) -> None:
+def _prepare(database: Database, *, create: bool, for_move: bool) -> None:
     """Refuse what is not ours before anything is written, then bring the schema up to date."""
     tables = _tables(database)
     version = _version(database, tables)
+    if not (version or create):
+        raise QueueNotFound(database.path)
     if MOVE_TABLE in tables and not for_move:
         from holdfast.store.sqlite.transfer import check_move
 
