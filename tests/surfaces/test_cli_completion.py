@@ -79,6 +79,7 @@ def test_options_are_offered(cli: Cli) -> None:
         "--json",
         "--limit",
         "--offset",
+        "--reveal",
         "--reverse",
         "--search",
         "--since",
@@ -99,7 +100,7 @@ def test_states_are_offered(cli: Cli) -> None:
 def test_orders_are_offered(cli: Cli) -> None:
     assert offered(cli, "list", "--sort", "") == ["created", "finished", "priority"]
     assert offered(cli, "dlq", "list", "--sort=f") == ["--sort=finished"]
-    assert offered(cli, "list", "--sort", "priority", "--rev") == ["--reverse"]
+    assert offered(cli, "list", "--sort", "priority", "--reve") == ["--reveal", "--reverse"]
 
 
 @pytest.mark.parametrize("option", ["--error", "--search", "--since", "--until"])
