@@ -32,7 +32,11 @@ def default_database_url() -> str:
     given = os.environ.get("QUEUECTL_DATABASE_URL")
     if given:
         return given
-    path = os.path.join(home_folder(), "queue.db")
+    return sqlite_url(os.path.join(home_folder(), "queue.db"))
+
+
+def sqlite_url(path: str) -> str:
+    """The address of a SQLite file."""
     return "sqlite:///" + path.replace("%", "%25").replace("?", "%3F")
 
 

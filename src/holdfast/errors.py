@@ -64,6 +64,29 @@ class CommitUncertain(StoreUnavailable):
     """COMMIT failed, and what was to be committed may be there or not."""
 
 
+class DatabaseReplaced(StoreUnavailable):
+    """The database file was removed or replaced while it was open; what is written to it is lost."""
+
+    def __init__(self, path: str, *, removed: bool) -> None:
+        what = "removed or renamed" if removed else "replaced by another file"
+        super().__init__(
+            f"{path} was {what} while this process had it open",
+            hint="restart this process; nothing more can be stored in the old file",
+        )
+        self.path = path
+        self.removed = removed
+
+
+class QueueNotFound(HoldfastError):
+    """There is no queue at the address, and none was made."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(
+            f"there is no queue in {address}", hint="the first enqueue makes it, and so does a worker"
+        )
+        self.address = address
+
+
 class SchemaOutOfDate(HoldfastError):
     """The database's schema does not fit this version of Holdfast."""
 

@@ -19,7 +19,7 @@ from holdfast.config import (
     parse_setting,
 )
 from holdfast.core.clock import Clock, from_datetime, microseconds, system_clock, to_datetime
-from holdfast.core.job import Job, Status, check_type
+from holdfast.core.job import Job, Status, base_type, check_type
 from holdfast.core.settings import Settings
 from holdfast.enqueue import Admission, Enqueuer
 from holdfast.errors import LONGEST_DURATION, ConfigError, JobNotFound, StoreBusy, shown
@@ -37,6 +37,7 @@ from holdfast.events import (
 from holdfast.listing import Page
 from holdfast.live_settings import LiveSettings
 from holdfast.registry import OPTIONS, Registry
+from holdfast.store.address import anchored
 from holdfast.store.open import open_store
 from holdfast.store.protocol import RESTARTING, ErrorGroup, Store, WorkerRecord
 from holdfast.store.prune import PrunePass
@@ -61,6 +62,7 @@ _BATCH = 500
 class Queue:
     """A job queue in a database. Nothing is opened until it is used; one Queue serves all threads.
 
+    With `create=False` a database that holds no queue is not made one: QueueNotFound is raised instead.
     `strict_types` refuses to enqueue types without a handler here. `defaults` are settings that stand below
     what is stored in the database. On PostgreSQL workers are told of new jobs by NOTIFY; with
     `notify=False` this queue tells nobody, and its workers look by themselves.
@@ -70,12 +72,14 @@ class Queue:
         self,
         url: str | None = None,
         *,
+        create: bool = True,
         strict_types: bool = False,
         defaults: Mapping[str, object] | None = None,
         clock: Clock = system_clock,
         notify: bool = True,
     ) -> None:
-        self.url = url or default_database_url()
+        self.url = anchored(url or default_database_url())
+        self.create = create
         self.notify = notify
         self.events = Events()
         self.registry = Registry(self.events)
@@ -96,7 +100,7 @@ class Queue:
             with self._lock:
                 store = self._store
                 if store is None:
-                    store = open_store(self.url, self.clock, notify=self.notify)
+                    store = open_store(self.url, self.clock, create=self.create, notify=self.notify)
                     self._enqueuer = Enqueuer(store, self.admission, self.settings, self.events)
                     self._store = store
         return store
@@ -566,11 +570,19 @@ class Queue:
             return job
         from msgspec.structs import replace
 
-        return replace(job, max_attempts=self.settings().get("max_attempts", job.type))
+        found = self.settings().resolve("max_attempts", job.type)
+        is_open = not found.source and self.registry.find(job.type) is None and not _is_built_in(job.type)
+        return replace(job, max_attempts=found.value, limit_is_open=is_open)
 
 
 def _type_or_all(type: str | None) -> str:
     return "" if type is None else check_type(type)
+
+
+def _is_built_in(type: str) -> bool:
+    from holdfast.jobs import BUILT_IN
+
+    return base_type(type) in BUILT_IN
 
 
 def _built_in(type: str, payload: object) -> Handler | None:

@@ -20,7 +20,7 @@ from holdfast.store.sqlite.health import MIB, has_wal_reset_bug
 from tests.conformance.engines import where
 from tests.conformance.steps import insert
 
-CHECKS = {"SQLite", "durability", "file system", "free space", "WAL", "permissions", "integrity"}
+CHECKS = {"SQLite", "durability", "file system", "free space", "WAL", "permissions", "file", "integrity"}
 SERVER_CHECKS = {"PostgreSQL", "durability", "connections", "old transactions"}
 
 
@@ -199,9 +199,9 @@ def test_little_space_is_a_warning_and_too_little_a_problem(
 
 
 def test_large_wal_is_a_warning(safe: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(safe.database, "wal_bytes", lambda: 64 * MIB)
+    monkeypatch.setattr(safe.database.file, "wal_bytes", lambda: 64 * MIB)
     assert finding(safe, "WAL").level == "ok"
-    monkeypatch.setattr(safe.database, "wal_bytes", lambda: 65 * MIB)
+    monkeypatch.setattr(safe.database.file, "wal_bytes", lambda: 65 * MIB)
     found = finding(safe, "WAL")
     assert (found.level, found.text) == ("warning", "65.0 MiB")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,9 +43,34 @@ def url(home: Path) -> str:
     return os.environ.get("QUEUECTL_DATABASE_URL", f"sqlite:///{home / 'queue.db'}")
 
 
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a queue without jobs, to be copied: making one takes longer than most tests."""
+    path = tmp_path_factory.mktemp("empty") / "queue.db"
+    with Queue(f"sqlite:///{path}") as queue:
+        queue.open()
+    return path
+
+
 @pytest.fixture
-def cli(home: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Cli]:
-    """Runs a command line in this process, on the home's database: cli("list", "--json") -> Ran."""
+def empty_queue(home: Path, url: str, engine: str, empty_database: Path) -> None:
+    """The home has a queue: one without jobs, unless the test has put another there."""
+    if engine != "sqlite":
+        with Queue(url) as queue:
+            queue.open()
+    elif not (home / "queue.db").exists():
+        shutil.copy(empty_database, home / "queue.db")
+
+
+@pytest.fixture
+def cli(empty_queue: None, bare_cli: Cli) -> Cli:
+    """Runs a command line in this process, on the home's queue: cli("list", "--json") -> Ran."""
+    return bare_cli
+
+
+@pytest.fixture
+def bare_cli(home: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Cli]:
+    """The same in a home that has no queue yet."""
     from holdfast.cli.main import run
 
     logger = logging.getLogger(LOGGER)

@@ -168,27 +168,27 @@ def test_default_is_the_queue_in_the_home(cli: Cli, home: Path) -> None:
 
 
 def test_environment_beats_the_default(
-    cli: Cli, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bare_cli: Cli, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QUEUECTL_DATABASE_URL", f"sqlite:///{tmp_path / 'environment.db'}")
-    enqueue(cli)
+    enqueue(bare_cli)
     assert ids_in(tmp_path / "environment.db") == ["job1"]
     assert not (home / "queue.db").exists()
 
 
 def test_flag_beats_the_environment(
-    cli: Cli, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bare_cli: Cli, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QUEUECTL_DATABASE_URL", f"sqlite:///{tmp_path / 'environment.db'}")
-    enqueue(cli, "--database", f"sqlite:///{tmp_path / 'flag.db'}")
+    enqueue(bare_cli, "--database", f"sqlite:///{tmp_path / 'flag.db'}")
     assert ids_in(tmp_path / "flag.db") == ["job1"]
     assert not (home / "queue.db").exists()
     assert not (tmp_path / "environment.db").exists()
 
 
-def test_flag_may_stand_before_and_after_the_command(cli: Cli, home: Path, tmp_path: Path) -> None:
+def test_flag_may_stand_before_and_after_the_command(bare_cli: Cli, home: Path, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'flag.db'}"
-    enqueue(cli, "--database", url)
+    enqueue(bare_cli, "--database", url)
     for words in (
         ("--database", url, "list"),
         (f"--database={url}", "list"),
@@ -200,7 +200,7 @@ def test_flag_may_stand_before_and_after_the_command(cli: Cli, home: Path, tmp_p
         ("show", "job1", "--database", url),
         ("--database", "sqlite:////nowhere/at/all.db", "list", "--database", url),
     ):
-        ran = cli(*words)
+        ran = bare_cli(*words)
         assert ran.code == 0, (words, ran)
         assert ran.out == "" if "dlq" in words else "job1" in ran.out, words
     assert not (home / "queue.db").exists()

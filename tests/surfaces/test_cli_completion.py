@@ -79,6 +79,7 @@ def test_options_are_offered(cli: Cli) -> None:
         "--json",
         "--limit",
         "--offset",
+        "--reveal",
         "--reverse",
         "--search",
         "--since",
@@ -99,7 +100,7 @@ def test_states_are_offered(cli: Cli) -> None:
 def test_orders_are_offered(cli: Cli) -> None:
     assert offered(cli, "list", "--sort", "") == ["created", "finished", "priority"]
     assert offered(cli, "dlq", "list", "--sort=f") == ["--sort=finished"]
-    assert offered(cli, "list", "--sort", "priority", "--rev") == ["--reverse"]
+    assert offered(cli, "list", "--sort", "priority", "--reve") == ["--reveal", "--reverse"]
 
 
 @pytest.mark.parametrize("option", ["--error", "--search", "--since", "--until"])
@@ -174,9 +175,9 @@ def test_nothing_to_offer_is_no_error(cli: Cli, words: tuple[str, ...]) -> None:
     assert (ran.code, ran.err) == (0, "")
 
 
-def test_completion_makes_no_database(cli: Cli, home: Path) -> None:
-    assert offered(cli, "show", "") == []
-    assert offered(cli, "list", "--type", "") == []
+def test_completion_makes_no_database(bare_cli: Cli, home: Path) -> None:
+    assert offered(bare_cli, "show", "") == []
+    assert offered(bare_cli, "list", "--type", "") == []
     assert list(home.iterdir()) == []
 
 

@@ -227,7 +227,7 @@ def test_abbreviated_flag_is_not_guessed(cli: Cli) -> None:
     assert cli("enqueue", "--comm", "true").code == 2
 
 
-def test_exit_codes_of_the_real_program(home: Path) -> None:
+def test_exit_codes_of_the_real_program(home: Path, empty_queue: None) -> None:
     assert queuectl(home, "list").code == 0
     failed = queuectl(home, "show", "nope")
     assert (failed.code, failed.out, len(failed.errors)) == (1, "", 1)

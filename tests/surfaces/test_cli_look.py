@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import Queue
+from holdfast import Context, Fail, Queue
 from holdfast.jobs import install
 from tests.support import both_engines, wait_until
 from tests.surfaces.support import QUEUECTL, Cli, Ran, environment, queuectl, start_queuectl
@@ -271,6 +272,23 @@ def test_show_has_everything_about_a_job(cli: Cli, queue: Queue) -> None:
     assert fields["timeout"].startswith("90")
     assert "2099-01-31 09:00:00" in ran.out
     assert '"to": "a@b.c"' in ran.out
+
+
+def test_limit_that_only_a_handler_elsewhere_knows_is_not_shown(cli: Cli, queue: Queue) -> None:
+    queue.enqueue("send_email", {}, id="open")
+    queue.enqueue("shell", {"command": "true"}, id="built-in")
+    queue.enqueue("stored:lane", {}, id="stored")
+    queue.set_config("max_attempts", 7, type="stored")
+    tries = {line.split("\t")[0]: line.split("\t")[3] for line in cli("list").lines}
+    assert tries == {"open": "0", "built-in": "0/3", "stored": "0/7"}
+    for id, shown in (("open", "0"), ("built-in", "0 of 3"), ("stored", "0 of 7")):
+        assert f"attempts  {shown}" in cli("show", id).lines
+    queue.register("send_email", lambda payload: None, max_attempts=10)
+    found = queue.get("open")
+    assert found is not None
+    assert (found.max_attempts, found.limit_is_open) == (10, False)
+    queue.drain()
+    assert "attempts  1 of 10" in cli("show", "open").lines
 
 
 @both_engines
@@ -613,3 +631,60 @@ def test_real_program_looks_at_the_same_queue(home: Path, queue: Queue) -> None:
     assert queuectl(home, "list").rows[0][0] == "job1"
     assert queuectl(home, "show", "job1", "--json").json["payload"] == {"command": "echo hi"}
     assert queuectl(home, "why", "nope").code == 1
+
+
+# Secrets.
+
+
+@pytest.fixture
+def secretive(queue: Queue) -> Queue:
+    """A failed job with secrets in payload and history, a completed one with some in its result."""
+
+    def log_in(payload: dict[str, Any], ctx: Context) -> None:
+        ctx.detail(user="ada", api_key="s3cret-detail")
+        raise Fail("refused")
+
+    queue.register("log_in", log_in)
+    queue.register("issue", lambda payload: {"token": "s3cret-result", "name": "t"})
+    queue.enqueue("log_in", {"user": "ada", "login": {"password": "s3cret-payload"}}, id="failed")
+    queue.enqueue("issue", {"password": "s3cret-payload"}, id="done")
+    queue.drain()
+    queue.enqueue("elsewhere", {"password": "s3cret-payload"}, id="waiting")
+    return queue
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]], ids=["plain", "json"])
+@pytest.mark.parametrize("line", ["show failed", "show done", "list", "list --full", "dlq list --full"])
+def test_secrets_are_shown_only_when_asked_for(
+    cli: Cli, secretive: Queue, line: str, form: list[str]
+) -> None:
+    ran = cli(*line.split(), *form)
+    assert (ran.code, "s3cret" in ran.out) == (0, False)
+    revealed = cli(*line.split(), *form, "--reveal")
+    if line != "list" or not form:
+        assert "[redacted]" in ran.out
+        assert "s3cret-payload" in revealed.out
+    assert "[redacted]" not in revealed.out
+
+
+def test_details_of_failures_are_redacted_by_their_names(cli: Cli, secretive: Queue) -> None:
+    def details(*words: str) -> dict[str, Any]:
+        [failure] = cli("show", "failed", "--json", *words).json["errors"]
+        return {name: failure[name] for name in ("user", "api_key")}
+
+    assert details() == {"user": "ada", "api_key": "[redacted]"}
+    assert details("--reveal") == {"user": "ada", "api_key": "s3cret-detail"}
+
+
+def test_payload_that_was_printed_redacted_can_be_retried(cli: Cli, secretive: Queue) -> None:
+    payload = cli("show", "failed", "--json").json["payload"]
+    assert cli("retry", "failed", "--payload", json.dumps({**payload, "user": "eve"})).code == 0
+    job = secretive.get("failed")
+    assert job is not None
+    assert job.payload == {"user": "eve", "login": {"password": "s3cret-payload"}}
+
+
+def test_marker_where_nothing_is_stored_is_refused(cli: Cli, secretive: Queue) -> None:
+    ran = cli("retry", "failed", "--payload", '{"token": "[redacted]"}')
+    assert (ran.code, len(ran.errors)) == (2, 1)
+    assert "payload.token" in ran.errors[0]

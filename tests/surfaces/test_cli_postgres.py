@@ -115,7 +115,7 @@ def test_password_in_the_environment_or_in_a_file_is_used_and_not_shown(
 ) -> None:
     plain = address.replace(f"&password={SECRET}", "")
     monkeypatch.setenv("PGPASSWORD", SECRET)
-    assert cli("--database", plain, "status").code == 0
+    assert cli("--database", plain, "migrate").code == 0
     monkeypatch.delenv("PGPASSWORD")
     passwords = tmp_path / "pgpass"
     passwords.write_text(f"*:*:*:*:{SECRET}\n")
@@ -131,7 +131,7 @@ def test_service_file_may_say_where_the_server_is(
     lines = [f"{name}={value}" for name, value in parts.items()]
     (tmp_path / "services").write_text("\n".join(["[jobs]", *lines, ""]))
     monkeypatch.setenv("PGSERVICEFILE", str(tmp_path / "services"))
-    assert cli("--database", f"postgresql://?service=jobs&schema={schema}", "status").code == 0
+    assert cli("--database", f"postgresql://?service=jobs&schema={schema}", "migrate").code == 0
 
 
 def test_without_psycopg_it_says_what_to_install(home: Path, tmp_path: Path) -> None:

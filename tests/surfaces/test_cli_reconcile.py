@@ -268,13 +268,13 @@ def test_an_application_that_is_not_there_is_exit_code_2(cli: Cli) -> None:
     assert (ran.code, ran.out, len(ran.errors)) == (2, "", 1)
 
 
-def test_another_database_may_be_named(cli: Cli, folder: Path, tmp_path: Path, home: Path) -> None:
+def test_another_database_may_be_named(bare_cli: Cli, folder: Path, tmp_path: Path, home: Path) -> None:
     url = f"sqlite:///{tmp_path / 'other.db'}"
     with Queue(url) as other:
         install(other)
         write(other, folder / "a")
     (folder / "a").unlink()
-    assert cli("reconcile", "--database", url).code == 1
+    assert bare_cli("reconcile", "--database", url).code == 1
     assert list(home.iterdir()) == []
 
 

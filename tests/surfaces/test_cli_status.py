@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from holdfast import Queue
+from tests.conformance.steps import finish, run
 from tests.support import both_engines
 from tests.surfaces.support import Cli, Ran, start_queuectl
 
@@ -459,3 +460,10 @@ def test_instants_of_status_and_workers_are_utc(cli: Cli, busy: Queue) -> None:
     since = datetime.fromisoformat(cli("status", "--json").json["oldestWaiting"]["since"])
     assert since.utcoffset() is not None
     assert abs((datetime.now(UTC) - since).total_seconds()) < 60
+
+
+def test_report_counts_jobs_whose_worker_died_before_it_could_tell_of_them(cli: Cli, queue: Queue) -> None:
+    for number in range(5):
+        finish(queue.store, run(queue.store, f"j{number}"))
+    lines = cli("report").lines
+    assert lines[lines.index("How long do jobs take?") + 1].split() == ["email", "5", "0"]

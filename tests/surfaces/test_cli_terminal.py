@@ -112,7 +112,7 @@ def test_list_on_a_terminal_says_when_there_is_more(home: Path, queue: Queue) ->
     assert "of 5" not in on_terminal(home, "list", "--limit", "5").text
 
 
-def test_empty_list_on_a_terminal_says_so(home: Path) -> None:
+def test_empty_list_on_a_terminal_says_so(home: Path, empty_queue: None) -> None:
     assert on_terminal(home, "list").text == "no jobs\n"
     assert on_terminal(home, "worker", "list").text == "no worker is running\n"
 
@@ -211,7 +211,7 @@ def test_enqueue_on_a_terminal_prints_the_id_and_nothing_else(home: Path) -> Non
     assert on_terminal(home, "enqueue", "--command", "true", "--id", "job1").out == "job1\r\n"
 
 
-def test_error_on_a_terminal_is_one_line(home: Path) -> None:
+def test_error_on_a_terminal_is_one_line(home: Path, empty_queue: None) -> None:
     ran = on_terminal(home, "show", "nope")
     assert (ran.code, ran.text) == (1, "queuectl: there is no job 'nope'\n")
 

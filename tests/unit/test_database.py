@@ -389,7 +389,7 @@ def write(database: Database, mib: int) -> int:
     for _ in range(mib):
         with database.transaction() as connection:
             connection.execute("INSERT INTO notes VALUES (zeroblob(?))", (MIB,))
-        largest = max(largest, database.wal_bytes())
+        largest = max(largest, database.file.wal_bytes())
     return largest
 
 
@@ -408,7 +408,7 @@ def test_the_wal_stays_bounded_however_fast_the_disk(
 
 def test_a_small_wal_is_left_alone(database: Database) -> None:
     add(database, "a")
-    assert 0 < database.wal_bytes() < module.WAL_LIMIT
+    assert 0 < database.file.wal_bytes() < module.WAL_LIMIT
 
 
 def test_a_checkpoint_moves_everything_into_the_database(database: Database, path: str) -> None:

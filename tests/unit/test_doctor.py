@@ -248,7 +248,7 @@ def test_little_space_is_found(queue: Queue, monkeypatch: pytest.MonkeyPatch) ->
 def test_large_wal_is_found(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     store = queue.store
     assert isinstance(store, SqliteStore)
-    monkeypatch.setattr(store.database, "wal_bytes", lambda: 100 * health.MIB)
+    monkeypatch.setattr(store.database.file, "wal_bytes", lambda: 100 * health.MIB)
     assert wrong(queue) == [("warning", "WAL")]
 
 

@@ -52,6 +52,8 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "CommandNotStarted": {"problem": "no such folder", "permanent": True},
     "CommandFailed": {"exit_code": 3, "last_line": "not found"},
     "BulkRefused": {"line": 3, "error": HoldfastError("wrong"), "stored": 0},
+    "QueueNotFound": {"address": "sqlite:////srv/jobs.db"},
+    "DatabaseReplaced": {"path": "/srv/jobs.db", "removed": True},
     "QueueMoved": {"to": "postgresql://db/jobs", "done": False},
     "QueueArriving": {"source": "sqlite:////srv/jobs.db"},
     "BatchRefused": {"index": 2, "error": HoldfastError("wrong")},

@@ -289,6 +289,13 @@ def test_report_has_the_largest_groups_of_errors(queue: Queue) -> None:
     assert len(report(queue).error_groups) == 3
 
 
+def test_report_counts_jobs_whose_worker_died_before_it_could_tell_of_them(queue: Queue) -> None:
+    for number in range(5):
+        finish(queue.store, run(queue.store, f"j{number}"))
+    answers = report(queue)
+    assert (answers.finished, answers.durations) == ({"email": 5}, {})
+
+
 def test_type_with_nothing_outstanding_is_left_out(queue: Queue) -> None:
     finished(queue.store, "done")
     assert report(queue).outstanding == {}

@@ -162,10 +162,15 @@ def test_last_page_has_no_cursor() -> None:
     assert page["nextCursor"] is None
 
 
-def test_payload_and_result_are_as_their_viewer_may_see_them() -> None:
+def test_payload_result_and_details_are_as_their_viewer_may_see_them() -> None:
     shape = shapes.task(FULL, lambda value: {"hidden": sorted(value)})
     assert (shape["payload"], shape["result"]) == ({"hidden": ["to"]}, {"hidden": ["sent"]})
-    assert {**shape, "payload": FULL.payload, "result": FULL.result} == shapes.task(FULL)
+    [shown], [failure] = shape["errors"], FULL.errors
+    assert shown["hidden"] == sorted(failure.detail or {})
+    whole = shapes.task(FULL)
+    plain = {key: value for key, value in whole["errors"][0].items() if key not in (failure.detail or {})}
+    assert {key: value for key, value in shown.items() if key != "hidden"} == plain
+    assert {**shape, "payload": FULL.payload, "result": FULL.result, "errors": whole["errors"]} == whole
 
 
 def test_total_that_reached_the_cap_says_so() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from holdfast.cli.command import GIVEN_DATABASE
 from holdfast.errors import ConfigError, one_line
 from holdfast.queue import Queue
+from holdfast.store.address import anchored
 
 
 def make_queue(app: str | None, database: str | None) -> Queue:
@@ -26,7 +27,8 @@ def make_queue(app: str | None, database: str | None) -> Queue:
 
 def given_database() -> str | None:
     """The --database that was given to whoever started this process."""
-    return os.environ.pop(GIVEN_DATABASE, None)
+    given = os.environ.pop(GIVEN_DATABASE, None)
+    return None if given is None else anchored(given)
 
 
 def load_app(name: str) -> Queue:

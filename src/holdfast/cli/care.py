@@ -8,7 +8,7 @@ from holdfast.errors import HoldfastError, one_line
 from holdfast.store.protocol import Finding
 
 
-@command("queuectl migrate", "queuectl --database postgresql://db/app migrate")
+@command("queuectl migrate", "queuectl --database postgresql://db/app migrate", makes_queue=True)
 def migrate(call: Call) -> int:
     """Make the queue's tables, or bring them up to date."""
     call.queue.migrate()

@@ -37,10 +37,14 @@ class Parser(argparse.ArgumentParser):
 
 
 class Call:
-    """One call of a command: its arguments, and the queue they name, opened when it is first used."""
+    """One call of a command: its arguments, and the queue they name, opened when it is first used.
 
-    def __init__(self, arguments: argparse.Namespace) -> None:
+    Unless it `makes_queue`, a command that finds none says so.
+    """
+
+    def __init__(self, arguments: argparse.Namespace, *, makes_queue: bool = False) -> None:
         self.arguments = arguments
+        self._makes_queue = makes_queue
         self._queue: Queue | None = None
 
     @property
@@ -48,7 +52,7 @@ class Call:
         if self._queue is None:
             from holdfast.queue import Queue
 
-            self._queue = Queue(self.arguments.database)
+            self._queue = Queue(self.arguments.database, create=self._makes_queue)
         return self._queue
 
     @property
@@ -73,8 +77,10 @@ class Command:
         arguments: Callable[[Parser], None],
         examples: tuple[str, ...],
         prints_data: bool,
+        makes_queue: bool,
     ) -> None:
         self.run = run
+        self.makes_queue = makes_queue
         self._arguments = arguments
         self._examples = examples
         self._prints_data = prints_data
@@ -126,11 +132,14 @@ def command(
     *examples: str,
     arguments: Callable[[Parser], None] = lambda _: None,
     prints_data: bool = True,
+    makes_queue: bool = False,
 ) -> Callable[[Callable[[Call], int]], Command]:
     """Make a function a command."""
 
     def decorate(run: Callable[[Call], int]) -> Command:
-        return Command(run, arguments=arguments, examples=examples, prints_data=prints_data)
+        return Command(
+            run, arguments=arguments, examples=examples, prints_data=prints_data, makes_queue=makes_queue
+        )
 
     return decorate
 

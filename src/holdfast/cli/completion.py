@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Iterable
 
@@ -132,11 +131,8 @@ def _values(action: argparse.Action, database: str | None) -> Iterable[str]:
 def _known(what: str, database: str | None) -> Iterable[str]:
     """The types, workers or newest jobs of the queue, if there is one: looking must not make it."""
     from holdfast.queue import Queue
-    from holdfast.store.sqlite.open import parse_url
 
-    with Queue(database) as queue:
-        if queue.url.startswith("sqlite:") and not os.path.exists(parse_url(queue.url)[0]):
-            return []
+    with Queue(database, create=False) as queue:
         if what == "type":
             return list(queue.stats()["by_type"])
         return [found.id for found in (queue.workers() if what == "workers" else queue.jobs(limit=_MOST))]

@@ -6,13 +6,13 @@ from holdfast.cli.command import DONE, Call, Parser, command, type_argument
 from holdfast.cli.output import print_json, print_line
 
 
-@command("queuectl pause", "queuectl pause --type send_email", arguments=type_argument)
+@command("queuectl pause", "queuectl pause --type send_email", arguments=type_argument, makes_queue=True)
 def pause(call: Call) -> int:
     """Let no job start, or none of a type, in any process; running jobs finish."""
     return _set_paused(call, True)
 
 
-@command("queuectl resume", "queuectl resume --type send_email", arguments=type_argument)
+@command("queuectl resume", "queuectl resume --type send_email", arguments=type_argument, makes_queue=True)
 def resume(call: Call) -> int:
     """Undo pause with the same --type."""
     return _set_paused(call, False)
@@ -33,7 +33,12 @@ def _rate_arguments(parser: Parser) -> None:
     type_argument(parser)
 
 
-@command("queuectl rate-limit 10", "queuectl rate-limit 0.5 --type send_email", arguments=_rate_arguments)
+@command(
+    "queuectl rate-limit 10",
+    "queuectl rate-limit 0.5 --type send_email",
+    arguments=_rate_arguments,
+    makes_queue=True,
+)
 def rate_limit(call: Call) -> int:
     """Limit how many jobs start a second, or how many of a type."""
     type = call.arguments.type

@@ -55,6 +55,7 @@ def _arguments(parser: Parser) -> None:
     """queuectl enqueue --type send_email --payload '{"to": "a@b.c"}'""",
     "queuectl enqueue --file jobs.jsonl",
     arguments=_arguments,
+    makes_queue=True,
 )
 def enqueue(call: Call) -> int:
     """Add a job, or many from a file, and print the id.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -23,6 +24,7 @@ from holdfast.cli.output import (
 from holdfast.config import parse_duration
 from holdfast.core.clock import parse_instant, to_datetime
 from holdfast.core.job import Job
+from holdfast.core.redact import redact
 from holdfast.errors import LONGEST_DURATION, ConfigError, JobNotFound, one_line, shown
 from holdfast.observe import shapes
 from holdfast.store.protocol import CREATED, SORTS
@@ -55,6 +57,23 @@ def page_arguments(parser: Parser) -> None:
         "--cursor", metavar="C", help="nextCursor of the page before: deep pages at the cost of the first"
     )
     parser.add_argument("--full", action="store_true", help="with payload, result and whole errors")
+    _reveal_argument(parser)
+
+
+def _reveal_argument(parser: Parser) -> None:
+    parser.add_argument("--reveal", action="store_true", help="show secrets instead of [redacted]")
+
+
+Shown = Callable[[Any], Any]
+"""Gives a payload, a result or the details of a failure as it is to be printed."""
+
+
+def _shown(call: Call) -> Shown:
+    return _as_it_is if call.arguments.reveal else redact
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
 
 
 def _list_arguments(parser: Parser) -> None:
@@ -127,14 +146,14 @@ def print_jobs(call: Call, status: list[str] | None) -> int:
         offset=arguments.offset,
         cursor=arguments.cursor,
     )
-    jobs = page.jobs
+    jobs, shown = page.jobs, _shown(call)
     if arguments.full:
         jobs = [job for job in (queue.get(job.id) for job in jobs) if job is not None]
     if call.wants_json:
         is_search = page.examined is not None
         print_json(
             shapes.task_list(
-                [(shapes.task if arguments.full else shapes.task_item)(job) for job in jobs],
+                [shapes.task(job, shown) if arguments.full else shapes.task_item(job) for job in jobs],
                 total=None if is_search else queue.count(**filters, cap=shapes.COUNTED + 1),
                 limit=arguments.limit,
                 offset=arguments.offset,
@@ -145,9 +164,9 @@ def print_jobs(call: Call, status: list[str] | None) -> int:
         return DONE
     if arguments.full:
         for job in jobs:
-            print_job(job, to_datetime(queue.store.now()))
+            print_job(job, to_datetime(queue.store.now()), shown)
     else:
-        _print_rows(jobs, to_datetime(queue.store.now()))
+        _print_rows(jobs, to_datetime(queue.store.now()), shown)
         if on_terminal() and page.next is not None and page.examined is None:
             _print_total(len(jobs), queue.count(**filters, cap=shapes.COUNTED + 1))
     if page.next is not None and page.examined is not None:
@@ -161,7 +180,7 @@ def _print_total(shown: int, total: int) -> None:
     console().print(f"{shown} of {of}; --limit and --offset show more", style="bright_black")
 
 
-def _print_rows(jobs: list[Job], now: datetime) -> None:
+def _print_rows(jobs: list[Job], now: datetime, shown: Shown) -> None:
     columns = [
         Column("ID", whole=True),
         Column("STATUS", whole=True),
@@ -175,16 +194,16 @@ def _print_rows(jobs: list[Job], now: datetime) -> None:
             job.id,
             job.status.value,
             job.type,
-            f"{job.attempts}/{job.max_attempts}",
+            str(job.attempts) if job.limit_is_open else f"{job.attempts}/{job.max_attempts}",
             age(job.created_at, now),
-            _what(job, now),
+            _what(job, now, shown),
         )
         for job in jobs
     ]
     print_table(columns, rows, empty="no jobs")
 
 
-def _what(job: Job, now: datetime) -> str:
+def _what(job: Job, now: datetime, shown: Shown) -> str:
     """The one thing to know about a job in a list."""
     if job.next_retry_at is not None:
         return f"again in {age(now, job.next_retry_at)}: {first_line(job.error)}"
@@ -195,7 +214,7 @@ def _what(job: Job, now: datetime) -> str:
     command = job.payload.get("command")
     if isinstance(command, str):
         return first_line(command)
-    return json.dumps(job.payload, ensure_ascii=False) if job.payload else ""
+    return json.dumps(shown(job.payload), ensure_ascii=False) if job.payload else ""
 
 
 def _id_argument(parser: Parser) -> None:
@@ -209,31 +228,40 @@ def job_named(call: Call) -> Job:
     return job
 
 
-@command("queuectl show job1", "queuectl show job1 --json", arguments=_id_argument)
+def _show_arguments(parser: Parser) -> None:
+    _id_argument(parser)
+    _reveal_argument(parser)
+
+
+@command("queuectl show job1", "queuectl show job1 --json", arguments=_show_arguments)
 def show(call: Call) -> int:
-    """Show everything about a job, with its attempts as a timeline."""
+    """Show everything about a job, with its attempts as a timeline.
+
+    Fields whose names say that they are secret show [redacted]; --reveal shows their values.
+    """
     job = job_named(call)
     if call.wants_json:
-        print_json(shapes.task(job))
+        print_json(shapes.task(job, _shown(call)))
     else:
-        print_job(job, to_datetime(call.queue.store.now()), children=call.queue.children(job.id))
+        now = to_datetime(call.queue.store.now())
+        print_job(job, now, _shown(call), children=call.queue.children(job.id))
     return DONE
 
 
-def print_job(job: Job, now: datetime, children: list[str] | None = None) -> None:
+def print_job(job: Job, now: datetime, shown: Shown, children: list[str] | None = None) -> None:
     """A job as a person reads it."""
     out = _Lines()
     out.field("id", job.id)
     out.field("type", job.type)
     asked = ", asked to stop" if job.cancel_requested and not job.is_finished else ""
     out.field("status", job.status.value + asked, job.status.value)
-    out.field("attempts", f"{job.attempts} of {job.max_attempts}")
+    out.field("attempts", str(job.attempts) if job.limit_is_open else f"{job.attempts} of {job.max_attempts}")
     for name, value in _optional_fields(job, now, children or []):
         if value:
             out.field(name, value)
-    out.json("payload", job.payload)
+    out.json("payload", shown(job.payload))
     if job.result is not None:
-        out.json("result", job.result)
+        out.json("result", shown(job.result))
     out.heading("timeline")
     for moment, text, style in _timeline(job):
         out.event(moment, text, style)

@@ -158,7 +158,7 @@ def _call(command: Command, name: str, words: list[str], database: str | None) -
         arguments.database = database or os.environ.pop(GIVEN_DATABASE, None)
     from holdfast.errors import ConfigError, HoldfastError, InvalidPayload, UnknownType
 
-    call = Call(arguments)
+    call = Call(arguments, makes_queue=command.makes_queue)
     try:
         code = command.run(call)
     except KeyboardInterrupt:

@@ -42,7 +42,10 @@ def move(call: Call) -> int:
     if not arguments.to.strip():
         raise UsageError("queuectl move: --to needs an address")
     began = time.monotonic()
-    with closing(open_end(call.queue.url)) as source, closing(open_end(arguments.to)) as target:
+    with (
+        closing(open_end(call.queue.url, create=False)) as source,
+        closing(open_end(arguments.to)) as target,
+    ):
         with closing(Move(source, target)) as moving:
             copied = None if moving.finish_earlier() else _move(moving, _sweep(call), timeout)
         _report(call, source, target, copied, time.monotonic() - began)

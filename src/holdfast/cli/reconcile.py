@@ -33,6 +33,7 @@ def reconcile_jobs(call: Call) -> int:
     be checked.
     """
     queue = make_queue(call.arguments.app, call.arguments.database)
+    queue.create = False
     logging.getLogger(LOGGER).setLevel(logging.ERROR)  # what it would tell of is in the table
     try:
         install(queue)

@@ -8,6 +8,7 @@ from holdfast.cli.command import DONE, FAILED, Call, Parser, UsageError, command
 from holdfast.cli.enqueue import parse_object
 from holdfast.cli.look import filter_arguments, filters_of, page_arguments, print_jobs
 from holdfast.cli.output import print_json, print_line
+from holdfast.core.redact import restore
 from holdfast.jobs import install
 from holdfast.listing import MOST_SEARCHED
 from holdfast.observe import shapes
@@ -31,16 +32,23 @@ def _retry_arguments(parser: Parser) -> None:
     arguments=_retry_arguments,
 )
 def retry(call: Call) -> int:
-    """Run failed, cancelled or waiting-for-retry jobs again, from the first attempt."""
+    """Run failed, cancelled or waiting-for-retry jobs again, from the first attempt.
+
+    A field of --payload that says [redacted], as `show` prints it, keeps its stored value.
+    """
     arguments = call.arguments
     payload = None
     if arguments.payload is not None:
         if len(arguments.ids) > 1:
             raise UsageError("queuectl retry: --payload goes with one ID")
         payload = parse_object(arguments.payload, "--payload")
-    return _answer(
-        call, arguments.ids, lambda id: shapes.retried(call.queue.retry(id, payload)), "{id} is pending again"
-    )
+
+    def retry_one(id: str) -> dict[str, Any]:
+        stored = None if payload is None else call.queue.get(id)
+        restored = payload if stored is None else restore(payload, stored.payload)
+        return shapes.retried(call.queue.retry(id, restored))
+
+    return _answer(call, arguments.ids, retry_one, "{id} is pending again")
 
 
 @command("queuectl cancel job1 job2", arguments=_ids)

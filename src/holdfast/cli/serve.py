@@ -75,6 +75,7 @@ def _arguments(parser: Parser) -> None:
     "queuectl serve --host 0.0.0.0 --token T --allow-host queue.example.com",
     arguments=_arguments,
     prints_data=False,
+    makes_queue=True,
 )
 def serve(call: Call) -> int:
     """Serve the HTTP API, and run worker processes beside it.

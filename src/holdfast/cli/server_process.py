@@ -7,6 +7,9 @@ import os
 import signal
 import socket
 import sys
+import threading
+import time
+from collections.abc import Callable
 from typing import NoReturn
 
 import msgspec
@@ -15,11 +18,15 @@ from msgspec import Struct
 from holdfast.cli.app import given_database, make_queue
 from holdfast.cli.serve import READ_TOKEN, TOKEN
 from holdfast.cli.supervised import Notices, is_to_reconcile, run_supervised
-from holdfast.errors import HoldfastError
+from holdfast.errors import DatabaseReplaced, HoldfastError
 from holdfast.events import ServerStarted
 from holdfast.jobs import install
 from holdfast.observe import log
+from holdfast.store.protocol import Store
 from holdfast.worker.seat import EXIT_CRASHED, EXIT_CUT_SHORT, Notice
+
+_LOOK = 1.0
+"""Seconds between two looks whether the database is still in its place."""
 
 
 class Options(Struct, frozen=True, kw_only=True):
@@ -82,6 +89,11 @@ def _serve(options: Options, notices: Notices) -> int:
         logging.shutdown()
         os._exit(code)
 
+    def leave_replaced(error: DatabaseReplaced) -> None:
+        notices.tell(Notice(failure=str(error)))
+        leave(EXIT_CRASHED)
+
+    threading.Thread(target=_watch_place, args=(queue.store, leave_replaced), daemon=True).start()
     # Before and after the server listens to them itself.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: leave(0))
@@ -102,6 +114,16 @@ def _serve(options: Options, notices: Notices) -> int:
         leave(EXIT_CUT_SHORT)
     queue.close()
     return 0
+
+
+def _watch_place(store: Store, on_replaced: Callable[[DatabaseReplaced], None]) -> None:
+    """A server without a request does not use its database, and would greet the next one with an error."""
+    while True:
+        time.sleep(_LOOK)
+        try:
+            store.check_place()
+        except DatabaseReplaced as error:
+            on_replaced(error)
 
 
 if __name__ == "__main__":

@@ -59,6 +59,7 @@ def get_setting(call: Call) -> int:
     "queuectl config set max_running 2 --type shell:media",
     "queuectl config set job_timeout none",
     arguments=_key_and_value,
+    makes_queue=True,
 )
 def set_setting(call: Call) -> int:
     """Store a setting, for the whole queue or for a type; running workers follow within a second."""
@@ -66,7 +67,7 @@ def set_setting(call: Call) -> int:
     return _answer(call, "{name} is {value}{for_type}")
 
 
-@command("queuectl config unset backoff_base", arguments=_key)
+@command("queuectl config unset backoff_base", arguments=_key, makes_queue=True)
 def unset_setting(call: Call) -> int:
     """Forget a stored setting, so that the next level down holds again."""
     call.queue.unset_config(call.arguments.key, call.arguments.type)

@@ -194,9 +194,6 @@ def _answers(found: Answers) -> list[tuple[str, list[Column], list[tuple[object,
     """Each question with its table, and what to say when that is empty."""
     states = ("scheduled", "pending", "processing")
 
-    def bound(value: float | None) -> str:
-        return "longer" if value is None else f"≤ {seconds_text(value)}"
-
     return [
         (
             "What work is outstanding right now?",
@@ -241,12 +238,10 @@ def _answers(found: Answers) -> list[tuple[str, list[Column], list[tuple[object,
             "How long do jobs take?",
             [
                 Column("TYPE"),
-                *(Column(n, right=True) for n in ("ATTEMPTS", "MEAN", "HALF", "95 %", "MEAN WAIT")),
+                *(Column(name, right=True) for name in ("FINISHED", "MEASURED")),
+                *(Column(name, right=True) for name in ("MEAN", "HALF", "95 %", "MEAN WAIT")),
             ],
-            [
-                (type, d.count, seconds_text(d.mean), bound(d.p50), bound(d.p95), seconds_text(d.mean_wait))
-                for type, d in found.durations.items()
-            ],
+            [_duration_row(type, found) for type in sorted({*found.durations, *found.finished})],
             "nothing ran yet",
         ),
         (
@@ -271,3 +266,18 @@ def _answers(found: Answers) -> list[tuple[str, list[Column], list[tuple[object,
             "nothing",
         ),
     ]
+
+
+def _duration_row(type: str, found: Answers) -> tuple[object, ...]:
+    """Counted from the jobs, and timed from what was measured: a worker that died may not have told."""
+    measured = found.durations.get(type)
+    if measured is None:
+        return (type, found.finished[type], 0, "", "", "", "")
+    return (
+        *(type, found.finished.get(type, 0), measured.count, seconds_text(measured.mean)),
+        *(_bound(measured.p50), _bound(measured.p95), seconds_text(measured.mean_wait)),
+    )
+
+
+def _bound(value: float | None) -> str:
+    return "longer" if value is None else f"≤ {seconds_text(value)}"

@@ -65,6 +65,7 @@ def no_reconcile_argument(parser: Parser) -> None:
     "queuectl worker start --app shop.jobs:queue --types send_email,shell --concurrency 20",
     "queuectl worker start --drain",
     arguments=_start_arguments,
+    makes_queue=True,
 )
 def start(call: Call) -> int:
     """Run worker processes, in the foreground or detached.

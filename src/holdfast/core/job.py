@@ -67,6 +67,8 @@ class Job(Struct, frozen=True, kw_only=True):
     priority: int = 0
     attempts: int = 0
     max_attempts: int | None = None
+    limit_is_open: bool = False
+    """Whether its handler, which is not known here, may still give it another `max_attempts`."""
     version: int = 0
     key: str | None = None
     key_for: float | None = None

@@ -106,7 +106,10 @@ def rates(minutes: Sequence[Minute], now: int) -> dict[str, Rates]:
 
 
 class Durations(Struct, frozen=True, kw_only=True):
-    """How long the attempts of a type took, in seconds. Percentiles are upper bounds, from a histogram."""
+    """How long the attempts of a type took, in seconds. Percentiles are upper bounds, from a histogram.
+
+    `count` is how many were measured. A worker that is killed takes its last seconds of them with it.
+    """
 
     count: int
     mean: float
@@ -123,6 +126,7 @@ class Answers(Struct, frozen=True, kw_only=True):
     failed_total: int
     error_groups: list[ErrorGroup]
     stuck: list[Running]
+    finished: dict[str, int]
     durations: dict[str, Durations]
     reused_keys: list[ReusedKey]
     last_hour: dict[str, dict[Status, int]]
@@ -144,10 +148,16 @@ def report(queue: Queue, *, limit: int = 20) -> Answers:
         failed_total=sum(counts["failed"] for counts in by_type.values()),
         error_groups=queue.error_groups(limit),
         stuck=stuck(queue, store.list_running(MOST_RUNNING), to_datetime(now)),
+        finished={type: ended for type, counts in by_type.items() if (ended := _ended(counts))},
         durations=durations(store.list_statistics(0)),
         reused_keys=store.list_reused_keys(limit),
         last_hour=store.count_finished(now - microseconds(3600)),
     )
+
+
+def _ended(counts: dict[str, int]) -> int:
+    """Those that an attempt has ended: a job may be cancelled without one."""
+    return counts[Status.COMPLETED] + counts[Status.FAILED]
 
 
 def durations(minutes: Sequence[Minute]) -> dict[str, Durations]:

@@ -235,7 +235,7 @@ class End(ABC):
         """Take the mark and its guards away, inside the transaction."""
 
 
-def open_end(url: str) -> End:
+def open_end(url: str, *, create: bool = True) -> End:
     """The database at an address, also where it is closed to others by a move."""
     from holdfast.store.open import open_store
 
@@ -243,7 +243,7 @@ def open_end(url: str) -> End:
     if scheme == "sqlite":
         from holdfast.store.sqlite.transfer import open_end as open_sqlite
 
-        return open_sqlite(url, system_clock)
+        return open_sqlite(url, system_clock, create=create)
     if scheme in ("postgresql", "postgres"):
         try:
             from holdfast.store.postgres.transfer import open_end as open_postgres
@@ -251,7 +251,7 @@ def open_end(url: str) -> End:
             raise ConfigError(
                 "PostgreSQL needs psycopg, which is not installed", hint="pip install 'holdfast[postgres]'"
             ) from error
-        return open_postgres(url, system_clock)
+        return open_postgres(url, system_clock, create=create)
     open_store(url, system_clock).close()  # says what is wrong with the address, if that is it
     raise ConfigError(f"a queue can't be moved from or to an engine of others, such as {scheme}")
 

@@ -589,6 +589,9 @@ class Store(Protocol):
 
     # Care.
 
+    def check_place(self) -> None:
+        """Raise DatabaseReplaced if the address leads to another database than the one that is open."""
+
     def back_up(self, path: str) -> None:
         """Write a complete copy of the database as it is now to a new file."""
 

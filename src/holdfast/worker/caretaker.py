@@ -14,7 +14,7 @@ from queue import SimpleQueue
 from holdfast import events as e
 from holdfast.core.ids import new_id
 from holdfast.core.job import Status
-from holdfast.errors import StoreError
+from holdfast.errors import DatabaseReplaced, StoreError
 from holdfast.queue import Queue
 from holdfast.store.protocol import RESTARTING, Expired, StopRequest
 from holdfast.worker.maintenance import count_loss, events_of_loss, reap
@@ -91,7 +91,9 @@ class Caretaker:
             try:
                 freed = self._reap(worker.worker_id or "", self._queue(worker.database))
                 break
-            except StoreError:
+            except StoreError as error:
+                if isinstance(error, DatabaseReplaced):
+                    self._queue(worker.database).close()  # and open the one that is there now
                 if self._closing_at is not None and time.monotonic() >= self._closing_at:
                     return  # their leases will run out
                 time.sleep(_PAUSE)

@@ -19,7 +19,7 @@ from holdfast import events as e
 from holdfast.context import LOST, Attempt
 from holdfast.core.clock import lease_clock
 from holdfast.core.lifecycle import Errored, Released
-from holdfast.errors import QueueClosed, StoreError
+from holdfast.errors import DatabaseReplaced, QueueClosed, StoreError
 from holdfast.store.protocol import Claimed, StopRequest
 from holdfast.worker.claiming import Claiming
 from holdfast.worker.enforce import GRACE, Enforcer
@@ -442,6 +442,10 @@ class Dispatcher:
         self._events.emit(e.WorkerStopped(worker_id=self._id, released=self._enforcer.cut_short))
 
     def _trouble(self, error: StoreError) -> None:
+        if isinstance(error, DatabaseReplaced):  # this does not pass, and no outcome can be written any more
+            self._enforcer.lose(self._leased())
+            self._enforcer.enforce(time.monotonic())
+            raise error
         if isinstance(error, QueueClosed):
             self._closed = True
             return

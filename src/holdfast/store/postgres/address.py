@@ -14,6 +14,19 @@ from holdfast.errors import ConfigError
 _OPTIONS = ("schema", "synchronous_commit", "pool")
 _SYNCHRONOUS = ("on", "off", "local", "remote_write", "remote_apply")
 _HIDDEN = "***"
+_COLON = re.compile(":|%3a", re.IGNORECASE)
+_SHOWN = frozenset(
+    (
+        *_OPTIONS,
+        *("user", "host", "hostaddr", "port", "dbname", "service", "passfile", "client_encoding"),
+        *("application_name", "fallback_application_name", "connect_timeout", "tcp_user_timeout"),
+        *("keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count"),
+        *("sslmode", "sslcert", "sslkey", "sslrootcert", "sslcrl", "sslnegotiation", "gssencmode"),
+        *("channel_binding", "require_auth", "target_session_attrs", "load_balance_hosts"),
+    )
+)
+"""Options whose values may be shown."""
+_SECRET = frozenset(("password", "sslpassword", "options"))
 _QUOTED = re.compile(r'"([^"]*)"')
 _NO_PORT = re.compile(r"^([^/\[\]]*:)[^/:]*[^/:0-9][^/:]*(?=/|$)")
 """What stands for a port without being one: the password of an address that lacks its host."""
@@ -64,9 +77,7 @@ def parse_url(url: str) -> Address:
         conninfo = make_conninfo(**(_defaults(known) | known | {"client_encoding": "utf8"}))
     except (ProgrammingError, ValueError) as error:
         shown = without_password(url)
-        reason = _QUOTED.sub(
-            lambda quoted: quoted[0] if quoted[1] in shown else _HIDDEN, str(error).strip().partition("\n")[0]
-        )
+        reason = _reason(error, url, shown)
         hint = None if shown == url else _ENCODED
         raise ConfigError(f"{shown!r} is not an address of PostgreSQL: {reason}", hint=hint) from None
     return Address(
@@ -81,13 +92,15 @@ def parse_url(url: str) -> Address:
 def without_password(url: str) -> str:
     """An address as it may be shown, logged and stored; also one that is wrong, as far as it can be told."""
     base, query = _split(url)
+    if "@" in query and ":" in base.partition("://")[2] and not _is_query_of(base, query):
+        base, query = url, ""  # the ? and all before the last @ belong to the password
     scheme, mark, place = base.partition("://")
     if not mark:
-        return url
+        return _HIDDEN
     end = place.rfind("@")
-    colon = place.find(":", 0, max(end, 0))
-    if colon >= 0:
-        place = f"{place[: colon + 1]}{_HIDDEN}{place[end:]}"
+    colon = _COLON.search(place, 0, max(end, 0))
+    if colon is not None:
+        place = f"{place[: colon.end()]}{_HIDDEN}{place[end:]}"
     elif end < 0:
         place = _NO_PORT.sub(rf"\1{_HIDDEN}", place)
     if not query:
@@ -105,9 +118,26 @@ def _split(url: str) -> tuple[str, str]:
     return (url, "") if asks < 0 else (url[:asks], url[asks + 1 :])
 
 
+def _is_query_of(base: str, query: str) -> bool:
+    """Whether it consists of options that there are, behind a place that can be one."""
+    parts = [part.partition("=") for part in query.split("&")]
+    is_known = all(equals and unquote(name) in _SHOWN | _SECRET for name, equals, _ in parts)
+    return is_known and not _NO_PORT.search(base.partition("://")[2])
+
+
 def _without_value(part: str) -> str:
-    name, equals, _ = part.partition("=")
-    return f"{name}={_HIDDEN}" if equals and "password" in unquote(name).lower() else part
+    name, equals, value = part.partition("=")
+    if unquote(name) in _SHOWN and "=" not in value:
+        return part
+    return f"{name}={_HIDDEN}" if equals else _HIDDEN
+
+
+def _reason(error: Exception, url: str, shown: str) -> str:
+    """What libpq says of the address, without what it quotes of a password."""
+    if '"' in url:
+        return "it can't be read"  # nobody could tell what is quoted there
+    text = str(error).strip().partition("\n")[0]
+    return _QUOTED.sub(lambda quoted: quoted[0] if quoted[1] in shown else _HIDDEN, text)
 
 
 def _check_place(base: str, known: dict[str, Any]) -> None:

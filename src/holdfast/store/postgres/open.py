@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from psycopg import sql
 
 from holdfast.core.clock import Clock
-from holdfast.errors import ForeignDatabase, SchemaOutOfDate, StoreUnavailable
+from holdfast.errors import ForeignDatabase, QueueNotFound, SchemaOutOfDate, StoreUnavailable
 from holdfast.store import migrate as migrations
 from holdfast.store.moved import MOVE_TABLE
 from holdfast.store.postgres.address import parse_url
@@ -21,9 +21,15 @@ _ALONE = "SELECT pg_advisory_xact_lock(1751346275, hashtext($1))"
 
 
 def open_store(
-    url: str, clock: Clock, *, notify: bool = True, migrate: bool = False, for_move: bool = False
+    url: str,
+    clock: Clock,
+    *,
+    create: bool = True,
+    notify: bool = True,
+    migrate: bool = False,
+    for_move: bool = False,
 ) -> PostgresStore:
-    """Open `postgresql://…`, making our tables if there are none.
+    """Open `postgresql://…`, making our tables if there are none, unless told not to.
 
     Older tables are refused: others may be at work with them, so only `migrate` brings them up to date.
     With `for_move`, a queue that a move has closed is opened all the same.
@@ -33,17 +39,19 @@ def open_store(
         address = replace(address, pool=max(2, address.pool))
     database = Database(address, clock, notify=notify)
     try:
-        _prepare(database, migrate, for_move)
+        _prepare(database, create=create, migrate=migrate, for_move=for_move)
     except BaseException:
         database.close()
         raise
     return PostgresStore(database)
 
 
-def _prepare(database: Database, migrate: bool, for_move: bool) -> None:
+def _prepare(database: Database, *, create: bool, migrate: bool, for_move: bool) -> None:
     database.read("SELECT 1")  # which makes the schema's name known
     tables = _tables(database)
     version = _version(database, tables)
+    if not (version or create):
+        raise QueueNotFound(database.url)
     if MOVE_TABLE in tables and not for_move:
         from holdfast.store.postgres.transfer import check_move
 

@@ -365,6 +365,9 @@ class PostgresStore(Reads):
 
     # Care.
 
+    def check_place(self) -> None:
+        """Nothing: a server's connections break when its database goes."""
+
     def back_up(self, path: str) -> None:
         from holdfast.store.postgres import transfer
 

@@ -60,9 +60,9 @@ _TALLIES = ("holdfast_tallies", "holdfast_error_tallies")
 _RATE = rate_row("")
 
 
-def open_end(url: str, clock: Clock) -> PostgresEnd:
+def open_end(url: str, clock: Clock, *, create: bool = True) -> PostgresEnd:
     """Open a queue, also one that is closed to others by a move."""
-    return PostgresEnd(open_store(url, clock, for_move=True))
+    return PostgresEnd(open_store(url, clock, create=create, for_move=True))
 
 
 def check_move(database: Database) -> None:

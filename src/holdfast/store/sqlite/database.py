@@ -30,6 +30,7 @@ from holdfast.errors import (
 from holdfast.store.moved import error_of
 from holdfast.store.own_files import DatabaseFiles
 from holdfast.store.scope import is_inside
+from holdfast.store.sqlite.file import DatabaseFile
 from holdfast.store.sqlite.fork import ForkGate
 
 PATIENCE = 5.0
@@ -76,7 +77,8 @@ class Database:
     """The file and this process's connections to it."""
 
     def __init__(self, path: str, *, url: str, synchronous: str = "FULL") -> None:
-        self.path = path
+        self.file = DatabaseFile(path)
+        self.path = self.file.path
         self.url = url
         self._files = DatabaseFiles(path)
         self._synchronous = synchronous
@@ -98,7 +100,8 @@ class Database:
         self._refuse_forked_child()
         try:
             connection = sqlite3.connect(
-                self.path,
+                self.file.uri,
+                uri=True,
                 timeout=0,
                 isolation_level=None,
                 check_same_thread=False,
@@ -106,9 +109,10 @@ class Database:
                 factory=factory,
             )
         except sqlite3.Error as error:
-            raise_translated(error, self.path)
-        self._files.note_opened()
+            self._raise_translated(error)
         try:
+            self._files.note_opened()
+            self.file.note_opened()
             for pragma in (
                 f"synchronous = {self._synchronous}",
                 "wal_autocheckpoint = 0",
@@ -194,6 +198,7 @@ class Database:
         self._gate.enter()
         try:
             connection = self.connection()
+            self.file.check_now_and_then()
             return self.patiently(lambda: connection.execute(sql, parameters).fetchall())
         finally:
             self._gate.leave()
@@ -238,7 +243,7 @@ class Database:
                 yield connection
             except sqlite3.Error as error:
                 rollback(connection)
-                raise_translated(error, self.path)
+                self._raise_translated(error)
             except BaseException:
                 rollback(connection)
                 raise
@@ -269,6 +274,7 @@ class Database:
         except BaseException:
             rollback(connection)
             raise
+        self.file.check()  # only now is it known that what was committed can be found again
 
     def patiently(self, action: Callable[[], T], patience: float = PATIENCE) -> T:
         """Do it, again with random pauses while another connection holds the lock."""
@@ -278,22 +284,20 @@ class Database:
                 return action()
             except sqlite3.Error as error:
                 if not is_locked(error):
-                    raise_translated(error, self.path)
+                    self._raise_translated(error)
                 now = time.monotonic()
                 deadline = deadline or now + patience
                 if now >= deadline:
                     raise StoreBusy(patience) from error
             time.sleep(0.0005 + 0.0025 * os.urandom(1)[0] / 255)
 
-    def wal_bytes(self) -> int:
-        try:
-            return os.stat(self.path + "-wal").st_size
-        except OSError:
-            return 0
+    def _raise_translated(self, error: sqlite3.Error) -> NoReturn:
+        self.file.check()  # where the file is gone, SQLite calls it an I/O error, or a missing table
+        raise_translated(error, self.path)
 
     def checkpoint_if_large(self) -> None:
         """Run the guarded checkpoint if the WAL is over its limit, unless another thread is at it."""
-        size = self.wal_bytes()
+        size = self.file.wal_bytes()
         if size <= WAL_LIMIT or (size <= 2 * WAL_LIMIT and time.monotonic() < self._next_checkpoint):
             return
         if not self._checkpointing.acquire(blocking=False):

@@ -31,6 +31,7 @@ def examine(database: Database) -> list[Finding]:
         *_settings(database),
         *_place(database),
         *_files(database),
+        *_names(database),
         *_content(database),
     ]
 
@@ -101,7 +102,7 @@ def _place(database: Database) -> Iterator[Finding]:
         text=f"{free // MIB} MiB",
         advice=None if level == "ok" else "on a full disk nothing can be enqueued or finished: make room",
     )
-    wal = database.wal_bytes()
+    wal = database.file.wal_bytes()
     large = wal > LARGE_WAL
     yield Finding(
         level="warning" if large else "ok",
@@ -149,6 +150,49 @@ def _files(database: Database) -> Iterator[Finding]:
 def _is_reachable(path: str) -> bool:
     """Whether everybody may enter the file's folder."""
     return bool(os.stat(os.path.dirname(path)).st_mode & stat.S_IXOTH)
+
+
+def _names(database: Database) -> Iterator[Finding]:
+    """Whether everybody who uses a file of this name uses the same file, and by the same name."""
+    left_behind = sorted(_processes_with(f"{database.path} (deleted)"))
+    if left_behind:
+        yield Finding(
+            level="problem",
+            check="file",
+            text=f"{database.path} was replaced; still using the old file: pid {_listed(left_behind)}",
+            advice="restart those processes: what they write is lost",
+        )
+    links = os.stat(database.path).st_nlink
+    if links > 1:
+        yield Finding(
+            level="problem",
+            check="file",
+            text=f"{database.path} has {links} hard links",
+            advice="remove all names but one: under another name SQLite uses another write-ahead log",
+        )
+    if not left_behind and links == 1:
+        yield Finding(level="ok", check="file", text=database.path)
+
+
+def _listed(pids: list[int]) -> str:
+    return ", ".join(map(str, pids[:5])) + ("" if len(pids) <= 5 else f" and {len(pids) - 5} more")
+
+
+def _processes_with(target: str) -> Iterator[int]:
+    """The processes that have this file open, as far as this user may see; Linux only."""
+    for pid in (int(name) for name in _entries("/proc") if name.isdigit()):
+        folder = f"/proc/{pid}/fd"
+        for descriptor in _entries(folder):
+            with suppress(OSError):
+                if os.readlink(f"{folder}/{descriptor}") == target:
+                    yield pid
+                    break
+
+
+def _entries(folder: str) -> list[str]:
+    with suppress(OSError):  # it is gone, or not ours to look at
+        return os.listdir(folder)
+    return []
 
 
 def _content(database: Database) -> Iterator[Finding]:

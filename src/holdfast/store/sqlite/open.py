@@ -9,7 +9,7 @@ from contextlib import suppress
 from holdfast.config import home_folder, make_private_folder
 from holdfast.core.clock import Clock
 from holdfast.core.error_group import error_group
-from holdfast.errors import ConfigError, ForeignDatabase, StoreUnavailable
+from holdfast.errors import ConfigError, ForeignDatabase, QueueNotFound, StoreUnavailable
 from holdfast.store import migrate
 from holdfast.store.moved import MOVE_TABLE
 from holdfast.store.own_files import is_beside_database
@@ -22,8 +22,8 @@ NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "fuse", "9p", "afs", "ceph", "glus
 _SYNCHRONOUS = ("full", "normal", "extra", "off")
 
 
-def open_store(url: str, clock: Clock, *, for_move: bool = False) -> SqliteStore:
-    """Open `sqlite:///path`, making the file and bringing its schema up to date.
+def open_store(url: str, clock: Clock, *, create: bool = True, for_move: bool = False) -> SqliteStore:
+    """Open `sqlite:///path`, making the file (unless told not to) and bringing its schema up to date.
 
     `?synchronous=normal` is faster and may lose the last commits at a power cut; `?network=allow` opens a
     file on a network file system, where SQLite's locks often do not hold. With `for_move`, a queue that a
@@ -33,12 +33,17 @@ def open_store(url: str, clock: Clock, *, for_move: bool = False) -> SqliteStore
         needed = ".".join(map(str, OLDEST_SQLITE))
         raise StoreUnavailable(f"SQLite {sqlite3.sqlite_version} is too old; {needed} or newer is needed")
     path, options = parse_url(url)
+    if not create and not os.path.exists(path):
+        raise QueueNotFound(path)
     _prepare_folder(path)
     if options.get("network") != "allow":
         _refuse_network(path)
-    database = Database(path, url=f"sqlite:///{path}", synchronous=options["synchronous"].upper())
+    _make_private(os.path.realpath(path))
+    database = Database(
+        path, url=f"sqlite:///{os.path.realpath(path)}", synchronous=options["synchronous"].upper()
+    )
     try:
-        _prepare(database, for_move)
+        _prepare(database, create=create, for_move=for_move)
     except BaseException:
         database.close()
         raise
@@ -47,24 +52,25 @@ def open_store(url: str, clock: Clock, *, for_move: bool = False) -> SqliteStore
 
 def parse_url(url: str) -> tuple[str, dict[str, str]]:
     """The file that an address names, and its options."""
-    rest = url.removeprefix("sqlite://")
-    path, _, query = rest.partition("?")
+    place, _, query = url.partition("?")
+    shown = "that address" if "@" in place else repr(place)  # there is no password in one of ours
+    path = place.removeprefix("sqlite://")
     if not path.startswith("/") or len(path) < 2 or path == "/:memory:":
         raise ConfigError(
-            f"{url!r} does not name a file; write sqlite:///queue.db, or sqlite:////absolute/path/queue.db",
+            f"{shown} does not name a file; write sqlite:///queue.db, or sqlite:////absolute/path/queue.db",
             hint="a queue in memory would lose its jobs",
         )
     options = {"synchronous": "full", "network": "refuse"}
     for key, _, value in (option.partition("=") for option in query.split("&") if option):
         if key not in options:
-            raise ConfigError(f"{url!r}: there is no option {key!r}; allowed: {', '.join(options)}")
+            raise ConfigError(f"{shown}: there is no option {key!r}; allowed: {', '.join(options)}")
         options[key] = value.lower()
     for key, allowed in (("synchronous", _SYNCHRONOUS), ("network", ("refuse", "allow"))):
         if options[key] not in allowed:
-            raise ConfigError(f"{url!r}: {key} must be one of {', '.join(allowed)}")
+            raise ConfigError(f"{shown}: {key} must be one of {', '.join(allowed)}")
     path = _unquote(path[1:])
     if "\0" in path:
-        raise ConfigError(f"{url!r} does not name a file: it holds a NUL")
+        raise ConfigError(f"{shown} does not name a file: it holds a NUL")
     return os.path.abspath(path), options
 
 
@@ -83,7 +89,6 @@ def _prepare_folder(path: str) -> None:
             make_private_folder(folder)
         except OSError as error:
             raise StoreUnavailable(f"the folder {folder} can't be made: {error.strerror}") from error
-        _make_private(path)
     if not os.path.isdir(folder):
         raise StoreUnavailable(f"the folder {folder} does not exist", hint="make it, or name another")
     if os.path.isdir(path):
@@ -93,7 +98,7 @@ def _prepare_folder(path: str) -> None:
 
 
 def _make_private(path: str) -> None:
-    """Make the home folder's own database for us alone: the folder may be open to others."""
+    """Make a file that is not there yet for its owner alone: payloads may hold secrets."""
     with suppress(OSError):  # it is there, or SQLite says better what is wrong
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
@@ -123,10 +128,12 @@ def file_system(path: str) -> str:
     return kind
 
 
-def _prepare(database: Database, for_move: bool) -> None:
+def _prepare(database: Database, *, create: bool, for_move: bool) -> None:
     """Refuse what is not ours before anything is written, then bring the schema up to date."""
     tables = _tables(database)
     version = _version(database, tables)
+    if not (version or create):
+        raise QueueNotFound(database.path)
     if MOVE_TABLE in tables and not for_move:
         from holdfast.store.sqlite.transfer import check_move
 

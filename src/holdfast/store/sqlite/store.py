@@ -94,6 +94,7 @@ class SqliteStore(Reads):
                 return how(connection, jobs, self.now())
 
     def insert_jobs_with(self, connection: Any, jobs: Sequence[NewJob]) -> list[Verdict]:
+        self.database.file.check()
         try:
             return insert.insert_all_or_none(caller.checked(connection, self.database), jobs, self.now())
         except sqlite3.IntegrityError as error:
@@ -266,13 +267,16 @@ class SqliteStore(Reads):
 
     # Care.
 
+    def check_place(self) -> None:
+        self.database.file.check()
+
     def back_up(self, path: str) -> None:
         from holdfast.store.sqlite import health
 
         health.back_up(self.database, path)
 
     def measure(self) -> dict[str, float]:
-        return {"wal_bytes": self.database.wal_bytes()}
+        return {"wal_bytes": self.database.file.wal_bytes()}
 
     def examine(self) -> list[Finding]:
         from holdfast.store.sqlite import health

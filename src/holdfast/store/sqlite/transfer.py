@@ -48,9 +48,9 @@ END"""
 _FILLED = [table for table in TABLES if not table.optional]
 
 
-def open_end(url: str, clock: Clock) -> SqliteEnd:
+def open_end(url: str, clock: Clock, *, create: bool = True) -> SqliteEnd:
     """Open a queue, also one that is closed to others by a move."""
-    return SqliteEnd(open_store(url, clock, for_move=True))
+    return SqliteEnd(open_store(url, clock, create=create, for_move=True))
 
 
 def check_move(database: Database) -> None:
