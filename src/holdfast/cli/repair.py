@@ -8,6 +8,7 @@ from holdfast.cli.command import DONE, FAILED, Call, Parser, UsageError, command
 from holdfast.cli.enqueue import parse_object
 from holdfast.cli.look import filter_arguments, filters_of, page_arguments, print_jobs
 from holdfast.cli.output import print_json, print_line
+from holdfast.core.secret_reuse import restore_secrets
 from holdfast.jobs import install
 from holdfast.listing import MOST_SEARCHED
 from holdfast.observe import shapes
@@ -38,9 +39,13 @@ def retry(call: Call) -> int:
         if len(arguments.ids) > 1:
             raise UsageError("queuectl retry: --payload goes with one ID")
         payload = parse_object(arguments.payload, "--payload")
-    return _answer(
-        call, arguments.ids, lambda id: shapes.retried(call.queue.retry(id, payload)), "{id} is pending again"
-    )
+
+    def retry_one(id: str) -> dict[str, Any]:
+        stored = None if payload is None else call.queue.get(id)
+        edited = payload if stored is None else restore_secrets(payload, stored.payload)
+        return shapes.retried(call.queue.retry(id, edited))
+
+    return _answer(call, arguments.ids, retry_one, "{id} is pending again")
 
 
 @command("queuectl cancel job1 job2", arguments=_ids)
