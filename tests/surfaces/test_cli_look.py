@@ -13,9 +13,18 @@ from typing import Any
 import pytest
 
 from holdfast import Context, Fail, Queue
+from holdfast.cli import logs
 from holdfast.jobs import install
 from tests.support import both_engines, wait_until
-from tests.surfaces.support import QUEUECTL, Cli, Ran, environment, queuectl, start_queuectl
+from tests.surfaces.support import (
+    QUEUECTL,
+    Cli,
+    Ran,
+    environment,
+    on_terminal,
+    queuectl,
+    start_queuectl,
+)
 
 ITEM = {
     "id",
@@ -432,6 +441,25 @@ def test_logs_keep_bytes_that_are_not_text(cli: Cli, queue: Queue, home: Path) -
     done = subprocess.run(words, env=environment(home), capture_output=True, timeout=60, check=True)
     assert b"caf\xe9\n" in done.stdout
     assert "caf\ufffd" in cli("logs", "job1", "--json").json["log"]
+
+
+def test_logs_on_a_terminal_show_control_sequences_and_obey_none(queue: Queue, home: Path) -> None:
+    """A title, a clear screen, a C1 control, text that runs backwards; line ends and tabs stay."""
+    ran_command(queue, r"printf '\033]0;title\007\033[2J\302\233\342\200\256\tcaf\303\251\r\n\233\rend\303'")
+    out = on_terminal(home, "logs", "job1").out
+    assert r"\x1b]0;title\x07\x1b[2J\x9b\u202e" + "\tcafé\r\n" + r"\x9b\rend\xc3" in out
+    assert "\x1b" not in out
+
+
+def test_logs_on_a_terminal_may_come_in_parts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(logs, "on_terminal", lambda: True)
+    out = logs._output()
+    for part in (b"\xc3", b"\xa9\x1b[", b"2J\r", b"\n\r"):
+        out.write(part)
+    out.end()
+    assert capsys.readouterr().out == "é\\x1b[2J\n\\r"
 
 
 def test_logs_as_json_are_one_object(cli: Cli, queue: Queue) -> None:

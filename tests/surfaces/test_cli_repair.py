@@ -107,6 +107,18 @@ def test_retry_with_an_edited_payload(cli: Cli, jobs: Queue) -> None:
     assert job_of(jobs, "job1").payload == {"n": 2, "to": "ü"}
 
 
+def test_retry_keeps_a_redacted_secret_that_goes_to_the_same_place(cli: Cli, jobs: Queue) -> None:
+    payload = {"host": "mail.example", "password": "hunter2"}
+    jobs.enqueue("mail", payload, id="job1")
+    jobs.cancel("job1")
+    ran = cli("retry", "job1", "--payload", '{"host": "evil.example", "password": "[redacted]"}')
+    assert ran.code == 2
+    assert "payload.host: can't change while a secret shows [redacted]" in ran.err
+    assert job_of(jobs, "job1").payload == payload
+    assert cli("retry", "job1", "--payload", '{"host": "mail.example", "password": "[redacted]"}').code == 0
+    assert job_of(jobs, "job1").payload == payload
+
+
 def test_edited_command_runs(cli: Cli, queue: Queue) -> None:
     install(queue)
     queue.enqueue("shell", {"command": "false"}, id="job1", max_attempts=1)

@@ -835,6 +835,20 @@ def test_retry_takes_another_payload_and_keeps_what_is_redacted(queue: Queue, ap
     }
 
 
+def test_stored_secret_is_not_sent_to_another_host_by_a_retry(queue: Queue, api: httpx.Client) -> None:
+    before = {"url": "https://api.example.com/hook", "headers": {"Authorization": "Bearer x"}}
+    failed(queue, "dead", payload=before)
+    shown = got(api.get("/api/tasks/dead"))["payload"]
+    answer = api.post("/api/tasks/dead/retry", json={"payload": {**shown, "url": "https://evil.example/"}})
+    assert "payload.url: can't change while a secret shows [redacted]" in refused(
+        answer, 400, "invalid_payload"
+    )
+    assert (stored(queue, "dead").status, stored(queue, "dead").payload) == ("failed", before)
+    edited = {**shown, "url": "https://api.example.com/v2/hook"}
+    got(api.post("/api/tasks/dead/retry", json={"payload": edited}))
+    assert stored(queue, "dead").payload == {**before, "url": "https://api.example.com/v2/hook"}
+
+
 def test_marker_that_stands_for_no_stored_secret_is_refused(queue: Queue, api: httpx.Client) -> None:
     failed(queue, "dead", payload=SECRET)
     for payload in ({"secret": "[redacted]"}, {"nested": [{"headers": {"Authorization": "[redacted]"}}]}):

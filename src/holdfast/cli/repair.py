@@ -8,7 +8,7 @@ from holdfast.cli.command import DONE, FAILED, Call, Parser, UsageError, command
 from holdfast.cli.enqueue import parse_object
 from holdfast.cli.look import filter_arguments, filters_of, page_arguments, print_jobs
 from holdfast.cli.output import print_json, print_line
-from holdfast.core.redact import restore
+from holdfast.core.secret_reuse import restore_secrets
 from holdfast.jobs import install
 from holdfast.listing import MOST_SEARCHED
 from holdfast.observe import shapes
@@ -45,8 +45,8 @@ def retry(call: Call) -> int:
 
     def retry_one(id: str) -> dict[str, Any]:
         stored = None if payload is None else call.queue.get(id)
-        restored = payload if stored is None else restore(payload, stored.payload)
-        return shapes.retried(call.queue.retry(id, restored))
+        edited = payload if stored is None else restore_secrets(payload, stored.payload)
+        return shapes.retried(call.queue.retry(id, edited))
 
     return _answer(call, arguments.ids, retry_one, "{id} is pending again")
 

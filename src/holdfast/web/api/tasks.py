@@ -10,8 +10,9 @@ from fastapi import APIRouter, HTTPException, Path, Query, Request, Response
 
 from holdfast.core.clock import parse_instant
 from holdfast.core.job import RESERVED_IDS, Job
-from holdfast.core.redact import redact, restore
+from holdfast.core.redact import redact
 from holdfast.core.search import Search, parse_search
+from holdfast.core.secret_reuse import restore_secrets
 from holdfast.errors import ConfigError, JobNotFound
 from holdfast.jobs.output_log import from_whole_character, output_of
 from holdfast.listing import Page
@@ -265,7 +266,7 @@ def retry_with(desk: Desk, id: str, payload: dict[str, Any] | None) -> Job:
             raise JobNotFound(id)
         # Another payload makes it another job, for which the same rules hold as for a new one.
         desk.require_enqueueable(stored.type)
-        payload = restore(payload, stored.payload)
+        payload = restore_secrets(payload, stored.payload)
     return desk.queue.retry(id, payload)
 
 
