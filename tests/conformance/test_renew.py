@@ -165,3 +165,26 @@ def test_attempt_to_be_cancelled_keeps_its_lease_until_it_has_stopped(
 
 def test_worker_that_holds_nothing_may_beat(store: Store) -> None:
     assert renew(store) == NOTHING
+
+
+def test_suspicion_is_seen_by_the_owner_and_cleared_by_its_renewal(store: Store, clock: MovableClock) -> None:
+    insert(store, "a", "b")
+    claims = claim(store)
+    names = [(claimed.seq, claimed.version) for claimed in claims]
+    safe = set() if store.is_shared else set(names)  # where others can write, nothing is safe by itself
+    clock.advance(LEASE)
+    assert store.list_unsuspected("worker", names) == safe
+    store.suspect_jobs(names[:1])
+    assert store.list_unsuspected("worker", names) == safe - {names[0]}
+    renew(store, *claims)
+    assert store.list_unsuspected("worker", names) == safe
+    assert store.list_unsuspected("another", names) == set()
+
+
+def test_lease_that_has_not_expired_is_not_suspected(store: Store, clock: MovableClock) -> None:
+    claimed = run(store, "a")
+    name = (claimed.seq, claimed.version)
+    clock.advance(LEASE - 1)
+    before = job(store, "a")
+    store.suspect_jobs([name])
+    assert job(store, "a") == before

@@ -7,6 +7,7 @@ the store's own clock (`now`); delays and leases travel as durations in seconds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
@@ -486,10 +487,22 @@ class Store(Protocol):
         state: str,
         lease_seconds: float,
         turn_age: float = 0.0,
+        patience: float = math.inf,
     ) -> Beat:
         """Renew the leases of the (seq, version) held, and show that the worker lives.
 
-        Its loop last came round `turn_age` seconds ago.
+        Its loop last came round `turn_age` seconds ago. It waits for a lock as long as the lease allows, but
+        not longer than `patience`.
+        """
+
+    def suspect_jobs(self, claims: Sequence[tuple[int, int]]) -> None:
+        """Note that a reaper has seen the leases of these (seq, version) expired; a renewal clears it."""
+
+    def list_unsuspected(self, worker_id: str, held: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
+        """Those of the (seq, version) held that are the worker's still, and that no reaper has noticed.
+
+        It tells a worker that can't write, because somebody holds the only write lock, that nobody else can
+        take its jobs. None where others can write meanwhile.
         """
 
     def list_cancelled(self, worker_id: str) -> set[tuple[int, int]]:

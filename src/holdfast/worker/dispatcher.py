@@ -74,7 +74,7 @@ class Dispatcher:
         self._slots = Slots(concurrency or self._settings.get("concurrency"), self._cap)
         self._claiming = Claiming(queue.registry, queue, self._slots, types)
         statistics = Statistics(worker_id)
-        self._maintenance = Maintenance(self._store, self._events, statistics)
+        self._maintenance = Maintenance(self._store, self._events, statistics, self._in_hand)
         self._turn = Turn(
             worker_id, self._store, self._events, self._claiming, self._slots, self._maintenance, statistics
         )
@@ -201,7 +201,11 @@ class Dispatcher:
 
     def _known(self) -> set[tuple[int, int]]:
         """The (seq, version) of all attempts that this process has taken into hand."""
-        return {*self._enforcer.let_go, *((a.claim.seq, a.claim.version) for a in self._leased())}
+        return self._enforcer.let_go | self._in_hand()
+
+    def _in_hand(self) -> set[tuple[int, int]]:
+        """The (seq, version) of all that it has not let go."""
+        return {(attempt.claim.seq, attempt.claim.version) for attempt in self._leased()}
 
     def _state(self) -> str:
         return "stopping" if self._stop_at is not None else "paused" if self.paused else "running"

@@ -2,11 +2,13 @@
 
 It depends on no handler, no event loop and not on the dispatcher. When it can't renew in time it fences
 its own worker: at the deadline (last renewal + lease − margin) the handlers still running are stopped and
-their jobs let go, because after it somebody else may take them.
+their jobs let go, because after it somebody else may take them. Unless nobody can, because what keeps us from
+writing keeps everybody from it.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +17,7 @@ from holdfast import events as e
 from holdfast.context import Attempt
 from holdfast.core.clock import lease_clock
 from holdfast.core.settings import Settings
-from holdfast.errors import QueueClosed
+from holdfast.errors import QueueClosed, StoreBusy, StoreError
 from holdfast.store.protocol import Store
 
 
@@ -90,6 +92,7 @@ class Heartbeat:
                 state=self._state(),
                 lease_seconds=settings.lease_seconds,
                 turn_age=self._turn_age(),
+                patience=self._patience(attempts, settings),
             )
         except QueueClosed:
             raise
@@ -114,11 +117,32 @@ class Heartbeat:
 
     def _failed(self, error: Exception, attempts: Sequence[Attempt], settings: Settings) -> float:
         pause = settings.lease_seconds / 12
-        self._trouble = True
-        self._events.emit(e.StoreTrouble(worker_id=self._worker_id, error=str(error), retry_in=pause))
         next_time = lease_clock() + pause
         late = [attempt for attempt in attempts if next_time >= attempt.leased_until]
+        if late and isinstance(error, StoreBusy):
+            pause = min(pause, settings.heartbeat_seconds / 8)
+            late = self._endangered(late)
+        self._trouble = True
+        self._events.emit(e.StoreTrouble(worker_id=self._worker_id, error=str(error), retry_in=pause))
         if late:
             self._events.emit(e.LeaseLostByWorker(worker_id=self._worker_id, jobs=len(late)))
             self._lost(late)
         return pause
+
+    def _patience(self, attempts: Sequence[Attempt], settings: Settings) -> float:
+        """How long to wait for the lock: for overdue leases, half as long as a reaper waits to take them."""
+        is_overdue = not all(attempt.is_leased() for attempt in attempts)
+        return settings.heartbeat_seconds / 2 if is_overdue else math.inf
+
+    def _endangered(self, late: Sequence[Attempt]) -> list[Attempt]:
+        """Those that somebody else may take before we look again, though nobody can write now.
+
+        A reaper marks what it sees expired, and takes it a heartbeat later at the soonest. What bears no mark
+        now is safe for that long, and we look again sooner.
+        """
+        names = {(attempt.claim.seq, attempt.claim.version): attempt for attempt in late}
+        try:
+            safe = self._store.list_unsuspected(self._worker_id, list(names))
+        except StoreError:
+            safe = set()
+        return [attempt for name, attempt in names.items() if name not in safe]

@@ -7,7 +7,7 @@ them; two at once do no harm, because every write is guarded.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from holdfast import events as e
 from holdfast.core.clock import SECOND, microseconds, to_iso
@@ -39,11 +39,17 @@ _RETENTIONS = {
 class Maintenance:
     """The duties of one worker. `run` belongs inside a turn's transaction, `announce` after its commit."""
 
-    def __init__(self, store: Store, events: e.Events, statistics: Statistics) -> None:
+    def __init__(
+        self,
+        store: Store,
+        events: e.Events,
+        statistics: Statistics,
+        held: Callable[[], Collection[tuple[int, int]]],
+    ) -> None:
         self._store = store
         self._events = events
         self._statistics = statistics
-        self._reaper = Reaper(store)
+        self._reaper = Reaper(store, held)
         self._pruner = Pruner(store)
         self._next_sweep = self._next_fold = 0.0
         self._next_due_at: int | None = 0
@@ -95,8 +101,10 @@ class Maintenance:
         """What was done last was not committed."""
         self._done = []
         self._next_due_at = 0
+        self._reaper.forget()
 
     def announce(self) -> None:
+        self._reaper.looked()
         done, self._done = self._done, []
         for event in done:
             if isinstance(event, e.JobReaped):
@@ -161,19 +169,41 @@ class Reaper:
 
     An expired lease is taken only if the same claim was seen expired at least a heartbeat before, on this
     process's own monotonic clock. So a suspended laptop, a stepped clock or a long transaction of an
-    application does not take jobs from the living: they renew in between.
+    application does not take jobs from the living: they renew in between. The first look leaves a mark, for
+    an owner that can read but not write, and counts from its commit. What this worker holds itself (`held`)
+    is none of it: whoever sweeps is alive.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(
+        self, store: Store, held: Callable[[], Collection[tuple[int, int]]] = frozenset[tuple[int, int]]
+    ) -> None:
         self._store = store
+        self._held = held
         self._suspects: dict[tuple[int, int], float] = {}
+        self._fresh: list[tuple[int, int]] = []
 
     def sweep(self, patience: float, settings: Settings) -> list[tuple[Expired, Status]]:
         now = time.monotonic()
         expired = {(x.seq, x.version): x for x in self._store.list_expired()}
-        self._suspects = {claim: self._suspects.get(claim, now) for claim in expired}
+        if expired:
+            for claim in self._held():
+                expired.pop(claim, None)
+        self._suspects = {claim: seen for claim, seen in self._suspects.items() if claim in expired}
+        self._fresh = [claim for claim in expired if claim not in self._suspects]
+        if self._fresh:
+            self._store.suspect_jobs(self._fresh)
         proven = [expired[claim] for claim, seen in self._suspects.items() if now - seen >= patience]
         return reap(self._store, proven, settings, expired_only=True)
+
+    def looked(self) -> None:
+        """The last look was committed: from now on its owner can see it."""
+        if self._fresh:
+            self._suspects.update(dict.fromkeys(self._fresh, time.monotonic()))
+            self._fresh = []
+
+    def forget(self) -> None:
+        """The last look was not committed."""
+        self._fresh = []
 
 
 def reap(

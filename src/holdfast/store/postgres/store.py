@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -281,13 +282,25 @@ class PostgresStore(Reads):
         state: str,
         lease_seconds: float,
         turn_age: float = 0.0,
+        patience: float = math.inf,
     ) -> Beat:
         with self.database.transaction() as session:
             # Not more patient than the lease allows: the worker must still have time to stop its handlers.
-            session.wait_at_most(min(PATIENCE, lease_seconds / 6))
+            session.wait_at_most(min(PATIENCE, lease_seconds / 6, patience))
             return keep.heartbeat(
                 session, worker_id, held, state, turn_age, lease_seconds, self.database.instant
             )
+
+    def suspect_jobs(self, claims: Sequence[tuple[int, int]]) -> None:
+        """Nothing: no worker asks."""
+
+    def list_unsuspected(
+        self,
+        worker_id: str,  # noqa: ARG002 -- whoever it is
+        held: Sequence[tuple[int, int]],  # noqa: ARG002
+    ) -> set[tuple[int, int]]:
+        """None: what keeps one worker from writing need not keep others."""
+        return set()
 
     def list_cancelled(self, worker_id: str) -> set[tuple[int, int]]:
         return set(self.database.read(keep.CANCELLING, [worker_id]))

@@ -36,6 +36,16 @@ JOIN holdfast_jobs AS j ON j.seq = h.seq AND j.version = h.version
 WHERE +j.status = 'processing' AND j.worker_id = ?2
 """
 
+# A lease that was seen expired has been touched since its end. A renewal moves its end beyond that.
+_SUSPECT = """
+UPDATE holdfast_jobs SET updated_at = ?1
+FROM (SELECT json_extract(value, '$[0]') AS seq, json_extract(value, '$[1]') AS version
+    FROM json_each(?2)) AS s
+WHERE holdfast_jobs.seq = s.seq AND holdfast_jobs.version = s.version
+    AND +status = 'processing' AND +lease_expires_at <= ?1
+"""
+UNSUSPECTED = f"{_STILL_HELD} AND j.updated_at < j.lease_expires_at"
+
 CANCELLING = """
 SELECT json_group_array(json_array(seq, version)) FROM holdfast_jobs
 WHERE status = 'processing' AND cancel_requested = 1 AND worker_id = ?
@@ -80,6 +90,10 @@ def heartbeat(
             lost = set(held) - claims_from(text)
     cancelled = claims_from(connection.execute(CANCELLING, (worker_id,)).fetchone()[0])
     return Beat(frozenset(lost), frozenset(cancelled), registered=found.rowcount == 1)
+
+
+def suspect_jobs(connection: sqlite3.Connection, claims: Sequence[tuple[int, int]], now: int) -> None:
+    connection.execute(_SUSPECT, (now, json.dumps(claims)))
 
 
 def claims_from(text: str) -> set[tuple[int, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -193,12 +194,21 @@ class SqliteStore(Reads):
         state: str,
         lease_seconds: float,
         turn_age: float = 0.0,
+        patience: float = math.inf,
     ) -> Beat:
         # Not more patient than the lease allows: the worker must still have time to stop its handlers.
-        with self.database.transaction(min(PATIENCE, lease_seconds / 6)) as connection:
+        with self.database.transaction(min(PATIENCE, lease_seconds / 6, patience)) as connection:
             now = self.now()
             turned_at = now - microseconds(turn_age)
             return keep.heartbeat(connection, worker_id, held, state, turned_at, lease_seconds, now)
+
+    def suspect_jobs(self, claims: Sequence[tuple[int, int]]) -> None:
+        with self.database.transaction() as connection:
+            keep.suspect_jobs(connection, claims, self.now())
+
+    def list_unsuspected(self, worker_id: str, held: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
+        rows = (json.dumps(held), worker_id)
+        return keep.claims_from(self.database.read_one(keep.UNSUSPECTED, rows)[0])
 
     def list_cancelled(self, worker_id: str) -> set[tuple[int, int]]:
         return keep.claims_from(self.database.read_one(keep.CANCELLING, (worker_id,))[0])

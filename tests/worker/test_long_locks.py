@@ -1,0 +1,182 @@
+"""Somebody holds SQLite's only write lock for longer than a lease: the living keep their jobs."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from holdfast import Queue, context
+from holdfast.context import Attempt
+from holdfast.core import clock
+from holdfast.core.clock import SECOND, system_clock
+from holdfast.events import JobReaped, LeaseLostByWorker, StoreTrouble
+from holdfast.store.protocol import Demand
+from holdfast.worker import dispatcher, heartbeat, maintenance
+from holdfast.worker.heartbeat import Heartbeat
+from holdfast.worker.maintenance import Reaper
+from tests.support import Recorder, wait_until
+from tests.worker.support import PATIENCE, Gate, get, path_of
+
+StartWorker = Callable[..., Any]
+
+
+@pytest.fixture
+def lock(queue: Queue) -> Iterator[sqlite3.Connection]:
+    """An application's connection, for transactions that take too long."""
+    queue.open()
+    with closing(sqlite3.connect(path_of(queue), isolation_level=None, timeout=PATIENCE)) as connection:
+        yield connection
+
+
+@pytest.fixture
+def pass_time(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Let time pass for leases, in the database as in the worker."""
+    gone = [0.0]
+    monkeypatch.setattr(queue.store, "now", lambda: system_clock() + round(gone[0] * SECOND))
+    for module in (context, dispatcher, heartbeat):
+        monkeypatch.setattr(module, "lease_clock", lambda: clock.lease_clock() + gone[0])
+
+    def pass_by(seconds: float) -> None:
+        gone[0] += seconds
+
+    return pass_by
+
+
+def test_worker_that_is_kept_from_writing_for_minutes_keeps_its_jobs(
+    queue: Queue,
+    start_worker: StartWorker,
+    recorder: Recorder,
+    gate: Gate,
+    short_heartbeat: None,
+    lock: sqlite3.Connection,
+    pass_time: Callable[[float], None],
+) -> None:
+    queue.register("work", lambda payload: gate.enter(), max_attempts=1)
+    worker = start_worker()
+    job = queue.enqueue("work")
+    gate.wait_entered()
+    lock.execute("BEGIN IMMEDIATE")
+    for _ in range(5):
+        pass_time(60)
+        recorder.wait(StoreTrouble, count=len(recorder.all(StoreTrouble)) + 2)
+    lock.execute("COMMIT")
+    wait_until(lambda: lease_of(queue, job.id) > queue.store.now(), message="the lease is renewed")
+    assert get(queue, job.id).worker_id == worker.id
+    gate.open()
+    done = queue.wait(job.id, timeout=PATIENCE)
+    assert (done.status, done.attempts, done.errors) == ("completed", 1, ())
+    assert recorder.all(LeaseLostByWorker) == []
+    assert recorder.all(JobReaped) == []
+
+
+def lease_of(queue: Queue, job_id: str) -> float:
+    until = get(queue, job_id).lease_expires_at
+    assert until is not None
+    return until.timestamp() * SECOND
+
+
+class Scene:
+    """A job of worker "me", whose lease has run out; me, and the reaper of another worker."""
+
+    def __init__(self, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.queue = queue
+        self.lost: list[Attempt] = []
+        self.clock = SimpleNamespace(now=1000.0)
+        monkeypatch.setattr(maintenance, "time", SimpleNamespace(monotonic=lambda: self.clock.now))
+        queue.set_config("heartbeat_interval", 0.1)
+        queue.register("work", lambda payload: None)
+        self.job = queue.enqueue("work")
+        demand = Demand(type="work", limit=1, max_attempts=3)
+        (claim,) = queue.store.claim_jobs("me", [demand], limit=1, lease_seconds=3).claims
+        monkeypatch.setattr(queue.store, "now", lambda: system_clock() + 60 * SECOND)
+        handler = queue.registry.find("work")
+        assert handler is not None
+        self.attempt = Attempt(claim, handler, queue)
+        self.attempt.leased_until = 0.0
+        self.me = Heartbeat(
+            "me",
+            queue.store,
+            queue.events,
+            settings=queue.settings,
+            state=lambda: "running",
+            held=lambda: [self.attempt],
+            lost=self.lost.extend,
+            cancelled=lambda claims: None,
+            forgotten=lambda: None,
+        )
+        self.reaper = Reaper(queue.store)
+
+    def sweep(self) -> list[str]:
+        with self.queue.store.transaction():
+            reaped = self.reaper.sweep(0.1, self.queue.settings())
+        self.reaper.looked()
+        return [lost.id for lost, _ in reaped]
+
+
+@pytest.fixture
+def scene(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    return Scene(queue, monkeypatch)
+
+
+def test_lease_that_no_reaper_has_seen_expired_is_kept_while_nobody_can_write(
+    scene: Scene, lock: sqlite3.Connection
+) -> None:
+    lock.execute("BEGIN IMMEDIATE")
+    for _ in range(3):
+        assert scene.me.beat() < 0.1, "it tries again before a reaper could look twice"
+    assert scene.lost == []
+
+
+def test_lease_that_a_reaper_has_seen_expired_is_given_up_when_it_cannot_be_renewed(
+    scene: Scene, lock: sqlite3.Connection
+) -> None:
+    """The lock was free, and the reaper had it first; next time it will take the job."""
+    assert scene.sweep() == []
+    lock.execute("BEGIN IMMEDIATE")
+    scene.me.beat()
+    assert scene.lost == [scene.attempt]
+    lock.execute("COMMIT")
+    scene.clock.now += 0.2
+    assert scene.sweep() == [scene.job.id]
+
+
+def test_renewal_between_two_looks_of_a_reaper_keeps_the_job(scene: Scene, lock: sqlite3.Connection) -> None:
+    assert scene.sweep() == []
+    scene.me.beat()
+    scene.clock.now += 0.2
+    assert scene.sweep() == []
+    scene.attempt.leased_until = 0.0
+    lock.execute("BEGIN IMMEDIATE")
+    scene.me.beat()
+    assert scene.lost == [], "the renewal has cleared the reaper's mark"
+
+
+def test_reaper_counts_from_the_commit_of_its_first_look(scene: Scene) -> None:
+    with scene.queue.store.transaction():
+        assert scene.reaper.sweep(0.1, scene.queue.settings()) == []
+        scene.clock.now += 60  # a commit that took its time: nobody could see the mark
+    scene.reaper.looked()
+    assert scene.sweep() == []
+    scene.clock.now += 0.2
+    assert scene.sweep() == [scene.job.id]
+
+
+def test_look_of_a_reaper_that_was_not_committed_does_not_count(scene: Scene) -> None:
+    scene.reaper.sweep(0.1, scene.queue.settings())
+    scene.reaper.forget()
+    scene.clock.now += 0.2
+    assert scene.sweep() == []
+
+
+def test_job_that_another_has_taken_is_given_up_though_nobody_can_write_now(
+    scene: Scene, lock: sqlite3.Connection
+) -> None:
+    lock.execute("UPDATE holdfast_jobs SET version = version + 1, worker_id = 'another'")
+    lock.execute("BEGIN IMMEDIATE")
+    scene.me.beat()
+    assert scene.lost == [scene.attempt]
