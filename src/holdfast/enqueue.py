@@ -228,6 +228,7 @@ class Enqueuer:
         new = [self._admission.admit(type, payload, made, settings) for payload in payloads]
         if connection is not None:
             return self._settle_all(new, self._store.insert_jobs_with(connection, new))
+        self._refuse_nested()
         jobs: list[Job] = []
         size = max(1, len(new)) if atomic else BATCH
         for start in range(0, len(new), size):
@@ -241,6 +242,9 @@ class Enqueuer:
         # Before joining a shared commit: others must not wait for the lock that our caller holds.
         if is_inside(self._store.url):
             raise NestedWrite
+        # What a signal handler has interrupted may be rolled back yet, and we would be part of it.
+        if self._store.in_transaction:
+            raise NestedWrite(interrupted=True)
 
     def _admit(self, type: str, payload: object, options: Mapping[str, Any]) -> NewJob:
         payload = {} if payload is None else payload

@@ -209,9 +209,15 @@ class TransactionExpired(HoldfastError):
 
 
 class NestedWrite(HoldfastError):
-    """A write to the queue inside ctx.transaction() would wait for its own lock."""
+    """A write to the queue inside another one of the same thread would wait for its own lock."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, interrupted: bool = False) -> None:
+        if interrupted:
+            super().__init__(
+                "this thread was interrupted while it wrote to the queue",
+                hint="enqueue from another thread, or after the signal handler has returned",
+            )
+            return
         super().__init__(
             "the queue can't be written inside ctx.transaction(), which holds its lock",
             hint="enqueue with ctx.enqueue(...), or pass connection=",

@@ -22,6 +22,7 @@ from holdfast.events import JobCompleted, WorkerStarted
 from holdfast.store.open import open_store
 from holdfast.store.postgres import PostgresStore, notify
 from holdfast.store.postgres.notify import channel
+from holdfast.store.protocol import NewJob
 from tests import postgres
 from tests.support import Recorder, wait_until
 
@@ -153,7 +154,7 @@ def test_notify_is_never_part_of_a_commit(queue: Queue, monkeypatch: pytest.Monk
 
 def test_what_is_rolled_back_is_told_to_nobody(queue: Queue, ear: Ear) -> None:
     with suppress(ZeroDivisionError), queue.store.transaction():
-        queue.enqueue("a", {})
+        queue.store.insert_jobs([NewJob(id="a", type="a", payload="{}", token="a")])
         raise ZeroDivisionError
     assert queue.count(type="a") == 0
     database_of(queue).notifier.close()

@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
-import os
-import signal
 import sqlite3
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
@@ -22,21 +19,19 @@ import msgspec
 import pydantic
 import pytest
 
-from holdfast import Context, Job, Queue
+from holdfast import Context, Queue
 from holdfast import enqueue as enqueue_module
 from holdfast.errors import (
-    CommitUncertain,
     ConfigError,
     DuplicateJob,
     HoldfastError,
     InvalidPayload,
     KeyTaken,
     QueueFull,
-    StoreUnavailable,
     UnknownType,
 )
 from holdfast.testing import MovableClock
-from tests.support import both_engines, wait_until
+from tests.support import both_engines
 from tests.worker.support import PATIENCE, Spy, get, path_of
 
 
@@ -569,201 +564,6 @@ def test_error_of_the_database_stores_none_of_many(queue: Queue) -> None:
 def test_id_and_key_are_refused_for_many(queue: Queue, options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="name one job each"):
         queue.enqueue_many("work", [{}], **options)
-
-
-# Shared commits.
-
-
-class SlowInserts:
-    """Holds the first commit until the test lets it go, so that others gather behind it."""
-
-    def __init__(self, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._insert = queue.store.insert_jobs
-        self._queue = queue
-        self.sizes: list[int] = []
-        self.entered = threading.Event()
-        self.go = threading.Event()
-        monkeypatch.setattr(queue.store, "insert_jobs", self)
-
-    def __call__(self, jobs: Any, **options: Any) -> Any:
-        self.sizes.append(len(jobs))
-        if len(self.sizes) == 1:
-            self.entered.set()
-            assert self.go.wait(PATIENCE)
-        return self._insert(jobs, **options)
-
-    def wait_for_line(self, count: int) -> None:
-        """Until so many callers wait for the next commit."""
-        wait_until(lambda: count_waiting(self._queue) == count)
-
-
-def count_waiting(queue: Queue) -> int:
-    commits: Any = find_shared_commits(queue)
-    return len(commits._waiting)
-
-
-def find_shared_commits(queue: Queue) -> Any:
-    """Wherever the queue keeps them."""
-    seen: list[Any] = [queue]
-    for holder in seen:
-        for value in vars(holder).values():
-            if type(value).__name__ == "SharedCommits":
-                return value
-            if (
-                type(value).__module__.startswith("holdfast")
-                and hasattr(value, "__dict__")
-                and value not in seen
-            ):
-                seen.append(value)
-    raise AssertionError("no SharedCommits")
-
-
-@both_engines
-def test_concurrent_threads_share_commits(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    inserts = SlowInserts(queue, monkeypatch)
-    jobs: list[Job] = []
-    threads = [threading.Thread(target=lambda: jobs.append(queue.enqueue("work"))) for _ in range(20)]
-    threads[0].start()
-    assert inserts.entered.wait(PATIENCE)
-    for thread in threads[1:]:
-        thread.start()
-    inserts.wait_for_line(19)
-    assert jobs == [], "nobody returns before its own job is durable"
-    inserts.go.set()
-    for thread in threads:
-        thread.join(PATIENCE)
-    assert inserts.sizes == [1, 19]
-    assert len({job.id for job in jobs}) == len(queue.jobs()) == 20
-
-
-def test_concurrent_coroutines_share_commits(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    inserts = SlowInserts(queue, monkeypatch)
-    inserts.go.set()
-
-    async def main() -> list[Job]:
-        return await asyncio.gather(*(queue.enqueue_async("work", {"n": n}) for n in range(50)))
-
-    jobs = asyncio.run(main())
-    assert [job.payload["n"] for job in jobs] == list(range(50))
-    assert queue.stats()["pending"] == 50
-    assert len(inserts.sizes) < 50
-
-
-def test_event_loop_goes_on_while_a_commit_is_made(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    inserts = SlowInserts(queue, monkeypatch)
-
-    async def main() -> str:
-        task = asyncio.ensure_future(queue.enqueue_async("work"))
-        assert await asyncio.to_thread(inserts.entered.wait, PATIENCE)
-        inserts.go.set()  # from the loop, which is therefore not blocked
-        return (await task).id
-
-    assert get(queue, asyncio.run(main())).status == "pending"
-
-
-@both_engines
-def test_one_duplicate_fails_only_its_caller(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    queue.enqueue("work", id="taken")
-    inserts = SlowInserts(queue, monkeypatch)
-    outcomes: dict[str, str] = {}
-
-    def enqueue(name: str) -> None:
-        try:
-            outcomes[name] = queue.enqueue("work", id=name).id
-        except DuplicateJob:
-            outcomes[name] = "refused"
-
-    threads = [threading.Thread(target=enqueue, args=(name,)) for name in ("first", "a", "taken", "b")]
-    threads[0].start()
-    assert inserts.entered.wait(PATIENCE)
-    for thread in threads[1:]:
-        thread.start()
-    inserts.wait_for_line(3)
-    inserts.go.set()
-    for thread in threads:
-        thread.join(PATIENCE)
-    assert inserts.sizes == [1, 3]
-    assert outcomes == {"first": "first", "a": "a", "b": "b", "taken": "refused"}
-
-
-@both_engines
-def test_failed_commit_fails_all_who_shared_it_and_the_next_works(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    inserts = Spy(queue.store.insert_jobs)
-    inserts.failures = [StoreUnavailable("no disk")]
-    monkeypatch.setattr(queue.store, "insert_jobs", inserts)
-    with pytest.raises(StoreUnavailable, match="no disk"):
-        queue.enqueue("work")
-    assert queue.enqueue("work").status == "pending"
-    assert len(queue.jobs()) == 1
-
-
-def test_enqueue_interrupted_while_it_waits_does_not_hang_the_others(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    inserts = SlowInserts(queue, monkeypatch)
-    first = threading.Thread(target=queue.enqueue, args=("work",), daemon=True)
-    first.start()
-    assert inserts.entered.wait(PATIENCE)
-
-    def interrupt() -> None:
-        inserts.wait_for_line(1)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    interrupting = threading.Thread(target=interrupt)
-    interrupting.start()
-    with pytest.raises(KeyboardInterrupt):
-        queue.enqueue("work")
-    interrupting.join()
-    inserts.go.set()
-    first.join(PATIENCE)
-    later = threading.Thread(target=queue.enqueue, args=("work",), daemon=True)
-    later.start()
-    later.join(10)
-    assert not later.is_alive(), "enqueue hangs for ever"
-
-
-@both_engines
-@pytest.mark.parametrize("way", ["one", "many", "async"])
-@pytest.mark.parametrize("really", [True, False])
-def test_commit_in_doubt_is_looked_up_before_it_is_reported(
-    queue: Queue, engine: str, monkeypatch: pytest.MonkeyPatch, way: str, really: bool
-) -> None:
-    database: Any = queue.store.database  # type: ignore[attr-defined]
-    commit = database.commit
-    doubts = [really]
-
-    def doubtful(connection: sqlite3.Connection) -> None:
-        if not doubts:
-            commit(connection)
-        elif doubts.pop():
-            commit(connection)
-            raise CommitUncertain("the commit failed")
-        else:
-            connection.rollback()
-            raise CommitUncertain("the commit failed")
-
-    monkeypatch.setattr(database, "commit", doubtful)
-    if engine == "postgres":  # where one job is a statement that commits by itself
-        write = database.write
-
-        def doubtful_write(*statement: Any) -> Any:
-            if not doubts:
-                return write(*statement)
-            if doubts.pop():
-                write(*statement)
-            raise CommitUncertain("the commit failed")
-
-        monkeypatch.setattr(database, "write", doubtful_write)
-    if way == "one":
-        ids = [queue.enqueue("work").id]
-    elif way == "many":
-        ids = [job.id for job in queue.enqueue_many("work", [{}] * 3)]
-    else:
-        ids = [asyncio.run(queue.enqueue_async("work")).id]
-    assert doubts == []
-    assert sorted(job.id for job in queue.jobs()) == sorted(ids)
 
 
 # In the caller's own transaction.

@@ -6,13 +6,13 @@ import os
 import threading
 import time
 
-_lock = threading.Lock()
+_lock = threading.RLock()
 _last = 0
 
 
 def _after_fork() -> None:
     global _lock
-    _lock = threading.Lock()  # the old one may be held by a thread that the child does not have
+    _lock = threading.RLock()  # the old one may be held by a thread that the child does not have
 
 
 os.register_at_fork(after_in_child=_after_fork)

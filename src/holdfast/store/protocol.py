@@ -389,6 +389,10 @@ class Store(Protocol):
     def transaction(self) -> AbstractContextManager[Any]:
         """Run several writes of this thread in one commit; entered again inside, it is the same one."""
 
+    @property
+    def in_transaction(self) -> bool:
+        """Whether this thread is inside one."""
+
     def watch(self, *, for_work: bool = False) -> Watch:
         """For every change that others commit; with `for_work`, those that give a worker something to do
         are enough."""

@@ -33,7 +33,7 @@ class Notifier:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._next = 0.0
         self._timer: threading.Timer | None = None
 

@@ -112,6 +112,10 @@ class PostgresStore(Reads):
     def transaction(self) -> AbstractContextManager[Any]:
         return self.database.transaction(may_fail=True)
 
+    @property
+    def in_transaction(self) -> bool:
+        return self.database.session is not None
+
     def watch(self, *, for_work: bool = False) -> PostgresWatch:
         return PostgresWatch(self.database, for_work=for_work)
 

@@ -52,20 +52,34 @@ class _Local(threading.local):
     depth: int = 0
 
 
+def _close_quietly(connection: sqlite3.Connection) -> None:
+    try:  # noqa: SIM105 -- of the interpreter's last moments only what is built in is left
+        connection.close()
+    except Exception:
+        pass
+
+
 class _Holder:
-    """A thread's connection; closed when the thread is gone."""
+    """A thread's connection; closed when the thread is gone, or the queue."""
+
+    _close_quietly = staticmethod(_close_quietly)
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
         self.closed = False
+        # Which keeps it alive: a connection that the garbage collector came to before its holder would warn.
+        weakref.finalize(self, _close_quietly, connection).atexit = False
+
+    @property
+    def in_transaction(self) -> bool:
+        return not self.closed and self.connection.in_transaction
 
     def close(self) -> None:
         self.closed = True
         self.connection.close()
 
     def __del__(self) -> None:
-        with suppress(Exception):
-            self.connection.close()
+        self._close_quietly(self.connection)
 
 
 # Connections that could not be closed before a fork. Closing them in the child would break the parent's
@@ -85,7 +99,7 @@ class Database:
         self._local = _Local()
         # Weak: a thread's connection goes with the thread.
         self._holders: weakref.WeakSet[_Holder] = weakref.WeakSet()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._checkpointing = threading.Lock()
         self._next_checkpoint = 0.0
         self._closed = False
@@ -254,6 +268,12 @@ class Database:
             self.checkpoint_if_large()
         finally:
             self._gate.leave()
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether this thread is inside a transaction, or about to begin or end one."""
+        local = self._local
+        return local.depth > 0 or (local.holder is not None and local.holder.in_transaction)
 
     def begin(self, connection: sqlite3.Connection, patience: float = PATIENCE) -> None:
         """BEGIN IMMEDIATE, waiting for the lock. Once begun, nothing inside can find the database locked."""

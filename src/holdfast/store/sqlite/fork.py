@@ -37,7 +37,7 @@ class ForkGate:
             _gates.add(self)
 
     def _open(self) -> None:
-        self._condition = threading.Condition(threading.Lock())
+        self._condition = threading.Condition()
         self._local = threading.local()
         self._inside = 0
         self._shut_by = 0

@@ -79,6 +79,10 @@ class SqliteStore(Reads):
     def transaction(self) -> AbstractContextManager[Any]:
         return self.database.transaction()
 
+    @property
+    def in_transaction(self) -> bool:
+        return self.database.in_transaction
+
     def watch(self, *, for_work: bool = False) -> SqliteWatch:  # noqa: ARG002 -- it wakes for both
         return SqliteWatch(self.database)
 
