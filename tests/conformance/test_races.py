@@ -319,8 +319,12 @@ def test_promote_and_promote_each_job_is_promoted_once(
 
 def test_pause_before_claim_the_worker_gets_nothing(store: Store, other: Store) -> None:
     insert(store, "a")
-    _, lost = race(other, lambda: other.set_paused("email", True), store, lambda: claim(store))
-    assert lost.result() == []
+    if store.is_shared:  # there it holds from its commit on, and nobody waits for that
+        other.set_paused("email", True)
+        assert claim(store) == []
+    else:
+        _, lost = race(other, lambda: other.set_paused("email", True), store, lambda: claim(store))
+        assert lost.result() == []
     assert status(store, "a") is Status.PENDING
 
 

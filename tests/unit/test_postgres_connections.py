@@ -274,7 +274,7 @@ def test_begin_that_is_refused_does_not_come_back_with_the_same_connection(
     store: PostgresStore, server: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = own_pid(store)
-    monkeypatch.setattr(store.database, "_begin", "BEGIN; SELECT pg_read_file('nowhere')")
+    monkeypatch.setattr(store.database, "_begin", lambda _: ["BEGIN", "SELECT pg_read_file('nowhere')"])
     with pytest.raises(StoreUnavailable), store.database.transaction():
         raise AssertionError("it has not begun")
     monkeypatch.undo()
@@ -399,7 +399,17 @@ def test_commit_waits_for_the_disk_though_the_role_would_not(address: str) -> No
         for _ in range(8):  # more often than it takes to prepare a statement
             with store.transaction() as session:
                 assert session.rows("SHOW synchronous_commit") == [("on",)]
-        assert store.database.read("SHOW synchronous_commit") == [("off",)]
+        assert store.database.read("SHOW synchronous_commit") == [("on",)]
+
+
+SOURCE = "SELECT setting, source FROM pg_settings WHERE name = 'synchronous_commit'"
+
+
+def test_no_reload_of_the_servers_configuration_makes_commits_weaker(store: PostgresStore) -> None:
+    # What the session itself has set, no file changes.
+    assert store.database.read(SOURCE) == [("on", "session")]
+    with store.transaction() as session:
+        assert session.rows(SOURCE) == [("on", "session")]
 
 
 def test_commit_waits_for_nothing_where_the_address_says_so(address: str) -> None:

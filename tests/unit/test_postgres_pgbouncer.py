@@ -143,6 +143,18 @@ def test_nothing_is_prepared_or_left_in_a_session(queue: Queue) -> None:
     assert queue.count(type="a") == 12
 
 
+def test_transactions_carry_their_bounds_and_their_durability(queue: Queue) -> None:
+    names = ("synchronous_commit", "lock_timeout", "idle_in_transaction_session_timeout")
+    database = database_of(queue)
+    assert not database.commits_alone
+    with database.transaction() as session:
+        found = dict(session.rows("SELECT name, source FROM pg_settings WHERE name = ANY (?)", [[*names]]))
+    assert found == dict.fromkeys(names, "session")
+    for _ in range(12):  # of any server connection
+        [(source,)] = database.read("SELECT source FROM pg_settings WHERE name = 'synchronous_commit'")
+        assert source != "session"
+
+
 def test_jobs_are_worked_off_by_two_workers(
     behind: str, queue: Queue, start_worker: Callable[..., Any]
 ) -> None:

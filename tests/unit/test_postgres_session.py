@@ -58,3 +58,19 @@ def test_nothing_is_read_while_statements_are_on_their_way(session: Session) -> 
     assert session.rows("SELECT 3") == [(3,)]
     assert len(refused) == 1
     assert session.rows("SELECT 1") == [(1,)]
+
+
+def test_statements_that_are_larger_than_a_socket_takes_go_out_whole(session: Session) -> None:
+    text = "x" * 5_000_000
+    answer = session.ahead("SELECT length($1)", [text])
+    assert session.rows("SELECT $1", [text]) == [(text,)]
+    assert answer.rows == [(5_000_000,)]
+    assert session.rows("SELECT 1") == [(1,)]
+
+
+def test_statement_that_fails_among_others_leaves_the_connection_usable(session: Session) -> None:
+    session.ahead("SELECT 1")
+    session.ahead("SELECT 1 / 0")
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        session.rows("SELECT 2")
+    assert session.rows("SELECT 3") == [(3,)]

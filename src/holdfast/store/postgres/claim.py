@@ -6,20 +6,34 @@ of each to take, so that no more rows are locked than are claimed.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from psycopg.errors import LockNotAvailable
+
 from holdfast.core.clock import microseconds
 from holdfast.core.rate_limit import Bucket
+from holdfast.errors import StoreBusy
 from holdfast.store.limits import Limits
+from holdfast.store.postgres.bounds import LONGEST_IDLE
 from holdfast.store.postgres.clock import CLOCK, PRESENT
+from holdfast.store.postgres.database import Database
+from holdfast.store.postgres.patience import PATIENCE
 from holdfast.store.postgres.schema import SEQ
 from holdfast.store.postgres.session import Session
 from holdfast.store.protocol import Activity, Claim, Claimed, Demand
 
 HELD_BACK_PAUSE = 0.1
 """Seconds after which a worker looks again whether max_running lets it start more: nobody wakes it."""
+
+_LIMIT_PATIENCE = 0.25
+"""Seconds to wait for those who claim under the same limit."""
+_STUCK_FOR = 2.0
+"""Seconds for which a limit that somebody did not let go is not waited for again."""
+_STUCK_PAUSE = 0.05
+"""Seconds after which a worker tries again to get a limit that somebody does not let go."""
 
 # With the types that have nothing, too: how many additions their counts are made of is of interest.
 ACTIVE_TYPES = """
@@ -30,10 +44,15 @@ SELECT type, sum(pending)::bigint, sum(processing)::bigint, count(*) FROM holdfa
 WHERE NOT EXISTS (SELECT 1 FROM holdfast_pauses AS p WHERE p.type IN ('', t.type)) GROUP BY type
 """
 
-# Taken before the statement that reads the pauses: whoever pauses waits for all who hold it, so that after a
-# pause is committed nothing starts.
-SHARED_WITH_PAUSES = "SELECT pg_advisory_xact_lock_shared(1751346273, hashtext($1))"
-APART_FROM_CLAIMS = "SELECT pg_advisory_xact_lock(1751346273, hashtext($1))"
+# Taken before the statement that reads the pauses, and by nobody alone: who has paused finds by it the claims
+# that may not have seen the pause, and waits for them, while others claim.
+_CLAIMING = "SELECT pg_advisory_xact_lock_shared(1751346273, hashtext($1))"
+_CLAIMS_UNDER_WAY = """
+SELECT virtualtransaction FROM pg_locks
+WHERE locktype = 'advisory' AND classid = 1751346273 AND objid = hashtext($1)::oid AND objsubid = 2
+    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
+_LOOK_AGAIN = 0.005, 0.1
 
 _SET = """
     status = 'processing', attempts = attempts + 1, version = version + 1,
@@ -106,6 +125,7 @@ ORDER BY name ON CONFLICT DO NOTHING
 _LOCK_LIMITS = """
 SELECT name, tokens, refilled_at FROM holdfast_limits WHERE name = ANY ($1::text[]) ORDER BY name FOR UPDATE
 """
+_TRY_LIMITS = f"{_LOCK_LIMITS} SKIP LOCKED"
 _PRESENT = f"SELECT {PRESENT}"
 _RUNNING = "SELECT type, count(*) FROM holdfast_jobs WHERE status = 'processing' GROUP BY type"
 _SAVE_LIMITS = """
@@ -123,20 +143,83 @@ def activity_from(rows: Sequence[Any]) -> tuple[dict[str, Activity], int]:
     return active, sum(row[3] - 1 for row in rows)
 
 
+def outlast_claims(database: Database) -> None:
+    """Wait for the claims that were under way when a pause was committed: they may not have seen it.
+
+    One whose worker is lost or frozen is ended by the server. StoreBusy, if one goes on for longer than that.
+    """
+    patience = LONGEST_IDLE + PATIENCE
+    deadline = time.monotonic() + patience
+    pause, longest = _LOOK_AGAIN
+    before = under_way = set(database.read(_CLAIMS_UNDER_WAY, [database.schema]))
+    while under_way:
+        if time.monotonic() > deadline:
+            raise StoreBusy(patience)
+        time.sleep(pause)
+        pause = min(2 * pause, longest)
+        under_way = before.intersection(database.read(_CLAIMS_UNDER_WAY, [database.schema]))
+
+
+class LimitLocks:
+    """The rows of the limits, as one process takes them: in turn with the others.
+
+    It waits once for one who does not let go. For a while it then takes such rows only if they are free.
+    """
+
+    def __init__(self) -> None:
+        self._stuck_until: dict[str, float] = {}
+
+    def take(self, session: Session, names: set[str]) -> dict[str, Bucket]:
+        """The limits that could be had; until the commit they are ours."""
+        now = time.monotonic()
+        stuck = {name for name in names if now < self._stuck_until.get(name, 0.0)}
+        rows = self._wait_for(session, sorted(names - stuck)) if names > stuck else []
+        if rows is None:
+            rows, stuck = [], names
+        if stuck:
+            free = session.rows(_TRY_LIMITS, [sorted(stuck)])
+            self._note_stuck(stuck, {name for name, _, _ in free})
+            rows += free
+        return {name: Bucket(tokens, at) for name, tokens, at in rows}
+
+    def _note_stuck(self, tried: set[str], free: set[str]) -> None:
+        until = time.monotonic() + _STUCK_FOR
+        for name in tried - free:
+            self._stuck_until.setdefault(name, until)
+        now = time.monotonic()
+        self._stuck_until = {
+            name: until for name, until in self._stuck_until.items() if until > now and name not in free
+        }
+
+    def _wait_for(self, session: Session, names: list[str]) -> list[Any] | None:
+        session.rows("SAVEPOINT holdfast_limited")
+        session.wait_at_most(_LIMIT_PATIENCE)
+        session.ahead(_ENSURE_LIMITS, [names])
+        rows = None
+        try:
+            rows = session.rows(_LOCK_LIMITS, [names])
+        except LockNotAvailable:
+            session.rows("ROLLBACK TO SAVEPOINT holdfast_limited")
+        session.wait_as_usual()
+        session.ahead("RELEASE SAVEPOINT holdfast_limited")
+        return rows
+
+
 def claim_jobs(
     session: Session,
     worker_id: str,
     demands: Sequence[Demand],
+    locks: LimitLocks,
     *,
     limit: int,
     lease_seconds: float,
     now: int | None,
 ) -> Claimed:
     """Claim inside the open transaction."""
-    session.ahead(SHARED_WITH_PAUSES, [session.database.schema])
+    session.ahead(_CLAIMING, [session.database.schema])
     lease = microseconds(lease_seconds)
     if any(demand.rate or demand.max_running for demand in demands):
-        return _claim_limited(session, worker_id, demands, limit, lease, now)
+        return _claim_limited(session, worker_id, demands, locks, limit, lease, now)
     if len(demands) == 1:
         [demand] = demands
         rows = session.rows(
@@ -151,9 +234,16 @@ def claim_jobs(
 
 
 def _claim_limited(
-    session: Session, worker_id: str, demands: Sequence[Demand], limit: int, lease: int, now: int | None
+    session: Session,
+    worker_id: str,
+    demands: Sequence[Demand],
+    locks: LimitLocks,
+    limit: int,
+    lease: int,
+    now: int | None,
 ) -> Claimed:
-    buckets, running, present = _lock_limits(session, demands, now)
+    asked = len(demands)
+    demands, buckets, running, present = _lock_limits(session, demands, locks, now)
     limits = Limits(demands, buckets, running, present)
     by_type = {demand.type: demand for demand in demands}
     rooms = {demand.type: min(limit, limits.room(demand)) for demand in demands}
@@ -177,21 +267,28 @@ def _claim_limited(
     held_back = _unpaused(session, limits.held_back)
     if any(by_type[type].max_running for type in held_back):
         wait = HELD_BACK_PAUSE if wait is None else min(wait, HELD_BACK_PAUSE)
+    if len(demands) < asked:
+        wait = _STUCK_PAUSE if wait is None else min(wait, _STUCK_PAUSE)
     return Claimed(_claims(rows), wait, held_back)
 
 
 def _lock_limits(
-    session: Session, demands: Sequence[Demand], now: int | None
-) -> tuple[dict[str, Bucket], dict[str, int], int]:
-    """The stored buckets, the jobs that run, and the instant of both; until the commit they are ours."""
-    rates = {demand.rate_name: rate_row(demand.rate_name) for demand in demands if demand.rate}
-    caps = {f"max_running {demand.running_name}" for demand in demands if demand.max_running}
-    names = sorted({*rates.values(), *caps})
-    session.rows(_ENSURE_LIMITS, [names])
-    rows = {name: Bucket(tokens, at) for name, tokens, at in session.rows(_LOCK_LIMITS, [names])}
+    session: Session, demands: Sequence[Demand], locks: LimitLocks, now: int | None
+) -> tuple[list[Demand], dict[str, Bucket], dict[str, int], int]:
+    """The demands whose limits are ours until the commit; the stored buckets, the jobs that run, and the
+    instant of both."""
+    rows = locks.take(session, {name for demand in demands for name in _limit_rows(demand)})
+    ours = [demand for demand in demands if rows.keys() >= _limit_rows(demand)]
     [(present,)] = session.rows(_PRESENT, [now])
-    buckets = {name: rows[row] for name, row in rates.items() if rows[row].at >= 0}
-    return buckets, dict(session.rows(_RUNNING)) if caps else {}, present
+    rates = {demand.rate_name: rows[rate_row(demand.rate_name)] for demand in ours if demand.rate}
+    buckets = {name: bucket for name, bucket in rates.items() if bucket.at >= 0}
+    is_capped = any(demand.max_running for demand in ours)
+    return ours, buckets, dict(session.rows(_RUNNING)) if is_capped else {}, present
+
+
+def _limit_rows(demand: Demand) -> set[str]:
+    rate = {rate_row(demand.rate_name)} if demand.rate else set()
+    return rate | ({f"max_running {demand.running_name}"} if demand.max_running else set())
 
 
 def rate_row(name: str) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from contextlib import suppress
-from typing import Any, NamedTuple
+from types import TracebackType
+from typing import Any, NamedTuple, Self
 
 import psycopg
 from psycopg import RawCursor
+from psycopg.generators import send
 from psycopg.pq import TransactionStatus
 
 from holdfast.errors import StoreUnavailable
@@ -30,9 +33,11 @@ class Greeting(NamedTuple):
     schema: str
     """As it stands in SQL; empty if there is none."""
     place: int
-    pid: int
+    is_own: bool
+    """Whether the session is this connection's alone: no pooler stands in between."""
     version: int
     synchronous_commit: str
+    """What it is for us."""
     in_recovery: bool
     encoding: str
     is_plain: bool
@@ -61,19 +66,87 @@ class Greeting(NamedTuple):
             )
 
 
-def greet(connection: Connection, schema: str | None) -> Greeting:
-    """Ask the server; `schema` is the one of the address, None for the first of the search path."""
-    rows = RawCursor(connection).execute(
-        "SELECT coalesce(quote_ident(coalesce($1, current_schema())), ''),"
-        " (SELECT oid::bigint FROM pg_database WHERE datname = current_database()), pg_backend_pid(),"
-        " current_setting('server_version_num')::integer, current_setting('synchronous_commit'),"
-        " pg_is_in_recovery(), current_setting('server_encoding'),"
-        " current_setting('default_transaction_isolation') = 'read committed'"
-        f" AND current_setting('default_transaction_read_only') = 'off', {NOW}",
-        [schema],
-    )
-    [row] = rows.fetchall()
-    return Greeting(*row)
+_SYNCHRONOUS = """coalesce($2, CASE WHEN current_setting('synchronous_commit') IN ('off', 'local') THEN 'on'
+    ELSE current_setting('synchronous_commit') END)"""
+"""Weaker is an explicit choice, which the server's configuration has not made for us."""
+
+_OWN_SESSION = {
+    "synchronous_commit": _SYNCHRONOUS,  # so that no reload of the configuration makes it weaker under us
+    # The server finds out when we are gone, also in the middle of an answer.
+    "tcp_keepalives_idle": "'5'",
+    "tcp_keepalives_interval": "'3'",
+    "tcp_keepalives_count": "'3'",
+    "tcp_user_timeout": "'15000'",
+}
+_SET_OWN = ", ".join(f"set_config('{name}', {value}, false)" for name, value in _OWN_SESSION.items())
+
+_GREET = f"""
+SELECT coalesce(quote_ident(coalesce($1, current_schema())), ''),
+    (SELECT oid::bigint FROM pg_database WHERE datname = current_database()), pg_backend_pid() = $3,
+    current_setting('server_version_num')::integer, {_SYNCHRONOUS},
+    pg_is_in_recovery(), current_setting('server_encoding'),
+    current_setting('default_transaction_isolation') = 'read committed'
+        AND current_setting('default_transaction_read_only') = 'off', {NOW},
+    CASE WHEN pg_backend_pid() = $3 THEN concat({_SET_OWN}) END
+"""
+
+
+def greet(connection: Connection, schema: str | None, synchronous_commit: str | None) -> Greeting:
+    """Ask the server, and set up the session if it is our own.
+
+    `schema` is the one of the address, None for the first of the search path. What the address says of
+    synchronous_commit holds; else what the server says, but never less than `on`.
+    """
+    given = [schema, synchronous_commit, connection.info.backend_pid]
+    [row] = RawCursor(connection).execute(_GREET, given).fetchall()
+    return Greeting(*row[:-1])
+
+
+class Pipeline:
+    """Statements that go out together: psycopg's pipeline, but for how it ends.
+
+    psycopg sends a Sync and a Flush when the block ends. Until that Sync, and again after the Flush, the
+    server does not count how long it is left alone, and would never end the transaction of a process that is
+    lost or frozen there. So the Sync is sent by `send`, and nothing after it.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._block = connection.pipeline()
+        self._is_sent = False
+
+    def __enter__(self) -> Self:
+        self._statements = self._block.__enter__()
+        self._statements._exit_gen = self._end  # type: ignore[method-assign]
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._block.__exit__(kind, error, traceback)
+
+    def send(self) -> None:
+        """Send what was run so far, all of it; leaving the block waits for the answers."""
+        with self._connection.lock:
+            self._connection.wait(self._send())
+
+    def _send(self) -> Generator[Any, Any, None]:
+        self._is_sent = True
+        self._statements._enqueue_sync()
+        try:
+            yield from self._statements._communicate_gen()
+        finally:
+            yield from send(self._connection.pgconn)  # the rest of what did not fit into the socket at once
+
+    def _end(self) -> Generator[Any, Any, None]:
+        try:
+            if not self._is_sent:
+                yield from self._send()
+        finally:
+            yield from self._statements._fetch_gen(flush=False)
 
 
 def roll_back(connection: Connection) -> None:

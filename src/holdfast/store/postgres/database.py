@@ -1,7 +1,8 @@
 """A PostgreSQL database: its reads and its transactions.
 
-Nothing is kept in a session: no setting, no prepared statement that must be there, no lock that outlives its
-transaction. So a pooler in between may hand each transaction to another server process.
+Nothing that a transaction needs is kept in a session: no setting, no prepared statement that must be there,
+no lock that outlives it. So a pooler in between may hand each transaction to another server process. How long
+it may take travels with its BEGIN.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from psycopg import RawCursor
 from holdfast.core.clock import Clock, system_clock
 from holdfast.errors import CommitUncertain, NestedWrite, StoreError, StoreUnavailable
 from holdfast.store.postgres.address import Address
+from holdfast.store.postgres.bounds import LONGEST_IDLE, READ, SHORT, Bounds
 from holdfast.store.postgres.clock import NOW
 from holdfast.store.postgres.connection import Connection, OwnConnection, greet, roll_back
-from holdfast.store.postgres.errors import ConnectionLost, means_lost, raise_translated
+from holdfast.store.postgres.errors import ConnectionLost, means_lost, means_too_slow, raise_translated
 from holdfast.store.postgres.notify import Notifier, Silence
 from holdfast.store.postgres.pool import Pool
 from holdfast.store.postgres.schema import SEQ, qualified
@@ -32,8 +34,8 @@ _BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
 # What is read in one goes along an index, and stops when it has enough, whatever the statistics say. A small
 # table without one is read whole all the same, and is not as dear as the planner then takes it to be: it is
 # not worth compiling anything.
-_SNAPSHOT = """BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;
-SET LOCAL enable_bitmapscan = off; SET LOCAL enable_seqscan = off; SET LOCAL jit = off"""
+_SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+_ALONG_INDEXES = {"enable_bitmapscan": "off", "enable_seqscan": "off", "jit": "off"}
 
 
 class _Local(threading.local):
@@ -63,11 +65,11 @@ class Database:
         self.is_pooled = False
         """Whether a pooler stands in between, which gives each transaction to any server process."""
         self.server_version = 0
-        self._begin = _BEGIN
         self._is_plain = False
         """Whether a statement without a BEGIN runs as it would after ours."""
-        self.synchronous_commit: str | None = None
-        """What our transactions say of it, if anything."""
+        self.synchronous_commit = "on"
+        """How durable our commits are: never less than the address says, or `on`."""
+        self._idle = SHORT.idle
         self._texts: dict[str, str] = {}
         self.server_clock = ServerClock(lambda: self.read_one(f"SELECT {NOW}")[0])
         self._reset()
@@ -140,20 +142,15 @@ class Database:
 
     def _greet(self, connection: Connection) -> None:
         before = ticks()
-        greeting = greet(connection, self._address.schema)
+        greeting = greet(connection, self._address.schema, self._address.synchronous_commit)
         self.server_clock.set(greeting.now, before)
         greeting.refuse_unfit(self.url)
         self.schema = self.schema or greeting.schema
         self.place = greeting.place
         self.server_version = greeting.version
         self._is_plain = greeting.is_plain
-        wanted = self._address.synchronous_commit
-        if wanted is None and greeting.synchronous_commit in ("off", "local"):
-            wanted = "on"  # weaker is an explicit choice, which was not made for us
-        if wanted is not None and wanted != greeting.synchronous_commit:
-            self.synchronous_commit = wanted
-            self._begin = f"{_BEGIN}; SET LOCAL synchronous_commit = {wanted}"
-        if greeting.pid != connection.info.backend_pid:
+        self.synchronous_commit = greeting.synchronous_commit
+        if not greeting.is_own:
             self.is_pooled = True
             connection.prepare_threshold = None
 
@@ -196,12 +193,13 @@ class Database:
         return self._local.session
 
     @contextmanager
-    def snapshot(self) -> Iterator[None]:
+    def snapshot(self, bounds: Bounds = READ) -> Iterator[None]:
         """Around reads that must see one state of the database; inside a transaction, what that sees."""
         if self.session is not None:
             yield
             return
-        with self._opened(_SNAPSHOT) as session:
+        settings = _ALONG_INDEXES | bounds.settings(self.server_version)
+        with self._opened([_SNAPSHOT, _set_locally(settings)], bounds) as session:
             try:
                 yield
             except BaseException:
@@ -228,14 +226,14 @@ class Database:
     @property
     def commits_alone(self) -> bool:
         """Whether a single statement commits as our transactions do, and is not part of one."""
-        return self.session is None and self.synchronous_commit is None and self._is_plain
+        return self.session is None and not self.is_pooled and self._is_plain
 
     def refuse_nested(self) -> None:
         if is_inside(self.url):
             raise NestedWrite
 
     @contextmanager
-    def transaction(self, *, may_fail: bool = False) -> Iterator[Session]:
+    def transaction(self, *, may_fail: bool = False, bounds: Bounds = SHORT) -> Iterator[Session]:
         """A write transaction of this thread; entered again inside, it is the same one.
 
         It begins together with its first statement if it `may_fail`: then a connection that broke since it
@@ -245,16 +243,20 @@ class Database:
         if self.session is not None:
             yield self.session
             return
+        if bounds is SHORT:
+            bounds = bounds._replace(idle=self._idle)
+        begin = self._begin(bounds.settings(self.server_version))
         begins_later = may_fail and not self.is_pooled
-        with self._opened(None if begins_later else self._begin) as session:
+        with self._opened([] if begins_later else begin, bounds) as session:
             if begins_later:
-                for statement in self._begin.split(";"):
+                for statement in begin:
                     session.ahead(statement)
             try:
                 yield session
             except psycopg.Error as error:
                 roll_back(session.connection)
                 self.pool.give_up(session.connection, error)
+                self._slow_down(error)
                 raise_translated(error, self.url)
             except BaseException:
                 roll_back(session.connection)
@@ -263,25 +265,36 @@ class Database:
                 self.commit(session.connection)
         if session.wakes:
             self.notifier.touch()
+        for action in session.afterwards:
+            action()
+
+    def _begin(self, settings: dict[str, str]) -> list[str]:
+        if self.is_pooled:  # elsewhere each session has it, see greet
+            settings = settings | {"synchronous_commit": self.synchronous_commit}
+        return [_BEGIN, _set_locally(settings)] if settings else [_BEGIN]
+
+    def _slow_down(self, error: psycopg.Error) -> None:
+        if means_too_slow(error):
+            self._idle = min(LONGEST_IDLE, 2 * self._idle)
 
     @contextmanager
-    def _opened(self, begin: str | None) -> Iterator[Session]:
+    def _opened(self, begin: Sequence[str], bounds: Bounds) -> Iterator[Session]:
         try:
             connection = self._take_begun(begin)
         except ConnectionLost:  # nothing has begun; the server was restarted since it was last used
             connection = self._take_begun(begin, fresh=True)
-        session = self._local.session = Session(connection, self)
+        session = self._local.session = Session(connection, self, bounds.lock)
         try:
             yield session
         finally:
             self._local.session = None
             self.pool.give(connection)
 
-    def _take_begun(self, begin: str | None, *, fresh: bool = False) -> Connection:
+    def _take_begun(self, begin: Sequence[str], *, fresh: bool = False) -> Connection:
         connection = self.pool.take(fresh=fresh)
         try:
-            if begin is not None:
-                self.begin(connection, begin)
+            if begin:
+                self._execute(connection, "; ".join(begin))
         except BaseException:
             connection.close()
             self.pool.give(connection)
@@ -289,9 +302,13 @@ class Database:
             raise
         return connection
 
-    def begin(self, connection: Connection, begin: str | None = None) -> None:
+    def begin(self, connection: Connection) -> None:
+        """Begin a transaction whose bounds are its owner's business."""
+        self._execute(connection, "; ".join(self._begin({})))
+
+    def _execute(self, connection: Connection, sql: str) -> None:
         try:
-            RawCursor(connection).execute(begin or self._begin)
+            RawCursor(connection).execute(sql)
         except psycopg.Error as error:
             raise_translated(error, self.url)
 
@@ -299,11 +316,19 @@ class Database:
         try:
             done = RawCursor(connection).execute("COMMIT")
         except psycopg.Error as error:
-            if connection.broken or means_lost(error):
+            self._slow_down(error)
+            # The server ends what is idle before it has read the COMMIT: nothing is uncertain about it.
+            if not means_too_slow(error) and (connection.broken or means_lost(error)):
                 raise CommitUncertain(f"{self.url}: the connection broke at the commit") from error
             raise_translated(error, self.url)
         if done.statusmessage != "COMMIT":
             raise StoreUnavailable(f"{self.url}: a statement had failed, so all of it was rolled back")
+
+
+def _set_locally(settings: dict[str, str]) -> str:
+    """One statement: on the way to the server each costs more than what it says."""
+    calls = (f"set_config('{name}', '{value}', true)" for name, value in settings.items())
+    return f"SELECT {', '.join(calls)}"
 
 
 @lru_cache(4096)

@@ -21,6 +21,7 @@ _HINTS = {
     "25006": "the server can't be written now: a standby, or default_transaction_read_only?",
     "42501": "let the role own the schema, or grant it what it needs",
     "42P01": "the queue's tables are gone; queuectl migrate makes them",
+    "57014": "the server is overloaded, or its tables are not vacuumed: queuectl doctor",
     "53100": "the server's disk is full: free some space; work goes on by itself",
 }
 
@@ -72,6 +73,11 @@ def _raise_if_moved(error: psycopg.Error) -> None:
 def means_lost(error: psycopg.Error) -> bool:
     """Whether the connection is gone: without a word, or with the server's last."""
     return not error.sqlstate or error.sqlstate.startswith(("57P", "08", "25P03", "25P04"))
+
+
+def means_too_slow(error: psycopg.Error) -> bool:
+    """Whether the server has ended a transaction that was idle for too long."""
+    return error.sqlstate == "25P03"
 
 
 def means_read_only(error: psycopg.Error) -> bool:

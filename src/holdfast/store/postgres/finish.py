@@ -159,8 +159,8 @@ def _complete_if_free(
     except LockNotAvailable:
         ended = {(finish.seq, finish.version): Status.PROCESSING}
         session.rows("ROLLBACK TO SAVEPOINT holdfast_children")
+    session.wait_as_usual()
     session.rows("RELEASE SAVEPOINT holdfast_children")
-    session.rows("SET LOCAL lock_timeout = DEFAULT")
     return ended
 
 

@@ -106,11 +106,10 @@ def _pooler(database: Database) -> Iterator[Finding]:
 
 
 def _durability(database: Database) -> Iterator[Finding]:
-    [(fsync, full_pages, synchronous)] = database.read(
-        "SELECT current_setting('fsync'), current_setting('full_page_writes'),"
-        " current_setting('synchronous_commit')"
+    [(fsync, full_pages)] = database.read(
+        "SELECT current_setting('fsync'), current_setting('full_page_writes')"
     )
-    synchronous = database.synchronous_commit or synchronous
+    synchronous = database.synchronous_commit
     text = f"fsync {fsync}, full_page_writes {full_pages}, synchronous_commit {synchronous}"
     if fsync == "off":
         advice = "a power cut may destroy the whole database: set fsync = on"

@@ -65,17 +65,21 @@ ON CONFLICT (id) DO UPDATE SET state = excluded.state, concurrency = excluded.co
 """
 
 _TYPES = """
-INSERT INTO holdfast_types AS t (type, executor, schema)
-SELECT * FROM unnest($1::text[], $2::text[], $3::text[]) AS n (type, executor, schema) ORDER BY n.type
+INSERT INTO holdfast_types (type, executor, schema)
+SELECT * FROM unnest($1::text[], $2::text[], $3::text[]) AS n (type, executor, schema)
+WHERE NOT EXISTS (SELECT 1 FROM holdfast_types AS same
+    WHERE (same.type, same.executor, same.schema) = (n.type, n.executor, n.schema))
+ORDER BY n.type
 ON CONFLICT (type) DO UPDATE SET executor = excluded.executor, schema = excluded.schema
-WHERE (t.executor, t.schema) IS DISTINCT FROM (excluded.executor, excluded.schema)
 """
 
 _FORGET_SILENT = f"""
 WITH {CLOCK}
-DELETE FROM holdfast_workers AS w USING clock WHERE w.heartbeat_at < clock.now - $2::bigint
-AND NOT EXISTS (SELECT 1 FROM holdfast_jobs AS j WHERE j.status = 'processing' AND j.worker_id = w.id)
-RETURNING w.id
+DELETE FROM holdfast_workers WHERE id = ANY (ARRAY(
+    SELECT id FROM holdfast_workers AS w WHERE w.heartbeat_at < (SELECT now FROM clock) - $2::bigint
+        AND NOT EXISTS (SELECT 1 FROM holdfast_jobs AS j WHERE j.status = 'processing' AND j.worker_id = w.id)
+    FOR UPDATE SKIP LOCKED))
+RETURNING id
 """
 
 _STATISTICS = f"""
@@ -89,8 +93,8 @@ ON CONFLICT (minute, type, worker_id) DO UPDATE SET
     limited_seconds = excluded.limited_seconds, waits = excluded.waits, runs = excluded.runs
 """
 
-# Two who add up the same rows would count them twice.
-_FOLD_ALONE = "SELECT pg_advisory_xact_lock(1751346274, hashtext($1))"
+# Two who add up the same rows would count them twice; whoever comes second leaves it to the first.
+_FOLD_ALONE = "SELECT pg_try_advisory_xact_lock(1751346274, hashtext($1))"
 
 
 def heartbeat(
@@ -177,7 +181,8 @@ def fold_statistics(session: Session, before_minute: int) -> None:
 
 
 def _fold(session: Session, which: str, before_minute: int, target: Callable[[int], int]) -> None:
-    session.rows(_FOLD_ALONE, [session.database.schema])
+    if not session.rows(_FOLD_ALONE, [session.database.schema])[0][0]:
+        return
     gone = session.rows(
         f"DELETE FROM holdfast_statistics WHERE {which} RETURNING {STATISTICS_COLUMNS}", [before_minute]
     )

@@ -11,6 +11,7 @@ from holdfast.errors import ForeignDatabase, QueueNotFound, SchemaOutOfDate, Sto
 from holdfast.store import migrate as migrations
 from holdfast.store.moved import MOVE_TABLE
 from holdfast.store.postgres.address import parse_url
+from holdfast.store.postgres.bounds import LONG
 from holdfast.store.postgres.database import Database
 from holdfast.store.postgres.schema import MIGRATIONS, VERSION_TABLE
 from holdfast.store.postgres.session import Session
@@ -100,7 +101,7 @@ def _version_rows(database: Database) -> list[tuple[object, object]]:
 
 def _migrate(database: Database) -> None:
     """Apply what is missing, in one transaction."""
-    with database.transaction() as session:
+    with database.transaction(bounds=LONG) as session:
         session.rows(_ALONE, [database.schema])
         steps = migrations.pending(MIGRATIONS, _version(database, _tables(database)))
         if steps:

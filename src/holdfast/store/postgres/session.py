@@ -12,7 +12,7 @@ import psycopg
 from psycopg import RawCursor
 
 from holdfast.store.postgres.arrays import literal
-from holdfast.store.postgres.connection import Connection
+from holdfast.store.postgres.connection import Connection, Pipeline
 
 
 class Names(Protocol):
@@ -52,11 +52,14 @@ class Answer:
 class Session:
     """A connection inside a transaction, and how our SQL is run on it."""
 
-    def __init__(self, connection: Connection, database: Names) -> None:
+    def __init__(self, connection: Connection, database: Names, patience: float | None = None) -> None:
         self.connection = connection
         self.database = database
+        self._patience = patience
         self.wakes = False
         """Whether workers are to be told of it once it is committed."""
+        self.afterwards: list[Callable[[], None]] = []
+        """What to do once it is committed."""
         self.meanwhile: Callable[[], None] | None = None
         """What to do once, while the server is at statements that go out together. It can run no statement
         of this thread."""
@@ -77,6 +80,13 @@ class Session:
     def wait_at_most(self, seconds: float) -> None:
         """From now on, in this transaction: StoreBusy after so long a wait for a lock."""
         self.ahead(f"SET LOCAL lock_timeout = {round(1000 * seconds)}")
+
+    def wait_as_usual(self) -> None:
+        """As long as this transaction waits for locks where nothing else is said."""
+        if self._patience is None:
+            self.ahead("SET LOCAL lock_timeout = DEFAULT")
+        else:
+            self.wait_at_most(self._patience)
 
     def do_meanwhile(self) -> None:
         meanwhile, self.meanwhile = self.meanwhile, None
@@ -110,9 +120,10 @@ class Session:
         ahead, self._ahead = self._ahead, []
         self._is_sending = True
         try:
-            with self.connection.pipeline():
+            with Pipeline(self.connection) as pipeline:
                 sent = [RawCursor(self.connection).execute(before, given) for _, before, given in ahead]
                 cursor.execute(text, [*map(storable, parameters)])
+                pipeline.send()
                 self.do_meanwhile()
         finally:
             self._is_sending = False

@@ -15,6 +15,7 @@ from holdfast.core.rate_limit import Bucket
 from holdfast.errors import CommitUncertain, StoreBusy, StoreError
 from holdfast.store.postgres import caller, claim, finish, health, insert, keep, operate, tallies
 from holdfast.store.postgres.attempt import PostgresAttemptTransaction
+from holdfast.store.postgres.bounds import BULK, SHORT
 from holdfast.store.postgres.clock import CLOCK
 from holdfast.store.postgres.database import Database
 from holdfast.store.postgres.errors import ConnectionLost
@@ -87,6 +88,9 @@ WITH {CLOCK}
 INSERT INTO holdfast_pauses (type, paused_at) SELECT $2, clock.now FROM clock ON CONFLICT DO NOTHING
 """
 
+_FEW = 1000
+"""New jobs that are made ready in no time worth mentioning."""
+
 _WAITING = frozenset({Status.PENDING, Status.SCHEDULED})
 
 T = TypeVar("T")
@@ -102,6 +106,7 @@ class PostgresStore(Reads):
         self.database = database
         self.url = database.url
         self.now = database.now
+        self._limit_locks = claim.LimitLocks()
 
     def close(self) -> None:
         self.database.close()
@@ -140,7 +145,8 @@ class PostgresStore(Reads):
             verdicts = insert.run(how(jobs, self.database.instant), self.database.write)
             self.database.notifier.touch()
             return verdicts
-        with self.database.transaction() as session:
+        bounds = SHORT if len(jobs) <= _FEW else BULK
+        with self.database.transaction(bounds=bounds) as session:
             if not is_plain:
                 session.wait_at_most(LOCK_PATIENCE)
             verdicts = insert.run(how(jobs, self.database.instant, alone=True), session.rows)
@@ -198,6 +204,7 @@ class PostgresStore(Reads):
                 session,
                 worker_id,
                 demands,
+                self._limit_locks,
                 limit=limit,
                 lease_seconds=lease_seconds,
                 now=self.database.instant,
@@ -426,8 +433,8 @@ class PostgresStore(Reads):
         with self.database.transaction() as session:
             session.wakes = True
             if paused:
-                session.rows(claim.APART_FROM_CLAIMS, [self.database.schema])
                 session.rows(_PAUSE, [self.database.instant, type])
+                session.afterwards.append(lambda: claim.outlast_claims(self.database))
             else:
                 session.rows("DELETE FROM holdfast_pauses WHERE type = $1", [type])
 

@@ -37,6 +37,7 @@ from holdfast.store.move import (
     unmovable,
 )
 from holdfast.store.moved import MOVE_TABLE, MOVED_STATE, words_of_arriving, words_of_moved, words_of_moving
+from holdfast.store.postgres.bounds import LONG
 from holdfast.store.postgres.claim import rate_row
 from holdfast.store.postgres.clock import NOW
 from holdfast.store.postgres.database import Database
@@ -159,21 +160,15 @@ class PostgresEnd(End):
         locked = False
         while not locked:
             try:
-                with self.database.transaction() as session:
+                with self.database.transaction(bounds=LONG) as session:
                     session.rows(_LOCK_PATIENCE)
                     session.rows(lock)
                     locked = True
-                    self._take_time()
                     yield session
             except StoreBusy:
                 if locked or time.monotonic() > deadline:
                     raise
                 time.sleep(0.05)  # for those who were waiting behind us
-
-    def _take_time(self) -> None:
-        """However long a statement may take elsewhere: a copy of all jobs is one."""
-        self.database.read("SET LOCAL statement_timeout = 0")
-        self.database.read("SET LOCAL idle_in_transaction_session_timeout = 0")
 
     @property
     def _closed(self) -> str:
@@ -289,8 +284,7 @@ class PostgresEnd(End):
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        with self.database.snapshot():
-            self._take_time()
+        with self.database.snapshot(LONG):
             yield
 
     def rows(self, table: Table) -> Iterator[Row]:

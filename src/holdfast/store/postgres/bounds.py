@@ -1,0 +1,50 @@
+"""How long the server lets a transaction of ours go on, whatever has become of the process that began it.
+
+A process may be lost or frozen between any two statements. What it has locked then is free again when the
+server has ended its transaction: after `idle` seconds without a word from it. Nobody waits for a lock, and no
+statement or transaction goes on, for longer than is said here.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+_TRANSACTION_TIMEOUT_SINCE = 170000
+
+
+class Bounds(NamedTuple):
+    """Seconds."""
+
+    idle: float
+    lock: float
+    statement: float
+    transaction: float
+    """The whole of it; a server before PostgreSQL 17 knows no such bound."""
+
+    def settings(self, server_version: int) -> dict[str, str]:
+        """As the server takes them, for one transaction."""
+        seconds = {
+            "idle_in_transaction_session_timeout": self.idle,
+            "lock_timeout": self.lock,
+            "statement_timeout": self.statement,
+        }
+        if server_version >= _TRANSACTION_TIMEOUT_SINCE:
+            seconds["transaction_timeout"] = self.transaction
+        return {name: f"{round(1000 * value)}ms" for name, value in seconds.items()}
+
+
+SHORT = Bounds(idle=1.5, lock=5, statement=60, transaction=120)
+"""A turn, a heartbeat, an enqueue, what people do to a job: others may wait for what it has locked."""
+
+READ = Bounds(idle=15, lock=5, statement=60, transaction=300)
+"""Reads that see one state of the database, and lock nothing."""
+
+BULK = Bounds(idle=15, lock=5, statement=300, transaction=900)
+"""Many new jobs in one commit: between two statements a process may have much to do by itself."""
+
+LONG = Bounds(idle=60, lock=30, statement=86_400, transaction=86_400)
+"""Migrations, moves, backups: how long they take depends on the queue's size."""
+
+LONGEST_IDLE = 12.0
+"""To which `idle` of a SHORT one grows in a process that was too slow for it, such as one whose handlers keep
+the interpreter lock for seconds: it must get through in the end."""

@@ -1,0 +1,275 @@
+"""A process that is lost or frozen in a transaction on PostgreSQL: what it holds up, and for how long."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from typing import Any, Self
+
+import psycopg
+import pytest
+
+from holdfast.core.clock import system_clock
+from holdfast.core.job import Status
+from holdfast.core.lifecycle import Completed
+from holdfast.errors import StoreUnavailable
+from holdfast.store.open import open_store
+from holdfast.store.postgres import PostgresStore, bounds, database
+from holdfast.store.postgres.errors import ConnectionLost
+from holdfast.store.protocol import Demand
+from tests import postgres
+from tests.conformance.steps import LEASE, claim, claim_one, demand, ending, finish, insert, job, run
+from tests.support import wait_until
+
+IDLE = 0.3
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    with postgres.fresh_url() as url:
+        yield url
+
+
+@pytest.fixture
+def store(address: str) -> Iterator[PostgresStore]:
+    with opened(address) as store:
+        yield store
+
+
+@pytest.fixture
+def other(address: str, store: PostgresStore) -> Iterator[PostgresStore]:
+    """Another process."""
+    with opened(address) as other:
+        yield other
+
+
+@contextmanager
+def opened(address: str) -> Iterator[PostgresStore]:
+    with closing(open_store(address, system_clock)) as store:
+        assert isinstance(store, PostgresStore)
+        yield store
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch, store: PostgresStore, other: PostgresStore) -> None:
+    """The server ends what is idle sooner."""
+    for each in (store, other):
+        monkeypatch.setattr(each.database, "_idle", IDLE)
+
+
+class Frozen:
+    """A thread that stops in the middle of a transaction, and goes on when it is let."""
+
+    def __init__(self, store: PostgresStore, action: Callable[[], object]) -> None:
+        self._store = store
+        self._action = action
+        self._is_in = threading.Event()
+        self._goes_on = threading.Event()
+        self._pool = ThreadPoolExecutor(1)
+        self._future = self._pool.submit(self._run)
+
+    def _run(self) -> None:
+        with self._store.transaction():
+            self._action()
+            self._is_in.set()
+            self._goes_on.wait(30)
+
+    def __enter__(self) -> Self:
+        wait_until(lambda: self._is_in.is_set() or self._future.done(), 10)
+        assert self._is_in.is_set(), self._future.exception()
+        return self
+
+    def thaw(self) -> BaseException | None:
+        """What becomes of the transaction."""
+        self._goes_on.set()
+        return self._future.exception(10)
+
+    def __exit__(self, *exception: object) -> None:
+        self._goes_on.set()
+        self._pool.shutdown()
+
+
+def settings(store: PostgresStore) -> dict[str, str]:
+    rows = store.database.read(
+        "SELECT name, setting FROM pg_settings WHERE name IN"
+        " ('idle_in_transaction_session_timeout', 'lock_timeout', 'statement_timeout', 'transaction_timeout')"
+    )
+    return dict(rows)
+
+
+# The bounds.
+
+
+@pytest.mark.parametrize("may_fail", [True, False])
+def test_every_transaction_is_bounded_and_leaves_nothing_behind(store: PostgresStore, may_fail: bool) -> None:
+    before = settings(store)
+    expected = {
+        "idle_in_transaction_session_timeout": "1500",
+        "lock_timeout": "5000",
+        "statement_timeout": "60000",
+        "transaction_timeout": "120000",
+    }
+    for _ in range(7):  # more often than it takes to prepare a statement
+        with store.database.transaction(may_fail=may_fail):
+            assert settings(store) == {name: expected[name] for name in before}
+    with store.database.snapshot():
+        assert "0" not in settings(store).values()
+    assert settings(store) == before == dict.fromkeys(before, "0")
+
+
+def test_server_that_knows_no_bound_for_a_whole_transaction_is_not_asked_for_one() -> None:
+    assert "transaction_timeout" in bounds.SHORT.settings(170000)
+    assert "transaction_timeout" not in bounds.SHORT.settings(160009)
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("is_pipelined", [True, False])
+def test_transaction_that_is_left_alone_is_ended_by_the_server(
+    store: PostgresStore, other: PostgresStore, is_pipelined: bool
+) -> None:
+    insert(store, "a")
+
+    def take() -> None:
+        if is_pipelined:
+            claim_one(store)
+        else:
+            assert store.database.session is not None
+            store.database.session.rows("SELECT 1 FROM holdfast_jobs FOR UPDATE")
+
+    with Frozen(store, take) as frozen:
+        assert claim(other) == []
+        wait_until(lambda: [found.id for found in claim(other)] == ["a"], 5)
+        assert isinstance(frozen.thaw(), ConnectionLost)
+    assert job(store, "a").attempts == 1
+
+
+@pytest.mark.usefixtures("short")
+def test_worker_that_is_frozen_while_its_statements_are_under_way_is_ended_by_the_server(
+    store: PostgresStore, other: PostgresStore
+) -> None:
+    first = run(store, "first", "frozen")
+    insert(store, "second")
+    free = "SELECT 1 FROM holdfast_jobs WHERE id = 'second' FOR UPDATE SKIP LOCKED"
+    under_way, thawed = threading.Event(), threading.Event()
+
+    def freeze() -> None:
+        under_way.set()
+        thawed.wait(30)
+
+    def turn() -> Any:
+        return store.finish_and_claim(
+            [ending(first, Completed())],
+            "frozen",
+            [demand()],
+            limit=1,
+            lease_seconds=LEASE,
+            meanwhile=freeze,
+        )
+
+    with ThreadPoolExecutor(1) as pool:
+        turning = pool.submit(turn)
+        try:
+            assert under_way.wait(10)
+            wait_until(lambda: not other.database.read(free), 5)
+            wait_until(lambda: [found.id for found in claim(other)] == ["second"], 5)
+        finally:
+            thawed.set()
+        assert isinstance(turning.exception(10), ConnectionLost)
+    assert finish(store, first) is Status.COMPLETED
+
+
+def test_process_that_is_too_slow_for_the_server_gets_more_time(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store.database, "_idle", 0.05)
+    monkeypatch.setattr(database, "LONGEST_IDLE", 0.4)
+
+    def work_slowly() -> None:
+        with store.transaction() as session:
+            session.rows("SELECT 1")
+            time.sleep(0.12)
+
+    for _ in range(2):
+        with pytest.raises(ConnectionLost):
+            work_slowly()
+    work_slowly()
+
+
+# What others have to wait for.
+
+
+def limited(type: str) -> Demand:
+    return demand(type, rate=100.0, rate_name=type, pending=5)
+
+
+def test_limit_that_somebody_does_not_let_go_is_passed_over(
+    store: PostgresStore, other: PostgresStore
+) -> None:
+    insert(store, "a", type="limited")
+    insert(store, *(f"plain-{n}" for n in range(20)), type="plain")
+    demands = [limited("limited"), limited("limited too"), demand("plain", limit=1)]
+
+    def take() -> list[str]:
+        return [c.id for c in other.claim_jobs("w", demands, limit=9, lease_seconds=LEASE).claims]
+
+    insert(store, "earlier", "b", type="limited too")
+    assert [
+        c.id for c in store.claim_jobs("w", [limited("limited too")], limit=1, lease_seconds=LEASE).claims
+    ]
+    with Frozen(
+        store, lambda: store.claim_jobs("frozen", [limited("limited")], limit=1, lease_seconds=LEASE)
+    ):
+        assert sorted(take()) == ["b", "plain-0"]  # which waits once
+        began = time.monotonic()
+        assert [take() for _ in range(3)] == [["plain-1"], ["plain-2"], ["plain-3"]]
+        assert time.monotonic() - began < 0.25
+        found = other.claim_jobs("w", demands, limit=9, lease_seconds=LEASE)
+        assert found.wait is not None
+        assert found.wait <= 0.1
+    insert(store, "c", type="limited")
+    assert "c" in take()
+
+
+def test_pause_waits_for_a_claim_under_way_and_other_claims_wait_for_nobody(
+    store: PostgresStore, other: PostgresStore
+) -> None:
+    insert(store, "a", "b")
+    insert(store, "c", type="crawl")
+    with ThreadPoolExecutor(1) as pool, ExitStack() as stack:
+        frozen = stack.enter_context(Frozen(store, lambda: claim(store, limit=1)))
+        pause = pool.submit(other.set_paused, "email", True)
+        wait_until(lambda: other.list_paused(), 5)
+        assert claim(other) == []
+        assert [found.id for found in claim(other, "crawl")] == ["c"]
+        assert not pause.done()
+        assert frozen.thaw() is None
+        pause.result(5)
+    assert job(store, "a").status is Status.PROCESSING
+
+
+@pytest.mark.usefixtures("short")
+def test_pause_does_not_wait_for_a_worker_that_is_frozen(store: PostgresStore, other: PostgresStore) -> None:
+    insert(store, "a")
+    with Frozen(store, lambda: claim_one(store)) as frozen:
+        other.set_paused("email", True)
+        assert claim(other) == []
+        assert isinstance(frozen.thaw(), StoreUnavailable)
+    assert job(store, "a").status is Status.PENDING
+
+
+@pytest.mark.parametrize("duty", ["fold_hours", "remove_silent_workers"])
+def test_duty_that_somebody_is_at_is_left_to_him(
+    store: PostgresStore, other: PostgresStore, duty: str
+) -> None:
+    with psycopg.connect(postgres.server_url(), autocommit=True) as server:
+        schema = store.database.schema
+        server.execute(
+            f"INSERT INTO {schema}.holdfast_workers (id, host, pid, state, concurrency, types, started_at,"
+            " heartbeat_at) VALUES ('silent', 'h', 1, 'running', 1, '[]', 1, 1)"
+        )
+    with Frozen(store, lambda: getattr(store, duty)(60)), other.transaction() as session:
+        session.wait_at_most(0.2)
+        getattr(other, duty)(60)
