@@ -381,12 +381,14 @@ class Queue:
 
     def workers(self, *, restarting: bool = False) -> list[WorkerRecord]:
         """The workers heard of within a lease; with `restarting` also those about to be replaced."""
-        alive_since = to_datetime(self.store.now() - microseconds(self.settings().lease_seconds))
+        now, lease = self.store.now(), microseconds(self.settings().lease_seconds)
+        # A heartbeat from the future is none: the clock has been set back since.
+        alive_since, alive_until = to_datetime(now - lease), to_datetime(now + lease)
         return [
             worker
             for worker in self.store.list_workers()
             if worker.heartbeat_at
-            and worker.heartbeat_at >= alive_since
+            and alive_since <= worker.heartbeat_at <= alive_until
             and (restarting or worker.state != RESTARTING)
         ]
 

@@ -217,6 +217,7 @@ def promote(store: PostgresStore) -> None:
 
 def reap_and_forget(store: PostgresStore) -> None:
     store.list_expired()
+    store.redate_leases(30)
     claim(store, limit=20, lease=-1.0)
     assert len(reap(store)) == 20
     store.remove_silent_workers(60)

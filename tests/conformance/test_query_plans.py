@@ -118,6 +118,9 @@ def turn(store: SqliteStore, clock: MovableClock) -> None:
     store.promote_jobs(100)
     store.next_due_at()
     late = [(expired.seq, expired.version) for expired in store.list_expired()]
+    store.suspect_jobs(late)
+    store.list_unsuspected("worker", late)
+    store.redate_leases(30)
     store.heartbeat("worker", late[:1], state="running", lease_seconds=30)
     store.write_progress("worker", [(seq, version, 0.5, None) for seq, version in late])
     store.list_cancelled("worker")
@@ -284,6 +287,7 @@ HOT: dict[str, Callable[[SqliteStore], object]] = {
     "promote": lambda store: store.promote_jobs(10),
     "next due": lambda store: store.next_due_at(),
     "reap": lambda store: store.list_expired(),
+    "redate": lambda store: store.redate_leases(30),
     "active types": lambda store: store.list_active_types(),
     "enqueue": lambda store: store.insert_jobs([new_job("new", key="new", max_depth=100_000)]),
     "found key": lambda store: store.insert_jobs([new_job("found", key="held")]),

@@ -7,7 +7,7 @@ import pytest
 from holdfast.core.clock import SECOND
 from holdfast.core.job import Status
 from holdfast.core.lifecycle import Errored
-from holdfast.store.protocol import Expired, Store
+from holdfast.store.protocol import Expired, Store, WorkerRecord
 from holdfast.testing import MovableClock
 from tests.conformance.steps import (
     BACK_OFF,
@@ -23,6 +23,8 @@ from tests.conformance.steps import (
     run,
     status,
 )
+
+DEAD = WorkerRecord(id="dead", host="here", pid=1, state="running", concurrency=4, types=("email",))
 
 
 def test_attempt_expires_when_its_lease_ends(store: Store, clock: MovableClock) -> None:
@@ -205,3 +207,69 @@ def test_failure_after_a_reap_backs_off_by_all_attempts(store: Store, clock: Mov
     clock.advance(BACK_OFF)
     store.promote_jobs(1)
     assert finish(store, claim_one(store), Errored("boom")) is Status.FAILED
+
+
+# A clock that was set back.
+
+HOUR = 3600.0
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_lease_of_a_dead_worker_from_before_the_clock_was_set_back_ends(
+    store: Store, clock: MovableClock, is_known: bool
+) -> None:
+    if is_known:
+        store.register_worker(DEAD, [])
+    run(store, "a", worker="dead")
+    clock.advance(10)
+    if is_known:
+        store.heartbeat("dead", [(1, 1)], state="running", lease_seconds=LEASE)
+    clock.advance(-HOUR)
+    for _ in range(3):  # the first sweep decides, others change nothing
+        store.redate_leases(LEASE)
+        assert store.list_expired() == []
+        clock.advance(LEASE / 4)
+    clock.advance(LEASE / 2)
+    assert [expired.id for expired in store.list_expired()] == ["a"]
+    assert reap(store) == {"a": Status.PENDING}
+
+
+def test_longer_lease_from_before_the_clock_was_set_back_keeps_its_length(
+    store: Store, clock: MovableClock
+) -> None:
+    store.register_worker(DEAD, [])
+    insert(store, "a")
+    claim_one(store, worker="dead", lease=10 * LEASE)
+    clock.advance(-HOUR)
+    store.redate_leases(LEASE)
+    clock.advance(10 * LEASE - 1)
+    assert store.list_expired() == []
+    clock.advance(1)
+    assert [expired.id for expired in store.list_expired()] == ["a"]
+
+
+def test_lease_taken_or_renewed_since_the_clock_was_set_back_is_left_alone(
+    store: Store, clock: MovableClock
+) -> None:
+    store.register_worker(DEAD, [])
+    first = run(store, "first", worker="dead")
+    clock.advance(-HOUR)
+    run(store, "second", worker="dead")  # before its next heartbeat
+    second = job(store, "second")
+    store.redate_leases(LEASE)
+    assert job(store, "second") == second
+    store.heartbeat("dead", [(first.seq, first.version)], state="running", lease_seconds=10 * LEASE)
+    renewed = job(store, "first")
+    store.redate_leases(LEASE)
+    assert job(store, "first") == renewed
+
+
+def test_worker_last_heard_of_in_the_future_was_heard_of_now(store: Store, clock: MovableClock) -> None:
+    store.register_worker(DEAD, [])
+    clock.advance(-HOUR)
+    store.redate_leases(LEASE)
+    [found] = store.list_workers()
+    assert found.heartbeat_at == clock.now
+    assert found.turned_at is None
+    clock.advance(2 * LEASE)
+    assert store.remove_silent_workers(LEASE) == ["dead"]

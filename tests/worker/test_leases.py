@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from holdfast import Context, Queue
+from holdfast.core.clock import SECOND, system_clock
 from holdfast.core.lifecycle import completion
 from holdfast.errors import CommitUncertain, StoreUnavailable
 from holdfast.events import (
@@ -24,7 +25,7 @@ from holdfast.events import (
     StoreRecovered,
     StoreTrouble,
 )
-from holdfast.store.protocol import Demand, Finish
+from holdfast.store.protocol import Demand, Finish, WorkerRecord
 from holdfast.worker import maintenance
 from tests.support import Recorder, both_engines, wait_until
 from tests.worker.support import PATIENCE, Gate, Spy, get, path_of, sql, supersede
@@ -541,3 +542,30 @@ def test_lowered_lease_does_not_take_a_job_from_a_living_worker(
     for job in (early, late):
         done = queue.wait(job.id, timeout=PATIENCE)
         assert (done.attempts, done.result) == (1, None)
+
+
+def test_dead_workers_job_comes_back_though_the_clock_was_set_back(
+    queue: Queue, start_worker: StartWorker, short_heartbeat: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead = [3600 * SECOND]
+    monkeypatch.setattr(queue.store, "now", lambda: system_clock() + ahead[0])
+    queue.register("work", lambda payload, ctx: ctx.attempt)
+    job = queue.enqueue("work")
+    demand = Demand(type="work", limit=1, max_attempts=3)
+    queue.store.claim_jobs("dead", [demand], limit=1, lease_seconds=3)
+    dead = WorkerRecord(id="dead", host="here", pid=1, state="running", concurrency=1, types=("work",))
+    queue.store.register_worker(dead, [])
+    ahead[0] = 0
+    assert queue.workers() == [], "it was last heard of in the future"
+    start_worker()
+    wait_until(
+        lambda: lease_of(queue, job.id) <= system_clock() + 3 * SECOND, message="the lease begins anew"
+    )
+    ahead[0] = 4 * SECOND
+    assert queue.wait(job.id, timeout=PATIENCE).result == 2
+
+
+def lease_of(queue: Queue, job_id: str) -> float:
+    until = get(queue, job_id).lease_expires_at
+    assert until is not None
+    return until.timestamp() * SECOND

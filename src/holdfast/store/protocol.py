@@ -509,6 +509,13 @@ class Store(Protocol):
         take its jobs. None where others can write meanwhile.
         """
 
+    def redate_leases(self, lease_seconds: float) -> None:
+        """Let leases and heartbeats from the future begin now: the clock has been set back since.
+
+        The leases that are meant reach further ahead than `lease_seconds`, and their workers were last heard
+        of (or, where those are forgotten, their claims were made) in the future. The living renew anyway.
+        """
+
     def list_cancelled(self, worker_id: str) -> set[tuple[int, int]]:
         """The (seq, version) of a worker's running attempts that are to be cancelled."""
 

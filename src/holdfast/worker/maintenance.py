@@ -114,6 +114,7 @@ class Maintenance:
     def _sweep(self, settings: Settings) -> None:
         heartbeat = settings.heartbeat_seconds
         self._next_sweep = time.monotonic() + heartbeat
+        self._store.redate_leases(settings.lease_seconds)
         for reaped, status in self._reaper.sweep(heartbeat, settings):
             self._done += events_of_loss(reaped, status)
         self._store.remove_silent_workers(max(60.0, 3 * settings.lease_seconds))

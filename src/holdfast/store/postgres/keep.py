@@ -43,6 +43,27 @@ SELECT j.seq, j.version FROM {given("$1::bigint[], $2::bigint[]")} AS h (seq, ve
 JOIN holdfast_jobs AS j ON j.seq = h.seq AND {is_held("j", "h.version", "$3")}
 """
 
+_REDATE = f"""
+WITH {CLOCK}, ahead AS MATERIALIZED (
+    SELECT j.seq, coalesce(w.heartbeat_at, j.started_at) AS heard_at
+    FROM clock, holdfast_jobs AS j LEFT JOIN holdfast_workers AS w ON w.id = j.worker_id
+    WHERE j.status = 'processing' AND j.lease_expires_at > clock.now + $2::bigint
+        AND coalesce(w.heartbeat_at, j.started_at) > clock.now
+    ORDER BY j.seq FOR UPDATE OF j SKIP LOCKED)
+UPDATE holdfast_jobs AS j SET
+    lease_expires_at = clock.now + greatest($2::bigint, j.lease_expires_at - ahead.heard_at),
+    started_at = least(j.started_at, clock.now)
+FROM clock, ahead WHERE j.seq = ahead.seq
+"""
+_REDATE_WORKERS = f"""
+WITH {CLOCK}
+UPDATE holdfast_workers AS w SET heartbeat_at = clock.now,
+    turned_at = CASE WHEN w.turned_at > clock.now THEN clock.now ELSE w.turned_at END
+FROM clock WHERE w.id = ANY (ARRAY(
+    SELECT id FROM holdfast_workers WHERE heartbeat_at > (SELECT now FROM clock)
+    ORDER BY id FOR UPDATE SKIP LOCKED))
+"""
+
 CANCELLING = """
 SELECT seq, version FROM holdfast_jobs WHERE status = 'processing' AND cancel_requested AND worker_id = $1
 """
@@ -115,6 +136,11 @@ def heartbeat(
             lost = set(held) - set(session.rows(_STILL_HELD, [seqs, versions, worker_id]))
     cancelled = frozenset(session.rows(CANCELLING, [worker_id]))
     return Beat(frozenset(lost), cancelled, registered=found == 1)
+
+
+def redate_leases(session: Session, lease_seconds: float, now: int | None) -> None:
+    session.rows(_REDATE, [now, microseconds(lease_seconds)])
+    session.rows(_REDATE_WORKERS, [now])
 
 
 def write_progress(

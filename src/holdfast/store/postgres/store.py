@@ -313,6 +313,10 @@ class PostgresStore(Reads):
         """None: what keeps one worker from writing need not keep others."""
         return set()
 
+    def redate_leases(self, lease_seconds: float) -> None:
+        with self.database.transaction() as session:
+            keep.redate_leases(session, lease_seconds, self.database.instant)
+
     def list_cancelled(self, worker_id: str) -> set[tuple[int, int]]:
         return set(self.database.read(keep.CANCELLING, [worker_id]))
 

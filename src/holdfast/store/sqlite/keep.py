@@ -46,6 +46,18 @@ WHERE holdfast_jobs.seq = s.seq AND holdfast_jobs.version = s.version
 """
 UNSUSPECTED = f"{_STILL_HELD} AND j.updated_at < j.lease_expires_at"
 
+_REDATE = """
+UPDATE holdfast_jobs SET
+    lease_expires_at = ?1 + max(?2, lease_expires_at - heard_at), started_at = min(started_at, ?1)
+FROM (SELECT j.seq AS number, coalesce(w.heartbeat_at, j.started_at) AS heard_at
+    FROM holdfast_jobs AS j LEFT JOIN holdfast_workers AS w ON w.id = j.worker_id
+    WHERE j.status = 'processing' AND j.lease_expires_at > ?1 + ?2) AS ahead
+WHERE seq = ahead.number AND ahead.heard_at > ?1
+"""
+_REDATE_WORKERS = """
+UPDATE holdfast_workers SET heartbeat_at = ?1, turned_at = min(turned_at, ?1) WHERE heartbeat_at > ?1
+"""
+
 CANCELLING = """
 SELECT json_group_array(json_array(seq, version)) FROM holdfast_jobs
 WHERE status = 'processing' AND cancel_requested = 1 AND worker_id = ?
@@ -94,6 +106,11 @@ def heartbeat(
 
 def suspect_jobs(connection: sqlite3.Connection, claims: Sequence[tuple[int, int]], now: int) -> None:
     connection.execute(_SUSPECT, (now, json.dumps(claims)))
+
+
+def redate_leases(connection: sqlite3.Connection, lease_seconds: float, now: int) -> None:
+    connection.execute(_REDATE, (now, microseconds(lease_seconds)))
+    connection.execute(_REDATE_WORKERS, (now,))
 
 
 def claims_from(text: str) -> set[tuple[int, int]]:

@@ -214,6 +214,10 @@ class SqliteStore(Reads):
         rows = (json.dumps(held), worker_id)
         return keep.claims_from(self.database.read_one(keep.UNSUSPECTED, rows)[0])
 
+    def redate_leases(self, lease_seconds: float) -> None:
+        with self.database.transaction() as connection:
+            keep.redate_leases(connection, lease_seconds, self.now())
+
     def list_cancelled(self, worker_id: str) -> set[tuple[int, int]]:
         return keep.claims_from(self.database.read_one(keep.CANCELLING, (worker_id,))[0])
 
