@@ -113,7 +113,9 @@ class Heartbeat:
         lease = settings.lease_seconds
         pause = lease / 12
         self._trouble = True
-        self._events.emit(e.StoreTrouble(worker_id=self._worker_id, error=str(error), retry_in=pause))
+        self._events.emit(
+            e.StoreTrouble(worker_id=self._worker_id, error=str(error), retry_in=pause, exception=error)
+        )
         now = time.monotonic()
         late = [a for a in attempts if now >= a.leased + lease - lease / 6 - pause]
         if late:
