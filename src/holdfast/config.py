@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping
-from datetime import timedelta
 from typing import Any
 
 from msgspec import Struct
 
-from holdfast.errors import LONGEST_DURATION, ConfigError, shown
+from holdfast.durations import LONGEST_DURATION, parse_duration
+from holdfast.errors import ConfigError, shown
 
 MIB = 1024 * 1024
 Value = int | float | str | None
@@ -58,27 +56,27 @@ def stop_file() -> str:
     return os.path.join(home_folder(), ".stop_workers")
 
 
-_UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)?")
+class OutOfBounds(ValueError):
+    """The value is of the right kind, but beyond a bound, which the message names."""
 
 
-def parse_duration(value: object) -> float:
-    """Seconds from a number, a timedelta or text such as 10s, 1.5h, 7d."""
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value) if abs(value) < 1e15 else math.inf
-    match = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
-    if match is None:
-        raise ValueError(f"{shown(value)} is not a duration")
-    return float(match[1]) * _UNITS[match[2] or "s"]
+def _bounded(number: float, low: float, high: float, *, above: bool = False) -> None:
+    if not number >= low or (above and number == low):
+        raise OutOfBounds(f"{'over' if above else 'at least'} {_plain(low)}")
+    if number > high:
+        raise OutOfBounds(f"at most {_plain(high)}")
+
+
+def _plain(number: float) -> str:
+    return str(int(number)) if number == int(number) else str(number)
 
 
 def _whole(low: int, high: int = 2**31 - 1) -> Callable[[Any], Value]:
     def parse(value: Any) -> int:
         number = int(value) if isinstance(value, str) else value
-        if isinstance(number, bool) or not isinstance(number, int) or not low <= number <= high:
+        if isinstance(number, bool) or not isinstance(number, int):
             raise ValueError
+        _bounded(number, low, high)
         return number
 
     return parse
@@ -87,8 +85,9 @@ def _whole(low: int, high: int = 2**31 - 1) -> Callable[[Any], Value]:
 def _number(low: float, high: float = 1e12, *, above: bool = False) -> Callable[[Any], Value]:
     def parse(value: Any) -> float:
         number = float(value)
-        if isinstance(value, bool) or not low <= number <= high or (above and number == low):
+        if isinstance(value, bool):
             raise ValueError
+        _bounded(number, low, high, above=above)
         return number
 
     return parse
@@ -169,9 +168,9 @@ _OTHER_NAMES = {
 }
 
 
-def find_setting(key: str, *, type: str | None = None) -> Setting:
+def find_setting(key: object, *, type: str | None = None) -> Setting:
     """The setting of a name, in snake_case or kebab-case, or under another specification's name."""
-    name = key.replace("-", "_")
+    name = key.replace("-", "_") if isinstance(key, str) else ""
     setting = SETTINGS.get(_OTHER_NAMES.get(name, name))
     if setting is None:
         raise ConfigError(f"there is no setting {shown(key)}; allowed: {', '.join(sorted(SETTINGS))}")
@@ -180,14 +179,15 @@ def find_setting(key: str, *, type: str | None = None) -> Setting:
     return setting
 
 
-def parse_setting(key: str, value: object, *, type: str | None = None) -> tuple[str, Value]:
+def parse_setting(key: object, value: object, *, type: str | None = None) -> tuple[str, Value]:
     """The setting's own name and the value as it is stored."""
     setting = find_setting(key, type=type)
     try:
         return setting.name, setting.parse(value)
-    except (ValueError, TypeError, OverflowError):
+    except (ValueError, TypeError, OverflowError) as error:
         raise ConfigError(
-            f"{shown(value)} is not a value for {setting.name}; allowed: {setting.allowed}"
+            f"{shown(value)} is not a value for {setting.name}; allowed: {setting.allowed}",
+            hint=f"{setting.name} must be {error}" if isinstance(error, OutOfBounds) else None,
         ) from None
 
 

@@ -53,6 +53,7 @@ class Attempt:
         "committed",
         "deadline",
         "detail",
+        "exception",
         "handle",
         "handler",
         "host",
@@ -79,6 +80,8 @@ class Attempt:
         self.committed = False
         self.stop_reason: str | None = None
         self.detail: dict[str, Any] | None = None
+        self.exception: BaseException | None = None
+        """What its handler raised, where that was in this process."""
         self.on_interrupt: Callable[[], None] | None = None
         self.on_commit: Callable[[], None] | None = None
         self.on_progress: Callable[[Attempt, float, str | None], None] | None = None

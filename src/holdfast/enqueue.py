@@ -5,20 +5,21 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from holdfast.config import parse_duration
+from holdfast.core import check
 from holdfast.core.clock import from_datetime, to_datetime
 from holdfast.core.ids import new_id
 from holdfast.core.job import Job, check_id, check_type
 from holdfast.core.payload import decode, encode_payload
 from holdfast.core.settings import Settings
-from holdfast.errors import LONGEST_DURATION, BatchRefused, ConfigError, HoldfastError, NestedWrite, shown
+from holdfast.durations import Duration
+from holdfast.errors import BatchRefused, ConfigError, HoldfastError, NestedWrite, shown
 from holdfast.events import Events, JobEnqueued
 from holdfast.registry import Registry
 from holdfast.shared_commits import SharedCommits
@@ -44,11 +45,11 @@ class Options(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     id: str | None = None
     priority: int = 0
     max_attempts: int | None = None
-    timeout: float | timedelta | None = None
-    delay: float | timedelta | None = None
+    timeout: Duration | None = None
+    delay: Duration | None = None
     run_at: datetime | None = None
     key: str | None = None
-    key_for: float | timedelta | None = None
+    key_for: Duration | None = None
     said: frozenset[str] = frozenset()
 
 
@@ -96,13 +97,13 @@ class Admission:
             type=type,
             payload=text,
             token=entropy[:12].hex(),
-            priority=_integer("priority", options.priority, _INTEGERS),
-            max_attempts=_optional_integer("max_attempts", options.max_attempts, range(1, 2**31)),
+            priority=check.whole_number("priority", options.priority, _INTEGERS),
+            max_attempts=_max_attempts(options),
             key=key,
             key_for=key_for,
             run_at=run_at,
             delay=delay,
-            timeout=_duration("timeout", options.timeout, above_zero=True),
+            timeout=_timeout(options),
             parent_id=parent_id,
             max_depth=settings.get("max_depth", type),
             has_new_id=options.id is None,
@@ -296,7 +297,7 @@ def job_from(new: NewJob, verdict: Verdict) -> Job:
 
 def _when(options: Options) -> tuple[int | None, float | None]:
     if options.run_at is None:
-        return None, _duration("delay", options.delay)
+        return None, None if options.delay is None else check.duration("delay", options.delay)
     if options.delay is not None:
         raise ConfigError("run_at and delay exclude each other")
     if not isinstance(options.run_at, datetime):
@@ -318,29 +319,14 @@ def _key(options: Options) -> tuple[str | None, float | None]:
     key = given if isinstance(given, str) else ""
     if not 0 < len(key) <= MAX_KEY_LENGTH or not key.isprintable():
         raise ConfigError(f"key must be 1 to {MAX_KEY_LENGTH} printable characters, not {shown(given)}")
-    return key, _duration("key_for", options.key_for)
+    return key, None if options.key_for is None else check.duration("key_for", options.key_for)
 
 
-def _integer(name: str, value: object, allowed: range) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value not in allowed:
-        raise ConfigError(
-            f"{name} must be a whole number from {allowed[0]} to {allowed[-1]}, not {shown(value)}"
-        )
-    return value
-
-
-def _optional_integer(name: str, value: object, allowed: range) -> int | None:
-    return None if value is None else _integer(name, value, allowed)
-
-
-def _duration(name: str, value: object, *, above_zero: bool = False) -> float | None:
-    if value is None:
+def _max_attempts(options: Options) -> int | None:
+    if options.max_attempts is None:
         return None
-    try:
-        seconds = parse_duration(value)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds <= LONGEST_DURATION or (above_zero and seconds == 0):
-        kind = "a duration over 0" if above_zero else "a duration from 0"
-        raise ConfigError(f"{name} must be {kind}, such as 30, '5m', '2h' or a timedelta, not {shown(value)}")
-    return seconds
+    return check.whole_number("max_attempts", options.max_attempts, range(1, 2**31))
+
+
+def _timeout(options: Options) -> float | None:
+    return None if options.timeout is None else check.duration("timeout", options.timeout, above_zero=True)

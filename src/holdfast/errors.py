@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
-LONGEST_DURATION = 1e10
-"""Seconds, some three centuries: an instant that far ahead can still be shown."""
+from holdfast.durations import LONGEST_DURATION, Duration, parse_duration
 
 
 class HoldfastError(Exception):
@@ -232,16 +229,25 @@ class Fail(Exception):
 
 
 class Retry(Exception):
-    """Ends the attempt as failed and asks for the next one after `delay` seconds."""
+    """Ends the attempt as failed and asks for the next one after `delay`: seconds, text or a timedelta."""
 
     def __init__(
-        self, message: str = "the handler asked for a retry", *, delay: float | timedelta | None = None
+        self, message: str = "the handler asked for a retry", *, delay: Duration | None = None
     ) -> None:
         super().__init__(message)
-        seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
-        if seconds is not None and not 0 <= seconds <= LONGEST_DURATION:
-            raise ValueError(f"delay must be from 0 to {LONGEST_DURATION:g} seconds, not {shown(delay)}")
-        self.delay = seconds
+        self.delay = None if delay is None else _delay(delay)
+
+
+def _delay(given: Duration) -> float:
+    try:
+        seconds = parse_duration(given)
+    except ValueError:
+        raise ValueError(
+            f"delay must be a duration, such as 30, '5m' or a timedelta, not {shown(given)}"
+        ) from None
+    if not 0 <= seconds <= LONGEST_DURATION:
+        raise ValueError(f"delay must be from 0 to {LONGEST_DURATION:g} seconds, not {shown(given)}")
+    return seconds
 
 
 # Why an attempt ended without its handler's say; recorded on the job as evidence.

@@ -37,7 +37,11 @@ def _heard_by(level: int) -> Logger | None:
 
 
 class Event(Struct, frozen=True, kw_only=True):
-    """Something that happened. `str()` gives its name and fields, for loggers that know nothing of us."""
+    """Something that happened. `str()` gives its name and fields, for loggers that know nothing of us.
+
+    Where one tells of an `error`, its `exception` is the error itself, if it was raised in this process. That
+    is for listeners, and stays out of the log.
+    """
 
     name: ClassVar[str]
     level: ClassVar[int] = INFO
@@ -46,7 +50,7 @@ class Event(Struct, frozen=True, kw_only=True):
         """The fields that have a value, in order."""
         for field in self.__struct_fields__:
             value = getattr(self, field)
-            if value is not None:
+            if value is not None and field != "exception":
                 yield field, str(value) if isinstance(value, str) else value
 
     def __str__(self) -> str:
@@ -91,6 +95,7 @@ class JobRetrying(JobEvent, frozen=True, kw_only=True):
     worker_id: str
     error: str
     delay: float
+    exception: BaseException | None = None
 
 
 class JobFailed(JobEvent, frozen=True, kw_only=True):
@@ -99,6 +104,7 @@ class JobFailed(JobEvent, frozen=True, kw_only=True):
     attempt: int
     worker_id: str | None
     error: str
+    exception: BaseException | None = None
 
 
 class JobReaped(JobEvent, frozen=True, kw_only=True):
@@ -177,6 +183,7 @@ class WorkerCrashed(Event, frozen=True, kw_only=True):
     level = CRITICAL
     worker_id: str
     error: str
+    exception: BaseException | None = None
 
 
 class WorkerDied(Event, frozen=True, kw_only=True):
@@ -269,6 +276,7 @@ class StoreTrouble(Event, frozen=True, kw_only=True):
     worker_id: str | None = None
     error: str
     retry_in: float
+    exception: BaseException | None = None
 
 
 class StoreRecovered(Event, frozen=True, kw_only=True):
@@ -304,6 +312,7 @@ class HandlerErrorIgnored(JobEvent, frozen=True, kw_only=True):
     name = "handler.error_ignored"
     level = WARNING
     error: str
+    exception: BaseException | None = None
 
 
 class DiscrepancyFound(JobEvent, frozen=True, kw_only=True):
@@ -332,6 +341,7 @@ class ReconciliationFailed(Event, frozen=True, kw_only=True):
     name = "reconcile.failed"
     level = ERROR
     error: str
+    exception: BaseException | None = None
 
 
 class QueuePaused(Event, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from holdfast.core.check import printable_text, text, whole_number
 from holdfast.core.clock import from_datetime, parse_instant
 from holdfast.core.error_group import error_group
 from holdfast.core.job import Job, parse_status
@@ -31,6 +32,9 @@ MOST_SEARCHED = 10_000
 
 SEARCH_SECONDS = 2.0
 """How long one search reads."""
+
+AMOUNTS = range(2**31)
+"""How many jobs may be asked for, or passed over."""
 
 _READ = 500
 _PAYLOADS = 10
@@ -61,22 +65,35 @@ def job_filter(
     since: datetime | str | None = None,
     until: datetime | str | None = None,
     sort: str = CREATED,
-    **rest: Any,
+    limit: int = 50,
+    offset: int = 0,
+    ascending: bool = False,
+    brief: bool = False,
 ) -> JobFilter:
     """A filter from what callers say. Raises ConfigError for what it can't be."""
-    words = [status] if isinstance(status, str) else list(status or ())
     if sort not in SORTS:
         raise ConfigError(f"{shown(sort)} is not a sort order; allowed: {', '.join(SORTS)}")
     return JobFilter(
-        statuses=tuple(dict.fromkeys(parse_status(word) for word in words)),
-        type=type,
-        parent_id=parent_id,
-        error=None if error is None else error_group(error),  # a group's own group is itself
+        statuses=_statuses(status),
+        type=None if type is None else printable_text("type", type),
+        parent_id=None if parent_id is None else printable_text("parent_id", parent_id),
+        # A group's own group is itself.
+        error=None if error is None else error_group(text("error", error)),
         since=_instant("since", since),
         until=_instant("until", until),
         sort=sort,
-        **rest,
+        limit=whole_number("limit", limit, AMOUNTS),
+        offset=whole_number("offset", offset, AMOUNTS),
+        ascending=ascending,
+        brief=brief,
     )
+
+
+def _statuses(given: object) -> tuple[str, ...]:
+    if given is None:
+        return ()
+    words = given if isinstance(given, Iterable) and not isinstance(given, str | bytes) else [given]
+    return tuple(dict.fromkeys(parse_status(word) for word in words))
 
 
 def _instant(name: str, given: datetime | str | None) -> int | None:
@@ -105,7 +122,7 @@ def page(
     if cursor is not None and offset:
         raise ConfigError("cursor and offset exclude each other")
     wanted = None if search is None else parse_search(search)
-    is_backward = cursor is not None and cursor.startswith("<")
+    is_backward = cursor is not None and text("cursor", cursor).startswith("<")
     if cursor is not None:
         filter = replace(filter, after=_place(cursor.removeprefix("<"), filter.sort))
     if wanted is None or wanted == Search():

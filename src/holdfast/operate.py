@@ -6,19 +6,27 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from msgspec import Struct
 
+from holdfast.core.job import require_possible_id
 from holdfast.errors import ConfigError, HoldfastError, StoreError, shown
-from holdfast.events import Event, JobCancelled, JobCancelRequested, JobDeleted, JobRetried
+from holdfast.events import Event, Events, JobCancelled, JobCancelRequested, JobDeleted, JobRetried
 from holdfast.listing import walk
-
-if TYPE_CHECKING:
-    from holdfast.queue import Queue
+from holdfast.store.protocol import Store
 
 _BATCH = 200
 _BREATH = 0.002
+
+
+class Operable(Protocol):
+    """A Queue, as far as it is needed here."""
+
+    events: Events
+
+    @property
+    def store(self) -> Store: ...
 
 
 class Refusal(Struct, frozen=True):
@@ -36,7 +44,7 @@ class Operated(Struct, kw_only=True):
     refusals: list[Refusal] = []
 
 
-def operate(queue: Queue, action: str, job_ids: Iterator[str], *, kept: int = 100) -> Operated:
+def operate(queue: Operable, action: str, job_ids: Iterator[str], *, kept: int = 100) -> Operated:
     """Retry, cancel or delete jobs; one that can't be is passed over and named."""
     apply = _ACTIONS.get(action)
     if apply is None:
@@ -47,6 +55,7 @@ def operate(queue: Queue, action: str, job_ids: Iterator[str], *, kept: int = 10
         with queue.store.transaction():
             for job_id in batch:
                 try:
+                    require_possible_id(job_id)
                     events.append(apply(queue, job_id))
                 except StoreError:
                     raise  # not about this one; the whole batch is rolled back
@@ -62,7 +71,7 @@ def operate(queue: Queue, action: str, job_ids: Iterator[str], *, kept: int = 10
 
 
 def matching(
-    queue: Queue,
+    queue: Operable,
     *,
     status: str | Iterable[str] | None = None,
     type: str | None = None,
@@ -83,23 +92,27 @@ def matching(
     )  # fmt: skip
 
 
-def _retry(queue: Queue, job_id: str) -> Event:
+def _retry(queue: Operable, job_id: str) -> Event:
     job = queue.store.retry_job(job_id, None)
     return JobRetried(job_id=job.id, type=job.type)
 
 
-def _cancel(queue: Queue, job_id: str) -> Event:
+def _cancel(queue: Operable, job_id: str) -> Event:
     job = queue.store.cancel_job(job_id)
     if job.cancel_requested and not job.is_finished:
         return JobCancelRequested(job_id=job.id, type=job.type)
     return JobCancelled(job_id=job.id, type=job.type)
 
 
-def _delete(queue: Queue, job_id: str) -> Event:
+def _delete(queue: Operable, job_id: str) -> Event:
     job = queue.store.get_job(job_id)
     queue.store.delete_job(job_id)
     assert job is not None  # or deleting it would have raised; the transaction is the same
     return JobDeleted(job_id=job.id, type=job.type)
 
 
-_ACTIONS: dict[str, Callable[[Queue, str], Event]] = {"retry": _retry, "cancel": _cancel, "delete": _delete}
+_ACTIONS: dict[str, Callable[[Operable, str], Event]] = {
+    "retry": _retry,
+    "cancel": _cancel,
+    "delete": _delete,
+}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, overload
 
 from holdfast import listing
@@ -14,15 +14,16 @@ from holdfast.config import (
     Value,
     default_database_url,
     find_setting,
-    parse_duration,
     parse_options,
     parse_setting,
 )
+from holdfast.core import check
 from holdfast.core.clock import Clock, from_datetime, microseconds, system_clock, to_datetime
-from holdfast.core.job import Job, Status, base_type, check_type
+from holdfast.core.job import Job, Status, base_type, check_type, could_be_id, require_possible_id
 from holdfast.core.settings import Settings
+from holdfast.durations import LONGEST_DURATION, Duration, parse_duration
 from holdfast.enqueue import Admission, Enqueuer
-from holdfast.errors import LONGEST_DURATION, ConfigError, JobNotFound, StoreBusy, shown
+from holdfast.errors import ConfigError, JobNotFound, StoreBusy, shown
 from holdfast.events import (
     Events,
     JobCancelled,
@@ -290,13 +291,16 @@ class Queue:
 
     def get(self, job_id: str) -> Job | None:
         """The job with its history, or None."""
-        job = self.store.get_job(job_id)
+        job = self.store.get_job(job_id) if could_be_id(job_id) else None
         return None if job is None else self._with_limit(job)
 
-    def get_many(self, job_ids: Sequence[str]) -> list[Job]:
+    def get_many(self, job_ids: Iterable[str]) -> list[Job]:
         """Those of the jobs that exist, in the order asked for, without payload, result and history."""
-        found = {job.id: self._with_limit(job) for job in self.store.get_jobs(job_ids)}
-        return [found[job_id] for job_id in dict.fromkeys(job_ids) if job_id in found]
+        if isinstance(job_ids, str | bytes) or not isinstance(job_ids, Iterable):
+            raise ConfigError(f"job_ids must be a list of ids, not {shown(job_ids)}")
+        possible = [job_id for job_id in job_ids if could_be_id(job_id)]
+        found = {job.id: self._with_limit(job) for job in self.store.get_jobs(possible)}
+        return [found[job_id] for job_id in dict.fromkeys(possible) if job_id in found]
 
     def jobs(
         self,
@@ -357,15 +361,15 @@ class Queue:
         filter = listing.job_filter(
             status=status, type=type, parent_id=parent_id, error=error, since=since, until=until, sort=sort
         )
-        return self.store.count_matching(filter, cap)
+        return self.store.count_matching(filter, check.whole_number("cap", cap, range(2**32)))
 
     def error_groups(self, limit: int = 20) -> list[ErrorGroup]:
         """The failed jobs by type and error, the largest group first."""
-        return self.store.list_error_groups(limit)
+        return self.store.list_error_groups(check.whole_number("limit", limit, listing.AMOUNTS))
 
     def children(self, job_id: str) -> list[str]:
         """The ids of the jobs that a completed job enqueued."""
-        return self.store.list_children(job_id)
+        return self.store.list_children(job_id) if could_be_id(job_id) else []
 
     def stats(self) -> dict[str, Any]:
         """Jobs by state, in all and by type, and how many workers there are."""
@@ -402,9 +406,10 @@ class Queue:
             raise JobNotFound(job_id)
         return explain(job, facts_about(job, self.store, self.refresh_settings(), self.workers()))
 
-    def wait(self, job_id: str, timeout: float | None = None) -> Job:
-        """The job once it is finished, failed or not. Raises TimeoutError after `timeout` seconds."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+    def wait(self, job_id: str, timeout: Duration | None = None) -> Job:
+        """The job once it is finished, failed or not. Raises TimeoutError after `timeout`."""
+        seconds = None if timeout is None else check.duration("timeout", timeout)
+        deadline = None if seconds is None else time.monotonic() + seconds
         watch = self.store.watch()
         try:
             while True:
@@ -416,7 +421,7 @@ class Queue:
                     return job
                 left = 1.0 if deadline is None else min(1.0, deadline - time.monotonic())
                 if left <= 0:
-                    raise TimeoutError(f"job {job_id!r} is {job.status} after {timeout:g} s")
+                    raise TimeoutError(f"job {job_id!r} is {job.status} after {seconds:g} s")
                 watch.wait(left)
         finally:
             watch.close()
@@ -425,6 +430,7 @@ class Queue:
 
     def retry(self, job_id: str, payload: object = None) -> Job:
         """Run a failed, cancelled or waiting-for-retry job again from its first attempt."""
+        require_possible_id(job_id)
         text, key = None, None
         if payload is not None:
             job = self.get(job_id)
@@ -435,11 +441,66 @@ class Queue:
         self.events.emit(JobRetried(job_id=job.id, type=job.type))
         return job
 
-    def retry_all(self, type: str | None = None) -> tuple[int, int]:
-        """Retry every failed job, or every one of a type.
+    def retry_all(
+        self,
+        type: str | None = None,
+        *,
+        status: str | Iterable[str] = Status.FAILED,
+        error: str | None = None,
+        since: datetime | str | None = None,
+        until: datetime | str | None = None,
+        search: str | None = None,
+        sort: str = "created",
+        ascending: bool = False,
+        limit: int | None = None,
+    ) -> tuple[int, int]:
+        """Retry every failed job, or those that a filter finds, as in `page`; at most `limit` of them.
 
-        Returns how many were retried, and how many were left because another job holds their key.
+        Returns how many were retried, and how many were left: another job holds their key, or they are not
+        in a state to be retried.
         """
+        if status == Status.FAILED and limit is None and (error, since, until, search) == (None,) * 4:
+            return self._retry_failed(None if type is None else check.printable_text("type", type))
+        return self._operate(
+            "retry", limit, status=status, type=type, error=error, since=since, until=until, search=search,
+            sort=sort, ascending=ascending,
+        )  # fmt: skip
+
+    def cancel_all(
+        self,
+        type: str | None = None,
+        *,
+        status: str | Iterable[str] = (Status.SCHEDULED, Status.PENDING, Status.PROCESSING),
+        error: str | None = None,
+        since: datetime | str | None = None,
+        until: datetime | str | None = None,
+        search: str | None = None,
+        sort: str = "created",
+        ascending: bool = False,
+        limit: int | None = None,
+    ) -> tuple[int, int]:
+        """Cancel every unfinished job, or those that a filter finds, as in `page`; at most `limit` of them.
+
+        Waiting jobs are cancelled now, running ones asked to stop. Returns how many that was, and how many
+        were left because they had finished.
+        """
+        return self._operate(
+            "cancel", limit, status=status, type=type, error=error, since=since, until=until, search=search,
+            sort=sort, ascending=ascending,
+        )  # fmt: skip
+
+    def _operate(self, action: str, limit: int | None, **filters: Any) -> tuple[int, int]:
+        from itertools import islice
+
+        from holdfast.operate import matching, operate
+
+        most = None if limit is None else check.whole_number("limit", limit, listing.AMOUNTS)
+        # Those there now: what is done to one may make it fit, or fit no more.
+        job_ids = list(islice(matching(self, **filters), most))
+        made = operate(self, action, iter(job_ids))
+        return made.done, made.refused
+
+    def _retry_failed(self, type: str | None) -> tuple[int, int]:
         count, left = 0, 0
         after: int | None = 0
         while after is not None:
@@ -453,6 +514,7 @@ class Queue:
 
     def cancel(self, job_id: str) -> Job:
         """Cancel a waiting job now; ask a running one to stop."""
+        require_possible_id(job_id)
         job = self._with_limit(self.store.cancel_job(job_id))
         event = JobCancelRequested if job.cancel_requested and not job.is_finished else JobCancelled
         self.events.emit(event(job_id=job.id, type=job.type))
@@ -460,20 +522,21 @@ class Queue:
 
     def delete(self, job_id: str) -> None:
         """Delete a finished job and its history."""
+        require_possible_id(job_id)
         job = self.store.get_job(job_id)
         self.store.delete_job(job_id)
         if job is not None:
             self.events.emit(JobDeleted(job_id=job.id, type=job.type))
 
-    def cleanup(self, older_than: timedelta | float | str | datetime) -> int:
+    def cleanup(self, older_than: Duration | datetime) -> int:
         """Delete completed and cancelled jobs that finished before then; return how many."""
         return self._prune(older_than, (Status.COMPLETED, Status.CANCELLED))
 
-    def purge(self, older_than: timedelta | float | str | datetime) -> int:
+    def purge(self, older_than: Duration | datetime) -> int:
         """Delete failed jobs that finished before then; return how many."""
         return self._prune(older_than, (Status.FAILED,))
 
-    def _prune(self, older_than: timedelta | float | str | datetime, statuses: tuple[Status, ...]) -> int:
+    def _prune(self, older_than: Duration | datetime, statuses: tuple[Status, ...]) -> int:
         before = self._instant_before(older_than)
         total = 0
         prune_pass = PrunePass()
@@ -488,7 +551,7 @@ class Queue:
                 return total
             time.sleep(_BREATH)
 
-    def _instant_before(self, older_than: timedelta | float | str | datetime) -> int:
+    def _instant_before(self, older_than: Duration | datetime) -> int:
         if isinstance(older_than, datetime):
             if older_than.utcoffset() is None:
                 raise ConfigError("older_than is a naive datetime; give it a time zone")
@@ -560,11 +623,16 @@ class Queue:
         """
         return self.worker(**options).run()
 
-    def drain(self, limit: int | None = None) -> int:
-        """Run what is pending, here, in this thread, and return how many jobs ran."""
+    def drain(self, limit: int | None = None, *, raise_errors: bool = False) -> int:
+        """Run what is pending, here, in this thread, and return how many jobs ran.
+
+        With `raise_errors` what a handler raises is raised here too, once its job is settled as always; only
+        Retry, which is an answer rather than an error, is not.
+        """
         from holdfast.worker import drain
 
-        return drain(self, limit)
+        most = None if limit is None else check.whole_number("limit", limit, listing.AMOUNTS)
+        return drain(self, most, raise_errors=raise_errors)
 
     def _with_limit(self, job: Job) -> Job:
         """The job with the attempt limit that will hold for it, where that is still open."""

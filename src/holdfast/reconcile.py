@@ -143,7 +143,9 @@ def _keep(queue: Queue, report: Report) -> None:
     try:
         queue.store.write_reconciliation(json.encode(report).decode())
     except StoreError as error:
-        queue.events.emit(ReconciliationFailed(error=f"its report could not be kept: {error}"))
+        queue.events.emit(
+            ReconciliationFailed(error=f"its report could not be kept: {error}", exception=error)
+        )
 
 
 def last_report(queue: Queue) -> Report | None:

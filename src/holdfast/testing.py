@@ -64,9 +64,9 @@ def isolated(queue: Queue, folder: str | PathLike[str]) -> Iterator[MovableClock
         queue.url, queue.clock = before
 
 
-def drain(queue: Queue, limit: int | None = None) -> int:
+def drain(queue: Queue, limit: int | None = None, *, raise_errors: bool = False) -> int:
     """Run what is pending in this thread and return how many jobs ran."""
-    return queue.drain(limit)
+    return queue.drain(limit, raise_errors=raise_errors)
 
 
 def enqueued(queue: Queue, type: str | None = None, **filters: Any) -> list[Job]:

@@ -30,7 +30,7 @@ from statistics import median
 from typing import NamedTuple
 
 from holdfast import Queue
-from holdfast.config import parse_duration
+from holdfast.durations import parse_duration
 from tests.postgres import Server, share_server, with_parameters
 from tests.process import oracle
 from tests.process.app import MAX_RUNNING, RATE

@@ -17,12 +17,12 @@ from holdfast.config import (
     default_database_url,
     find_setting,
     home_folder,
-    parse_duration,
     parse_options,
     parse_setting,
 )
 from holdfast.core.backoff import Backoff
 from holdfast.core.settings import Resolved, Settings
+from holdfast.durations import parse_duration
 from holdfast.errors import ConfigError
 
 MIB = 1024 * 1024
@@ -146,6 +146,29 @@ def test_a_bad_value_is_an_error_that_says_what_is_allowed(name: str, value: obj
     with pytest.raises(ConfigError) as caught:
         parse_setting(name, value)
     assert f"is not a value for {name}; allowed: {SETTINGS[name].allowed}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "bound"),
+    [
+        ("lease_seconds", 2.9, "at least 3"),
+        ("lease_seconds", "2s", "at least 3"),
+        ("poll_interval", 0, "at least 0.01"),
+        ("job_timeout", 0, "over 0"),
+        ("max_attempts", 2**31, "at most 2147483647"),
+        ("concurrency", "10001", "at most 10000"),
+        ("rate_limit", 1e7, "at most 1000000"),
+        ("backoff_jitter", float("nan"), "at least 0"),
+        ("retention_failed", timedelta(seconds=-1), "at least 0"),
+        ("max_result_bytes", 2**30, "at most 536870912"),
+    ],
+)
+def test_a_value_beyond_a_bound_is_an_error_that_names_the_bound(
+    name: str, value: object, bound: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_setting(name, value)
+    assert str(caught.value).endswith(f"({name} must be {bound})")
 
 
 def test_bad_values_are_tried_for_every_setting() -> None:

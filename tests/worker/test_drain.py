@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
-from holdfast import Context, Queue
+from holdfast import Context, Fail, Queue, Retry
+from holdfast.errors import InvalidPayload
 from holdfast.events import JobClaimed, JobCompleted, JobPromoted
 from holdfast.store.protocol import Beat
 from holdfast.testing import MovableClock
@@ -260,3 +262,57 @@ def test_drain_under_a_running_event_loop_runs_async_handlers(queue: Queue) -> N
     assert asyncio.run(main()) == 1
     done = get(queue, job.id)
     assert (done.status, done.result, done.error) == ("completed", "done", None)
+
+
+# raise_errors
+
+
+class Broken(Exception):
+    pass
+
+
+@both_engines
+def test_drain_can_raise_what_a_handler_raised_once_its_job_is_settled(queue: Queue) -> None:
+    @queue.job(max_attempts=1)
+    def work() -> None:
+        raise Broken("boom")
+
+    first, second = work.enqueue(), work.enqueue()
+    with pytest.raises(Broken, match="boom") as caught:
+        queue.drain(raise_errors=True)
+    assert "in work" in "".join(traceback.format_tb(caught.tb)), "it comes with its own traceback"
+    assert (get(queue, first.id).status, get(queue, second.id).status) == ("failed", "pending")
+    assert queue.store.list_workers() == []
+    assert queue.drain() == 1
+
+
+@pytest.mark.parametrize("error", [Fail("no use"), Broken("async")])
+def test_drain_raises_from_async_handlers_and_what_fails_for_good(queue: Queue, error: Exception) -> None:
+    @queue.job
+    async def work() -> None:
+        raise error
+
+    work.enqueue()
+    with pytest.raises(type(error)):
+        queue.drain(raise_errors=True)
+
+
+def test_drain_raises_when_a_payload_does_not_fit(queue: Queue) -> None:
+    queue.enqueue("work", {"n": "many"})
+
+    @queue.job
+    def work(n: int) -> None: ...
+
+    with pytest.raises(InvalidPayload, match="n"):
+        queue.drain(raise_errors=True)
+
+
+def test_drain_does_not_raise_a_retry_that_the_handler_asked_for(queue: Queue) -> None:
+    @queue.job
+    def work(ctx: Context) -> None:
+        if ctx.attempt == 1:
+            raise Retry(delay=0)
+
+    job = work.enqueue()
+    assert queue.drain(raise_errors=True) == 2
+    assert get(queue, job.id).status == "completed"

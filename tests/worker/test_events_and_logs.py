@@ -13,8 +13,10 @@ import pytest
 
 from holdfast import Context, Queue
 from holdfast import events as e
+from holdfast.errors import ProcessDied
 from holdfast.observe import log
 from tests.support import Recorder, both_engines
+from tests.worker import handlers
 from tests.worker.support import PATIENCE, Gate, get, sql, supersede
 
 StartWorker = Callable[..., Any]
@@ -339,3 +341,63 @@ def test_log_of_a_worker_tells_the_story_of_a_job(
         "job.completed",
     ]
     assert get(queue, job.id).status == "completed"
+
+
+# The exception behind an error.
+
+
+def test_error_event_carries_the_exception_that_the_handler_raised(
+    queue: Queue, start_worker: StartWorker, recorder: Recorder
+) -> None:
+    raised = RuntimeError("broken")
+
+    def fail(payload: object) -> None:
+        raise raised
+
+    async def fail_async(payload: object) -> None:
+        raise raised
+
+    queue.register("thread", fail, max_attempts=2)
+    queue.register("loop", fail_async, max_attempts=1)
+    start_worker()
+    queue.enqueue("thread")
+    queue.enqueue("loop")
+    assert recorder.wait(e.JobRetrying, type="thread").exception is raised
+    assert recorder.wait(e.JobFailed, type="thread").exception is raised
+    assert recorder.wait(e.JobFailed, type="loop").exception is raised
+
+
+def test_error_ignored_after_a_commit_is_carried_too(
+    queue: Queue, start_worker: StartWorker, recorder: Recorder
+) -> None:
+    @queue.job
+    def work(ctx: Context) -> None:
+        with ctx.transaction():
+            pass
+        raise KeyError("late")
+
+    start_worker()
+    work.enqueue()
+    assert isinstance(recorder.wait(e.HandlerErrorIgnored).exception, KeyError)
+
+
+def test_death_of_a_process_is_carried_and_what_its_handler_raised_is_not(
+    queue: Queue, start_worker: StartWorker, recorder: Recorder
+) -> None:
+    queue.job(executor="process", max_attempts=1)(handlers.exit_at_once)
+    queue.job(executor="process", max_attempts=1)(handlers.fail_for_good)
+    start_worker()
+    for type in ("exit_at_once", "fail_for_good"):
+        queue.enqueue(type)
+    assert isinstance(recorder.wait(e.JobFailed, type="exit_at_once").exception, ProcessDied)
+    assert recorder.wait(e.JobFailed, type="fail_for_good").exception is None, "it was raised elsewhere"
+
+
+def test_exception_stays_out_of_the_log() -> None:
+    event = e.JobFailed(
+        job_id="j", type="t", attempt=1, worker_id="w", error="boom", exception=RuntimeError("secret")
+    )
+    record = logging.LogRecord("holdfast", event.level, "", 1, event, None, None)
+    for line in (str(event), log.JsonFormatter().format(record), log.TextFormatter().format(record)):
+        assert "secret" not in line
+        assert "exception" not in line

@@ -11,7 +11,7 @@ from holdfast import Queue
 from holdfast import queue as queue_module
 from holdfast.core.lifecycle import Errored
 from holdfast.errors import ConfigError
-from holdfast.events import JobRetried, JobsPruned
+from holdfast.events import JobCancelled, JobCancelRequested, JobRetried, JobsPruned
 from holdfast.testing import MovableClock
 from tests.conformance.steps import claim, ending, finished, insert, run
 from tests.support import Recorder, both_engines, unsynced
@@ -173,3 +173,46 @@ def test_cancelled_jobs_and_jobs_that_wait_for_a_retry_are_left(queue: Queue) ->
     assert queue.retry_all() == (0, 0)
     assert get(queue, "cancelled").status == "cancelled"
     assert get(queue, "retrying").attempts == 1
+
+
+# retry_all and cancel_all with a filter
+
+
+@both_engines
+def test_retry_all_takes_the_filters_of_a_list_and_a_limit(queue: Queue, recorder: Recorder) -> None:
+    fail_many(queue, 3)
+    finished(queue.store, "other", Errored("another thing", permanent=True))
+    assert queue.retry_all(error="another thing") == (1, 0)
+    assert [event.job_id for event in recorder.all(JobRetried)] == ["other"]
+    assert queue.retry_all("email", limit=1) == (1, 0)
+    assert get(queue, "dead-2").status == "pending", "the newest first, as in a list"
+    assert queue.retry_all(limit=1, ascending=True) == (1, 0)
+    assert get(queue, "dead-0").status == "pending"
+    assert queue.retry_all(search="dead-1", limit=0) == (0, 0)
+    assert queue.retry_all(since="2031-01-01T00:00:00Z") == (0, 0)
+    assert queue.count(status="failed") == 1
+
+
+@both_engines
+def test_retry_all_takes_other_states_and_counts_what_it_left(queue: Queue) -> None:
+    insert(queue.store, "cancelled")
+    queue.cancel("cancelled")
+    finished(queue.store, "completed")
+    assert queue.retry_all(status=["cancelled", "completed"]) == (1, 1)
+    assert get(queue, "cancelled").status == "pending"
+    assert get(queue, "completed").status == "completed"
+
+
+@both_engines
+def test_cancel_all_cancels_what_waits_and_asks_what_runs(queue: Queue, recorder: Recorder) -> None:
+    run(queue.store, "running", type="crawl")
+    insert(queue.store, "a", "b")
+    insert(queue.store, "later", delay=60)
+    finished(queue.store, "over", type="zip")
+    assert queue.cancel_all("email", limit=1) == (1, 0)
+    assert get(queue, "later").status == "cancelled", "the newest first, as in a list"
+    assert queue.cancel_all() == (3, 0)
+    assert {event.job_id for event in recorder.all(JobCancelled)} == {"later", "a", "b"}
+    assert [event.job_id for event in recorder.all(JobCancelRequested)] == ["running"]
+    assert get(queue, "over").status == "completed"
+    assert queue.cancel_all(status="completed") == (0, 1)

@@ -108,10 +108,17 @@ def test_retry_with_a_delay_that_makes_no_sense_is_an_error_of_the_handler() -> 
             Retry(delay=delay)
 
 
-def test_retry_takes_its_delay_as_a_timedelta(queue: Queue) -> None:
+def test_retry_with_a_delay_that_is_no_duration_says_what_one_is() -> None:
+    for delay in ("soon", "", b"5m", True, [5]):
+        with pytest.raises(ValueError, match="delay must be a duration, such as 30, '5m' or a timedelta"):
+            Retry(delay=delay)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("delay", [timedelta(minutes=5), "5m", 300])
+def test_retry_takes_its_delay_as_any_duration(queue: Queue, delay: timedelta | str | int) -> None:
     @queue.job
     def later() -> None:
-        raise Retry("busy", delay=timedelta(minutes=5))
+        raise Retry("busy", delay=delay)
 
     job = later.enqueue()
     queue.drain()

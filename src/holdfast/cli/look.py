@@ -21,11 +21,11 @@ from holdfast.cli.output import (
     seconds_text,
     style_of,
 )
-from holdfast.config import parse_duration
 from holdfast.core.clock import parse_instant, to_datetime
 from holdfast.core.job import Job
 from holdfast.core.redact import redact
-from holdfast.errors import LONGEST_DURATION, ConfigError, JobNotFound, one_line, shown
+from holdfast.durations import LONGEST_DURATION, parse_duration
+from holdfast.errors import ConfigError, JobNotFound, one_line, shown
 from holdfast.observe import shapes
 from holdfast.store.protocol import CREATED, SORTS
 

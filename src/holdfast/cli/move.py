@@ -8,7 +8,7 @@ from contextlib import closing, suppress
 
 from holdfast.cli.command import DONE, Call, Parser, UsageError, command, say
 from holdfast.cli.output import Column, Progress, print_json, print_table, progress_bar
-from holdfast.config import parse_duration
+from holdfast.durations import parse_duration
 from holdfast.errors import MoveFailed, StoreBusy
 from holdfast.store.move import Copied, End, Move, open_end
 

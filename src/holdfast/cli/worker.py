@@ -19,9 +19,10 @@ from holdfast.cli.command import DONE, FAILED, Call, Parser, UsageError, command
 from holdfast.cli.detach import PYTHON, clean_environment, detach, rotation, tell_ready
 from holdfast.cli.output import Column, age, print_json, print_line, print_table
 from holdfast.cli.supervised import RECONCILE
-from holdfast.config import parse_duration, parse_setting, stop_file
+from holdfast.config import parse_setting, stop_file
 from holdfast.core.clock import to_datetime
 from holdfast.core.job import check_type
+from holdfast.durations import parse_duration
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.events import Events
 from holdfast.facts import slots_of

@@ -73,7 +73,7 @@ def _reconcile(queue: Queue) -> None:
     try:
         reconcile(queue, on_start=True)
     except Exception as error:
-        queue.events.emit(ReconciliationFailed(error=f"{type(error).__name__}: {error}"))
+        queue.events.emit(ReconciliationFailed(error=f"{type(error).__name__}: {error}", exception=error))
     finally:
         store.close_thread()
 

@@ -9,8 +9,9 @@ from typing import Any
 
 from msgspec import Struct
 
+from holdfast.core.check import text
 from holdfast.core.clock import from_datetime
-from holdfast.errors import ConfigError, shown
+from holdfast.errors import ConfigError, JobNotFound, shown
 
 
 class Status(StrEnum):
@@ -114,6 +115,17 @@ def check_id(value: object) -> str:
     return value
 
 
+def could_be_id(value: object) -> bool:
+    """Whether a job may have this id. What is not text was never meant to be one, and is an error."""
+    return _ID.fullmatch(text("job_id", value)) is not None
+
+
+def require_possible_id(value: str) -> None:
+    """Raise JobNotFound for what can't be an id. Not every database could be asked for it."""
+    if not could_be_id(value):
+        raise JobNotFound(value)
+
+
 def check_type(value: object) -> str:
     if not isinstance(value, str) or not _TYPE.fullmatch(value):
         raise ConfigError(f"{shown(value)} can't be a job's type: 1 to 255 of A-Z a-z 0-9 _ . : -")
@@ -125,13 +137,13 @@ def base_type(type: str) -> str:
     return type.partition(":")[0]
 
 
-def parse_status(word: str) -> Status | str:
+def parse_status(word: object) -> Status | str:
     """A filter's word as a Status, or RETRYING. Other specifications' words are taken too."""
-    word = _OTHER_WORDS.get(word, word)
-    if word == RETRYING:
+    known = _OTHER_WORDS.get(word, word) if isinstance(word, str) else ""
+    if known == RETRYING:
         return RETRYING
     try:
-        return Status(word)
+        return Status(known)
     except ValueError:
         allowed = [*Status, RETRYING, *_OTHER_WORDS]
         raise ConfigError(f"{shown(word)} is not a status; allowed: {', '.join(allowed)}") from None

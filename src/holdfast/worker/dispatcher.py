@@ -442,7 +442,7 @@ class Dispatcher:
         try:
             self._turn.leave()
         except StoreError as error:
-            self._events.emit(e.StoreTrouble(worker_id=self._id, error=str(error), retry_in=0.0))
+            self._tell_trouble(error, retry_in=0.0)
         self._events.emit(e.WorkerStopped(worker_id=self._id, released=self._enforcer.cut_short))
 
     def _trouble(self, error: StoreError) -> None:
@@ -458,7 +458,12 @@ class Dispatcher:
         self._pause = min(longest, max(0.05, 2 * self._pause))
         self._back_off = time.monotonic() + self._pause
         self._look = True
-        self._events.emit(e.StoreTrouble(worker_id=self._id, error=str(error), retry_in=self._pause))
+        self._tell_trouble(error, retry_in=self._pause)
+
+    def _tell_trouble(self, error: StoreError, *, retry_in: float) -> None:
+        self._events.emit(
+            e.StoreTrouble(worker_id=self._id, error=str(error), retry_in=retry_in, exception=error)
+        )
 
     def _recovered(self) -> None:
         if self._pause:

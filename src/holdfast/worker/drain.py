@@ -16,7 +16,7 @@ from holdfast.core.clock import lease_clock
 from holdfast.core.ids import new_id
 from holdfast.core.job import Status
 from holdfast.core.lifecycle import Released
-from holdfast.errors import NestedWrite, StoreBusy
+from holdfast.errors import NestedWrite, Retry, StoreBusy
 from holdfast.store.protocol import WorkerRecord
 from holdfast.worker.claiming import Claiming
 from holdfast.worker.heartbeat import Heartbeat
@@ -34,7 +34,7 @@ _PATIENCE = 5.0
 _PAUSE = 0.05
 
 
-def drain(queue: Queue, limit: int | None) -> int:
+def drain(queue: Queue, limit: int | None, *, raise_errors: bool = False) -> int:
     """Run due and pending jobs one after another, here; return how many ran.
 
     Jobs that they enqueue run too; those that wait for a retry or their time do not. Timeouts are not
@@ -45,6 +45,8 @@ def drain(queue: Queue, limit: int | None) -> int:
     try:
         while (limit is None or count < limit) and drainer.run_one():
             count += 1
+            if raise_errors and drainer.raised is not None:
+                raise drainer.raised
     finally:
         drainer.close()
     return count
@@ -58,6 +60,8 @@ class Drainer:
         self._store = queue.store
         self._id = new_id()
         self._attempt: Attempt | None = None
+        self.raised: BaseException | None = None
+        """What the last handler raised; not Retry, which is an answer rather than an error."""
         self._claiming = Claiming(queue.registry, queue, Slots(1, lambda _: ("", 1)), None)
         self._statistics = Statistics(self._id)
         self._settler = Settler(self._id, self._store, queue.events, self._statistics)
@@ -114,6 +118,7 @@ class Drainer:
 
     def _settle(self, attempt: Attempt, ending: Ending) -> None:
         ended = [Ended(attempt, ending)]
+        self.raised = None if isinstance(ended[0].exception, Retry) else ended[0].exception
         deadline = time.monotonic() + _PATIENCE
         while True:
             accepted = self._settler.write(ended, self._queue.settings())

@@ -123,7 +123,9 @@ class Heartbeat:
             pause = min(pause, settings.heartbeat_seconds / 8)
             late = self._endangered(late)
         self._trouble = True
-        self._events.emit(e.StoreTrouble(worker_id=self._worker_id, error=str(error), retry_in=pause))
+        self._events.emit(
+            e.StoreTrouble(worker_id=self._worker_id, error=str(error), retry_in=pause, exception=error)
+        )
         if late:
             self._events.emit(e.LeaseLostByWorker(worker_id=self._worker_id, jobs=len(late)))
             self._lost(late)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 from holdfast import events as e
 from holdfast.core.clock import SECOND, microseconds, to_iso
@@ -234,7 +235,7 @@ def reap(
 
 def events_of_loss(lost: Expired, status: Status) -> list[e.Event]:
     """What is to be told of an attempt that was taken from a lost worker."""
-    name = {"job_id": lost.id, "type": lost.type, "worker_id": lost.worker_id}
+    name: dict[str, Any] = {"job_id": lost.id, "type": lost.type, "worker_id": lost.worker_id}
     told: list[e.Event] = [e.JobReaped(**name, attempt=lost.attempts, status=status)]
     if status is Status.FAILED:
         error = "WorkerLost: its worker died, and no attempts are left"

@@ -55,8 +55,10 @@ def begin_call(attempt: Attempt, passing: tuple[type[BaseException], ...] = ()) 
     try:
         bound = handler.spec.bind(decode(attempt.claim.payload))
     except InvalidPayload as error:
+        attempt.exception = error
         return Errored(f"InvalidPayload: {error}", permanent=True)
     except Exception as error:
+        attempt.exception = error
         return _errored(error, None, permanent=True)
     refusal = refusal_to_start(attempt)
     if refusal is not None:
@@ -115,11 +117,13 @@ def ending_of_value(attempt: Attempt, value: Any) -> Ending:
 def ending_of_error(attempt: Attempt, error: BaseException) -> Ending:
     """How an attempt ends whose handler raised."""
     if attempt.committed:
+        attempt.exception = error
         return Committed(describe(error))
     if isinstance(error, LeaseLost) or (isinstance(error, Interrupted) and attempt.stop_reason is None):
         return LetGo()
     if isinstance(error, Interrupted | asyncio.CancelledError) and attempt.stop_reason is not None:
         return ending_of_stop(attempt)
+    attempt.exception = error
     # Where our own code raised these would tell nobody anything: they carry no traceback.
     if isinstance(error, CommandFailed | ExtractionFailed):
         return Errored(describe(error), detail=attempt.detail)
@@ -139,7 +143,8 @@ def ending_of_stop(attempt: Attempt) -> Ending:
     if attempt.stop_reason == CANCELLED:
         return Stopped()
     if attempt.stop_reason == TIMED_OUT:
-        return Errored(describe(TimedOut(attempt.claim.timeout or 0.0)), detail=attempt.detail)
+        attempt.exception = TimedOut(attempt.claim.timeout or 0.0)
+        return Errored(describe(attempt.exception), detail=attempt.detail)
     assert attempt.stop_reason == LOST, attempt.stop_reason
     return LetGo()
 

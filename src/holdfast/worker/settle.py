@@ -15,15 +15,19 @@ from holdfast.store.protocol import Finish, Store
 from holdfast.worker.run import Committed, Ending, LetGo
 from holdfast.worker.statistics import Statistics
 
+_CHILDREN_AT_ONCE = 1000
+
 
 class Ended:
     """An attempt that has ended, until its outcome is written or refused."""
 
-    __slots__ = ("at", "attempt", "ending", "finish")
+    __slots__ = ("at", "attempt", "ending", "exception", "finish")
 
     def __init__(self, attempt: Attempt, ending: Ending) -> None:
         self.attempt = attempt
         self.ending = ending
+        # Taken over: its traceback leads to the attempt, which must not lead back to it.
+        self.exception, attempt.exception = attempt.exception, None
         self.at = time.monotonic()
         self.finish: Finish | None = None
         """What is to be written of it, once that is decided."""
@@ -103,7 +107,12 @@ class Settler:
                 self._completed(end)
                 if end.ending.error is not None:
                     self._events.emit(
-                        e.HandlerErrorIgnored(job_id=claim.id, type=claim.type, error=end.ending.error)
+                        e.HandlerErrorIgnored(
+                            job_id=claim.id,
+                            type=claim.type,
+                            error=end.ending.error,
+                            exception=end.exception,
+                        )
                     )
             elif (claim.seq, claim.version) not in accepted:
                 if isinstance(end.ending, Released):
@@ -140,11 +149,14 @@ class Settler:
                 )
             )
         if end.attempt.children and self._events.wanted(e.JobEnqueued):
-            for child in end.attempt.children:
-                job = self._store.get_job(child.id)
-                if job is not None and job.parent_id == claim.id:  # else it became a link
+            self._tell_children(claim.id, [child.id for child in end.attempt.children])
+
+    def _tell_children(self, parent_id: str, job_ids: Sequence[str]) -> None:
+        for start in range(0, len(job_ids), _CHILDREN_AT_ONCE):
+            for job in self._store.get_jobs(job_ids[start : start + _CHILDREN_AT_ONCE]):
+                if job.parent_id == parent_id:  # else it became a link
                     self._events.emit(
-                        e.JobEnqueued(job_id=job.id, type=job.type, status=job.status, parent_id=claim.id)
+                        e.JobEnqueued(job_id=job.id, type=job.type, status=job.status, parent_id=parent_id)
                     )
 
     def _not_completed(self, end: Ended, status: Status) -> None:
@@ -170,9 +182,15 @@ class Settler:
                 worker_id=self._worker_id,
                 error=error,
                 delay=decision.delay,
+                exception=end.exception,
             )
         return e.JobFailed(
-            job_id=claim.id, type=claim.type, attempt=claim.attempts, worker_id=self._worker_id, error=error
+            job_id=claim.id,
+            type=claim.type,
+            attempt=claim.attempts,
+            worker_id=self._worker_id,
+            error=error,
+            exception=end.exception,
         )
 
 

@@ -141,7 +141,7 @@ class Worker:
             dispatcher.run()
         except BaseException as error:
             self._failure = error
-            self._queue.events.emit(WorkerCrashed(worker_id=self.id, error=describe(error)))
+            self._queue.events.emit(WorkerCrashed(worker_id=self.id, error=describe(error), exception=error))
         finally:
             dispatcher.ready.set()
 

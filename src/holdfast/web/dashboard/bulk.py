@@ -9,10 +9,10 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from msgspec.structs import replace
 
-from holdfast.config import parse_duration
 from holdfast.core.clock import to_datetime
 from holdfast.core.job import FINISHED, RETRYING, Status
-from holdfast.errors import LONGEST_DURATION, ConfigError, shown
+from holdfast.durations import LONGEST_DURATION, parse_duration
+from holdfast.errors import ConfigError, shown
 from holdfast.listing import MOST_SEARCHED
 from holdfast.operate import Operated, matching, operate
 from holdfast.queue import Queue

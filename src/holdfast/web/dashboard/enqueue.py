@@ -8,11 +8,11 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from holdfast.config import parse_duration
 from holdfast.core.clock import parse_instant
 from holdfast.core.ids import new_id
 from holdfast.core.job import Job, base_type, check_id
 from holdfast.core.payload import decode_strictly
+from holdfast.durations import parse_duration
 from holdfast.errors import ConfigError, DuplicateJob, InvalidPayload, KeyTaken, UnknownType
 from holdfast.queue import Queue
 from holdfast.web.api.control import known_types

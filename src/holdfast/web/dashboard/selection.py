@@ -10,8 +10,8 @@ from urllib.parse import urlencode
 from msgspec import Struct
 from msgspec.structs import replace
 
-from holdfast.config import parse_duration
 from holdfast.core.job import RETRYING, Status, check_type, parse_status
+from holdfast.durations import parse_duration
 from holdfast.errors import ConfigError, shown
 from holdfast.web.dashboard.page import Form
 

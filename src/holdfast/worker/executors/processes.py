@@ -186,10 +186,11 @@ class Child:
                 attempt.children = message.children
                 return message.ending
         self.close()
-        error = describe(ProcessDied(self._process.returncode))
-        if attempt.committed:
-            return Committed(error if attempt.stop_reason is None else None)
-        return Errored(error) if attempt.stop_reason is None else ending_of_stop(attempt)
+        if attempt.stop_reason is not None:
+            return Committed() if attempt.committed else ending_of_stop(attempt)
+        attempt.exception = ProcessDied(self._process.returncode)
+        error = describe(attempt.exception)
+        return Committed(error) if attempt.committed else Errored(error)
 
     def ask(self, reason: str) -> None:
         self._send(Ask(reason))
