@@ -1,4 +1,4 @@
-"""A small shop: the handlers that `make run` serves, and a day's work to begin with.
+"""A small shop: the handlers that `make run` serves, work to begin with, and customers who keep coming.
 
 Run as a program it enqueues that work: python -m examples.demo && queuectl serve --app examples.demo:queue
 """
@@ -11,8 +11,9 @@ from typing import Literal
 
 from holdfast import Context, Fail, Queue
 
-# The queue of QUEUECTL_HOME. Finished jobs are kept for a day, unless `queuectl config` says otherwise.
-queue = Queue(defaults={"retention_completed": "1d", "backoff_factor": 2})
+# The queue of QUEUECTL_HOME. Finished jobs are kept for an hour, failed ones for a day, unless
+# `queuectl config` says otherwise.
+queue = Queue(defaults={"retention_completed": "1h", "retention_failed": "1d", "backoff_factor": 2})
 
 
 @dataclass
@@ -39,8 +40,8 @@ def take_order(
 
 @queue.job(max_attempts=4)
 def charge(ctx: Context, order: int, card_token: str) -> str:
-    """Fails at first and is tried again. On pages and over HTTP its card_token is shown as [redacted]."""
-    if ctx.attempt < 3:
+    """Fails at first for every fifth order, and is retried. Its card_token is shown as [redacted]."""
+    if order % 5 == 0 and ctx.attempt < 3:
         raise ConnectionError("the bank does not answer")
     return f"order {order} paid in attempt {ctx.attempt}"
 
@@ -76,19 +77,35 @@ def newsletter(to: str) -> None:
     """At most two start a second, over all processes."""
 
 
+CUSTOMERS = ("Ada", "Grace", "Linus", "Barbara", "Dennis", "Margaret", "Ken")
+SECONDS_BETWEEN_CUSTOMERS = 3
+
+
+@queue.job
+def open_shop(ctx: Context) -> None:
+    """Lets a customer in and enqueues itself for the next one. With a key, there is never more than one."""
+    order = int(ctx.job.created_at.timestamp())
+    name = CUSTOMERS[order % len(CUSTOMERS)]
+    customer = {"name": name, "email": f"{name.lower()}@example.com"}
+    ctx.enqueue(take_order, {"order": order, "customer": customer})
+    if order % 4 == 0:
+        ctx.enqueue(resize, {"picture": f"picture{order}.jpg"})
+    ctx.enqueue(open_shop, delay=SECONDS_BETWEEN_CUSTOMERS, key="shop")
+
+
 def main() -> None:
-    for order, name in enumerate(("Ada", "Grace", "Linus"), 1001):
+    for order, name in zip((1005, 1010, 1015), CUSTOMERS, strict=False):
         customer = Customer(name, f"{name.lower()}@example.com")
         take_order.with_options(priority=5).enqueue(order=order, customer=customer)
     resize.enqueue_many({"picture": f"picture{number}.jpg"} for number in range(1, 9))
     deliver.enqueue_many({"parcel": 70 + number, "address": "Atlantis"} for number in range(5))
     deliver.enqueue(parcel=75, address="Lisbon")
     count_stock.enqueue_many({"warehouse": number} for number in range(1, 6))
-    newsletter.enqueue_many({"to": f"reader{number}@example.com"} for number in range(100))
+    newsletter.enqueue_many({"to": f"reader{number}@example.com"} for number in range(50))
     greet.with_options(delay=60).enqueue(name="whoever came later")
-    queue.enqueue("translate", {"text": "nobody handles this type yet"})
+    open_shop.with_options(key="shop").enqueue()
     counts = queue.stats()
-    print(f"{counts['pending']} jobs are pending and {counts['scheduled']} scheduled in {queue.url}")
+    print(f"{counts['pending']} jobs are pending and {counts['scheduled']} scheduled in {queue.store.url}")
     print("to watch them, open the address that `serving` names in a browser")
 
 

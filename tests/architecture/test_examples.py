@@ -35,7 +35,7 @@ PROMISES: dict[str, list[str]] = {
         "worker .* stopped, 0 jobs given back",
     ],
     "demo.py": [
-        r"123 jobs are pending and 1 scheduled in sqlite:///",
+        r"73 jobs are pending and 1 scheduled in sqlite:///",
         "open the address that `serving` names",
     ],
     "fluent.py": [

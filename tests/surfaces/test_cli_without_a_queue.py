@@ -25,7 +25,6 @@ LOOKING = [
     "report",
     "reconcile",
     "worker list",
-    "worker stop",
     "config list",
     "config get max_attempts",
     "dlq list",
@@ -64,6 +63,13 @@ def test_doctor_calls_a_missing_queue_a_problem(bare_cli: Cli, home: Path) -> No
     ran = bare_cli("doctor")
     assert (ran.code, ran.err) == (1, "")
     assert ran.out.startswith(f"problem\tdatabase\tthere is no queue in {home}/queue.db")
+    assert list(home.iterdir()) == []
+
+
+def test_stop_where_there_is_no_queue_has_nothing_to_stop(bare_cli: Cli, home: Path) -> None:
+    ran = bare_cli("worker", "stop")
+    assert (ran.code, ran.errors) == (0, ["queuectl: no worker is running on this machine"])
+    assert bare_cli("worker", "stop", "w1").code == 1
     assert list(home.iterdir()) == []
 
 

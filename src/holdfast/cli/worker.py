@@ -23,7 +23,7 @@ from holdfast.config import parse_setting, stop_file
 from holdfast.core.clock import to_datetime
 from holdfast.core.job import check_type
 from holdfast.durations import parse_duration
-from holdfast.errors import ConfigError, HoldfastError
+from holdfast.errors import ConfigError, HoldfastError, QueueNotFound
 from holdfast.events import Events
 from holdfast.facts import slots_of
 from holdfast.jobs.process_group import WORKER_MARK, end_marked
@@ -178,8 +178,8 @@ def stop(call: Call) -> int:
     They claim nothing more and finish what they run, within shutdown_timeout.
     """
     arguments = call.arguments
+    given_timeout = _given_timeout(call)
     chosen, code = _chosen(call)
-    timeout = _timeout(call)
     if not chosen:
         if not arguments.workers:
             say("no worker is running" + ("" if arguments.all_hosts else " on this machine"))
@@ -187,6 +187,7 @@ def stop(call: Call) -> int:
     request = StopRequest.AT_ONCE if arguments.force else StopRequest.IN_ORDER
     call.queue.store.request_stop([worker.id for worker in chosen], request)
     left = {worker.id: worker for worker in chosen}
+    timeout = _own_timeout(call) if given_timeout is None else given_timeout
     deadline = time.monotonic() + timeout
     while left and time.monotonic() < deadline:
         time.sleep(_PAUSE)
@@ -214,7 +215,7 @@ def _is_dead(worker: WorkerRecord) -> bool:
 def _chosen(call: Call) -> tuple[list[WorkerRecord], int]:
     """The workers to stop, and the exit code so far: ids that name none are failures."""
     arguments = call.arguments
-    workers = call.queue.workers(restarting=True)
+    workers = _running(call)
     if not arguments.workers:
         here = socket.gethostname()
         return [worker for worker in workers if arguments.all_hosts or worker.host == here], DONE
@@ -226,9 +227,21 @@ def _chosen(call: Call) -> tuple[list[WorkerRecord], int]:
     return found, DONE if len(found) == len(arguments.workers) else FAILED
 
 
-def _timeout(call: Call) -> float:
+def _running(call: Call) -> list[WorkerRecord]:
+    """Where there is no queue, nobody works: what was asked for is so already."""
+    try:
+        return call.queue.workers(restarting=True)
+    except QueueNotFound:
+        return []
+
+
+def _own_timeout(call: Call) -> float:
+    return float(call.queue.settings().get("shutdown_timeout")) + _STOP_MARGIN
+
+
+def _given_timeout(call: Call) -> float | None:
     if call.arguments.timeout is None:
-        return float(call.queue.settings().get("shutdown_timeout")) + _STOP_MARGIN
+        return None
     try:
         return parse_duration(call.arguments.timeout)
     except ValueError as error:
