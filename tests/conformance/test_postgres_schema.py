@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -14,6 +15,7 @@ from psycopg import sql
 from holdfast.core.clock import system_clock
 from holdfast.errors import ForeignDatabase, SchemaOutOfDate, StoreUnavailable
 from holdfast.store.migrate import Migration
+from holdfast.store.move import Move, open_end
 from holdfast.store.open import open_store
 from holdfast.store.postgres import open as opening
 from holdfast.store.postgres.schema import MIGRATIONS
@@ -72,6 +74,29 @@ def relations(connection: Any, schema: str) -> list[tuple[str, int]]:
 
 
 # Where it is
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_queue_in_a_schema_of_any_name_is_backed_up_and_moved(
+    connection: Any, name: str, tmp_path: Path
+) -> None:
+    with made(connection, name) as url, made(connection, f"{name} 2") as target:
+        with opened(url) as store:
+            insert(store, "job", priority=7)
+            store.back_up(str(tmp_path / "copy.db"))
+        with opened(f"sqlite:///{tmp_path}/copy.db") as copy:
+            assert claim_one(copy).id == "job"
+        with (
+            closing(open_end(url)) as start,
+            closing(open_end(target)) as end,
+            closing(Move(start, end)) as move,
+        ):
+            move.start()
+            assert move.freeze()
+            move.copy()
+            move.switch()
+        with opened(target) as store:
+            assert claim_one(store).priority == 7
 
 
 @pytest.mark.parametrize("name", NAMES)

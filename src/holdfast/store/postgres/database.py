@@ -7,10 +7,12 @@ it may take travels with its BEGIN.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
+from itertools import count
 from typing import Any
 
 import psycopg
@@ -331,7 +333,11 @@ def _set_locally(settings: dict[str, str]) -> str:
     return f"SELECT {', '.join(calls)}"
 
 
+_PLACES = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|(\?)""")
+"""A `?` of ours, or something quoted, such as the name of a schema, in which there may be one as well."""
+
+
 @lru_cache(4096)
 def _numbered(sql: str) -> str:
-    first, *rest = sql.split("?")
-    return first + "".join(f"${number}{part}" for number, part in enumerate(rest, 1))
+    numbers = count(1)
+    return _PLACES.sub(lambda found: f"${next(numbers)}" if found[1] else found[0], sql)

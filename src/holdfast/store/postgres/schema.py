@@ -264,11 +264,12 @@ _COUNTING = (
 MIGRATIONS = (Migration(5, "the queue", (*_TABLES, *_INDEXES, *_COUNTING)),)
 
 _NAMES = re.compile(
-    r"\bholdfast_(?:schema|jobs|failures|links|logs|settings|pauses|limits|workers|types|statistics"
-    r"|reconciliation|tallies|error_tallies|counts|errors|count_inserted|count_moved|count_deleted)\b(?!\.)"
+    r'"(?:[^"]|"")*"|'  # a schema may be called like one of them
+    r"\b(holdfast_(?:schema|jobs|failures|links|logs|settings|pauses|limits|workers|types|statistics"
+    r"|reconciliation|tallies|error_tallies|counts|errors|count_inserted|count_moved|count_deleted)\b(?!\.))"
 )
 
 
 def qualified(sql: str, schema: str) -> str:
     """SQL with the names of our tables and functions in their schema, whatever the search path is."""
-    return _NAMES.sub(lambda found: f"{schema}.{found[0]}", sql)
+    return _NAMES.sub(lambda found: f"{schema}.{found[1]}" if found[1] else found[0], sql)

@@ -88,6 +88,7 @@ class PostgresEnd(End):
         self.address = store.url
         self.origin = self.database.identity
         schema = self.database.schema
+        self._jobs = f"{schema}.holdfast_jobs"
         self._table = f"{schema}.{MOVE_TABLE}"
         self._until = f"{schema}.{MOVE_TABLE}_until"
         self._refuse = f"{schema}.{MOVE_TABLE}_refuse()"
@@ -186,7 +187,9 @@ class PostgresEnd(End):
 
     def _push(self, session: Session, seconds: float) -> None:
         # The guards hold a little longer than the mover relies on them.
-        session.rows(f"SELECT setval('{self._until}', {NOW} + ?)", [microseconds(seconds) + self._margin])
+        session.rows(
+            f"SELECT setval(?::regclass, {NOW} + ?)", [self._until, microseconds(seconds) + self._margin]
+        )
 
     def _make_refusal(self, session: Session, words: str, condition: str) -> None:
         # In hexadecimal, so that nothing in an address is taken for SQL.
@@ -318,7 +321,7 @@ class PostgresEnd(End):
         return count
 
     def last_seq(self) -> int:
-        [(name,)] = self.database.read("SELECT pg_get_serial_sequence('holdfast_jobs', 'seq')")
+        [(name,)] = self.database.read("SELECT pg_get_serial_sequence(?, 'seq')", [self._jobs])
         [(last, is_called)] = self.database.read(f"SELECT last_value, is_called FROM {name}")
         return int(last) if is_called else int(last) - 1
 
@@ -376,8 +379,8 @@ class PostgresEnd(End):
 
     def set_last_seq(self, seq: int) -> None:
         self._open.rows(
-            "SELECT setval(pg_get_serial_sequence('holdfast_jobs', 'seq'), ?::bigint, ?)",
-            [max(1, seq), seq > 0],
+            "SELECT setval(pg_get_serial_sequence(?, 'seq'), ?::bigint, ?)",
+            [self._jobs, max(1, seq), seq > 0],
         )
 
     def mark_arriving(self, source: End, token: str) -> None:

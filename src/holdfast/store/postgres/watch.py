@@ -1,7 +1,8 @@
-"""Waking up when others commit: LISTEN where it works, else a look at the server's count of transactions.
+"""Waking up when others commit: LISTEN where it works, else a look every few milliseconds.
 
-Workers are told when there is something to do. Who wants to see every change, such as a page that shows
-jobs as they end, looks: to tell of each would cost all of them.
+Workers are told when there is something to do, or look whether there is. Who wants to see every change, such
+as a page that shows jobs as they end, looks at the server's count of transactions: to tell of each would cost
+all of them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,21 @@ _LOOK_FOR_WORK = 0.05
 _RECONNECT = (0.1, 5.0)
 
 # Which transactions have ended: it changes with each one that writes, in the whole server.
-_COUNT = "SELECT pg_current_snapshot()::text"
+_ENDED = "pg_current_snapshot()::text"
+
+# What a worker acts upon. It is made only if somebody has written, which may have been anybody.
+_TO_DO = """concat_ws(' ',
+    (SELECT string_agg(concat_ws(' ', type, pending, scheduled), ' ' ORDER BY type) FROM holdfast_counts
+        WHERE pending <> 0 OR scheduled <> 0),
+    (SELECT string_agg(type, ' ' ORDER BY type) FROM holdfast_pauses),
+    (SELECT string_agg(concat_ws(' ', name, type, value), ' ' ORDER BY name, type) FROM holdfast_settings),
+    (SELECT sum(stop) FROM holdfast_workers),
+    (SELECT count(*) FROM holdfast_jobs WHERE status = 'processing' AND cancel_requested))"""
+
+_LOOK_AT_ALL = f"SELECT ended, ended FROM (SELECT {_ENDED} AS ended) AS server"
+_LOOK_AT_WORK = f"""
+SELECT ended, CASE WHEN ended <> $1 THEN md5({_TO_DO}) ELSE $2 END FROM (SELECT {_ENDED} AS ended) AS server
+"""
 
 
 class PostgresWatch:
@@ -31,13 +46,14 @@ class PostgresWatch:
     def __init__(self, database: Database, *, for_work: bool) -> None:
         self._database = database
         self._listens = for_work and database.hears
+        self._for_work = for_work
         self._pause = _LOOK_FOR_WORK if for_work else _LOOK
         self._ear: Connection | None = None
         self._deaf_until = 0.0
         self._back_off = _RECONNECT[0]
         self._waker = Waker()
         self._has_changed = False
-        self._seen = ""
+        self._ended = self._seen = ""
         try:
             if self._listens:
                 self._listen()
@@ -132,7 +148,10 @@ class PostgresWatch:
     # By looking.
 
     def _look(self) -> None:
-        seen = self._database.read_one(_COUNT)[0]
+        if self._for_work:
+            self._ended, seen = self._database.read_one(_LOOK_AT_WORK, [self._ended, self._seen])
+        else:
+            self._ended, seen = self._database.read_one(_LOOK_AT_ALL)
         if seen != self._seen:
             self._seen = seen
             self._has_changed = True
