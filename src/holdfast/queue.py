@@ -38,6 +38,7 @@ from holdfast.events import (
 from holdfast.listing import Page
 from holdfast.live_settings import LiveSettings
 from holdfast.registry import OPTIONS, Registry
+from holdfast.running_workers import RunningWorkers
 from holdfast.store.address import anchored
 from holdfast.store.open import open_store
 from holdfast.store.protocol import RESTARTING, ErrorGroup, Store, WorkerRecord
@@ -90,6 +91,7 @@ class Queue:
         self._lock = threading.RLock()
         self._store: Store | None = None
         self._enqueuer: Enqueuer | None = None
+        self.running_workers = RunningWorkers()
         self._settings = LiveSettings(lambda: self.store, self.registry, lambda: self.defaults)
         self.transaction_threads = TransactionThreads()
 
@@ -139,7 +141,11 @@ class Queue:
         return self.open()
 
     def close(self) -> None:
-        """Close the database connections. The queue opens again when it is used again."""
+        """Close the database connections. The queue opens again when it is used again.
+
+        Workers of this queue in this process are stopped first, as by `worker.stop()`.
+        """
+        self.running_workers.stop()
         with self._lock:
             store, enqueuer = self._store, self._enqueuer
             self._store = self._enqueuer = None

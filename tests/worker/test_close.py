@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from holdfast import Queue
 from holdfast.errors import StoreBusy
 from holdfast.events import WorkerCrashed
-from tests.support import Recorder, wait_until
-from tests.worker.support import Spy, run_script
+from holdfast.worker import Worker
+from tests.support import Recorder, both_engines, wait_until
+from tests.worker.support import PATIENCE, Gate, Spy, get, run_script
 
 FAULTS = """
 import faulthandler, threading
@@ -86,6 +91,91 @@ def test_program_that_ends_with_the_block_of_its_queue_does_not_crash(tmp_path: 
 def test_closing_a_queue_while_threads_read_does_not_crash(tmp_path: Path) -> None:
     done = run_script(tmp_path, FAULTS + READERS)
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
+
+
+@both_engines
+@pytest.mark.parametrize("kind", ["thread", "async"])
+def test_closing_a_queue_lets_its_workers_finish_what_they_run(queue: Queue, gate: Gate, kind: str) -> None:
+    def in_thread(payload: object) -> str:
+        gate.enter()
+        return "done"
+
+    async def on_loop(payload: object) -> str:
+        await gate.enter_async()
+        return "done"
+
+    queue.register("work", in_thread if kind == "thread" else on_loop)
+    job = queue.enqueue("work")
+    workers = [queue.worker(concurrency=1).start() for _ in range(2)]
+    gate.wait_entered()
+    closing = threading.Thread(target=queue.close)
+    closing.start()
+    wait_until(lambda: any(worker.is_running for worker in workers) and not all_running(workers))
+    gate.open()
+    closing.join(PATIENCE)
+    assert [worker.is_running for worker in workers] == [False, False]
+    assert all(worker.stop() for worker in workers)
+    done = get(queue, job.id)
+    assert (done.status, done.result, done.attempts) == ("completed", "done", 1)
+    assert queue.workers() == []
+
+
+def all_running(workers: list[Worker]) -> bool:
+    return all(worker.is_running for worker in workers)
+
+
+def test_job_that_outlasts_the_shutdown_timeout_of_a_closing_queue_is_given_back(
+    queue: Queue, gate: Gate
+) -> None:
+    queue.set_config("shutdown_timeout", 0)
+    queue.register("work", lambda payload: gate.enter())
+    job = queue.enqueue("work")
+    worker = queue.worker().start()
+    gate.wait_entered()
+    queue.close()
+    assert worker.stop() is False
+    back = get(queue, job.id)
+    assert (back.status, back.attempts) == ("pending", 0)
+
+
+@pytest.mark.parametrize("kind", ["thread", "async"])
+def test_handler_that_closes_the_queue_it_runs_on_fails_and_says_why(
+    queue: Queue, start_worker: Callable[..., Any], kind: str
+) -> None:
+    def in_thread(payload: object) -> None:
+        queue.close()
+
+    async def on_loop(payload: object) -> None:
+        await asyncio.to_thread(queue.close)
+
+    queue.register("work", in_thread if kind == "thread" else on_loop, max_attempts=1)
+    worker = start_worker()
+    job = queue.wait(queue.enqueue("work").id, timeout=PATIENCE)
+    assert job.status == "failed"
+    assert job.error is not None
+    assert job.error.startswith("HoldfastError: a handler can't close the queue that it runs on")
+    assert worker.is_running
+
+
+def test_handler_may_close_another_queue(
+    queue: Queue, other_queue: Queue, start_worker: Callable[..., Any]
+) -> None:
+    queue.register("work", lambda payload: other_queue.close())
+    other_queue.open()
+    start_worker()
+    assert queue.wait(queue.enqueue("work").id, timeout=PATIENCE).status == "completed"
+
+
+def test_worker_whose_connections_are_closed_under_it_does_not_claim_that_all_could_finish(
+    queue: Queue, gate: Gate
+) -> None:
+    queue.register("work", lambda payload: gate.enter())
+    queue.enqueue("work")
+    worker = queue.worker().start()
+    gate.wait_entered()
+    queue.store.close()
+    wait_until(lambda: not worker.is_running)
+    assert worker.stop() is False
 
 
 def test_start_raises_every_time_when_the_worker_cannot_start(

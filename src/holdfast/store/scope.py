@@ -1,4 +1,4 @@
-"""Whether the running code is inside ctx.transaction(), where the queue's write lock is its own."""
+"""Where the running code stands: in a handler, or in ctx.transaction(), where the write lock is its own."""
 
 from __future__ import annotations
 
@@ -35,3 +35,7 @@ def is_inside(url: str) -> bool:
     """Whether an open ctx.transaction() of the queue at `url` surrounds this code."""
     scope = _scope.get()
     return scope is not None and scope.is_of(url)
+
+
+handler_of: ContextVar[str | None] = ContextVar("holdfast_handler_of", default=None)
+"""The id of the worker in this process whose handler this code belongs to."""

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
+from contextvars import Context
 from typing import TYPE_CHECKING
 
 from holdfast import events as e
@@ -21,6 +22,7 @@ from holdfast.core.clock import lease_clock
 from holdfast.core.lifecycle import Errored, Released
 from holdfast.errors import DatabaseReplaced, QueueClosed, StoreError
 from holdfast.store.protocol import Claimed, StopRequest
+from holdfast.store.scope import handler_of
 from holdfast.worker.claiming import Claiming
 from holdfast.worker.enforce import GRACE, Enforcer
 from holdfast.worker.executors import Executor
@@ -79,9 +81,11 @@ class Dispatcher:
             worker_id, self._store, self._events, self._claiming, self._slots, self._maintenance, statistics
         )
         clock = self._store.now
+        context = Context()
+        context.run(handler_of.set, worker_id)
         self._executors: dict[str, Executor] = {
-            "thread": ThreadExecutor(clock, self._report, self._store),
-            "async": LoopExecutor(clock, self._report, self._store),
+            "thread": ThreadExecutor(clock, self._report, self._store, context=context),
+            "async": LoopExecutor(clock, self._report, self._store, context),
             "process": ProcessExecutor(
                 clock, self._report, self._store, url=queue.url, defaults=queue.defaults
             ),
@@ -452,6 +456,7 @@ class Dispatcher:
             raise error
         if isinstance(error, QueueClosed):
             self._closed = True
+            self._enforcer.cut_short += len(self._leased())  # left to their leases
             return
         holds = bool(self._leased())
         longest = self._settings.lease_seconds / 6 if holds else MAX_BACK_OFF

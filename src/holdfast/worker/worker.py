@@ -91,6 +91,7 @@ class Worker:
                 target=self._work, args=(self._dispatcher,), name="holdfast-dispatcher"
             )
             self._thread.daemon = True
+            self._queue.running_workers.add(self)
             self._thread.start()
         self._dispatcher.ready.wait()
         self._raise_failure()
@@ -109,6 +110,16 @@ class Worker:
         thread.join()
         self._raise_failure()
         return dispatcher.cut_short == 0
+
+    def ask_to_stop(self) -> None:
+        """Stop in order, and do not wait for it."""
+        if self._dispatcher is not None and self.is_running:
+            self._dispatcher.stop()
+
+    def wait_until_stopped(self) -> None:
+        """Wait for its end, however it ends, unless this is its own loop, which tells an event."""
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
 
     def pause(self) -> None:
         """Start no more jobs in this worker; running ones finish. The queue's own pause is for all."""
@@ -143,6 +154,7 @@ class Worker:
             self._failure = error
             self._queue.events.emit(WorkerCrashed(worker_id=self.id, error=describe(error), exception=error))
         finally:
+            self._queue.running_workers.remove(self)
             dispatcher.ready.set()
 
     def _raise_failure(self) -> None:

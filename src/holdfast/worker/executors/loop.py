@@ -15,9 +15,10 @@ from holdfast.worker.run import Ending, Report, begin_call, ending_of_error, end
 
 
 class LoopExecutor:
-    """An event loop that is started with the first async job."""
+    """An event loop that is started with the first async job. Each attempt gets a copy of `context`."""
 
-    def __init__(self, clock: Clock, report: Report, store: Store) -> None:
+    def __init__(self, clock: Clock, report: Report, store: Store, context: Context | None = None) -> None:
+        self._context = context or Context()
         self._clock = clock
         self._report = report
         self._store = store
@@ -56,8 +57,9 @@ class LoopExecutor:
             self._thread.join(1.0)  # a handler that blocks the loop is left behind, as a daemon
 
     def _spawn(self, attempt: Attempt) -> None:
-        # A new context: by itself a task takes over that of the job whose end has started it.
-        attempt.handle = asyncio.get_running_loop().create_task(self._run(attempt), context=Context())
+        # By itself a task would take over the context of the job whose end has started it.
+        context = self._context.copy()
+        attempt.handle = asyncio.get_running_loop().create_task(self._run(attempt), context=context)
 
     def _cancel(self, attempt: Attempt) -> None:
         # A task that is cancelled before its first step would never report; this one looks for itself.

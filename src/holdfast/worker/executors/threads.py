@@ -17,12 +17,18 @@ from holdfast.worker.run import Ending, Report, describe, run_here
 
 
 class ThreadExecutor:
-    """A pool of daemon threads that grows to what runs at a time."""
+    """A pool of daemon threads that grows to what runs at a time. Each attempt gets a copy of `context`."""
 
     def __init__(
-        self, clock: Clock, report: Report, store: Store, run: Callable[[Attempt], Ending] = run_here
+        self,
+        clock: Clock,
+        report: Report,
+        store: Store,
+        run: Callable[[Attempt], Ending] = run_here,
+        context: Context | None = None,
     ) -> None:
         self._run = run
+        self._context = context or Context()
         self._clock = clock
         self._report = report
         self._store = store
@@ -74,6 +80,6 @@ class ThreadExecutor:
 
     def _ending(self, attempt: Attempt) -> Ending:
         try:
-            return Context().run(self._run, attempt)  # what a handler sets there ends with it
+            return self._context.copy().run(self._run, attempt)  # what a handler sets there ends with it
         except BaseException as error:  # a mistake of ours must not cost the slot and hide the job
             return Errored(describe(error))
