@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from holdfast.config import Value
+from holdfast.config import SETTINGS, Value
 from holdfast.core.settings import Settings
 from holdfast.errors import StoreError
 from holdfast.registry import Registry
@@ -41,7 +41,9 @@ class LiveSettings:
     def refresh(self) -> Settings:
         """As they are now."""
         generation = self._registry.generation
-        stored = self._store().get_settings()
+        found = self._store().get_settings()
+        # Others are of a newer release, or no settings at all.
+        stored = {(name, type): value for (name, type), value in found.items() if name in SETTINGS}
         known = self._known
         if known is not None and known[1] == generation and known[2].stored == stored:
             settings = known[2]  # with all that it has looked up already

@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from holdfast import Queue
 from holdfast.web import create_app
-from holdfast.web.app import _LARGEST_BATCH
+from holdfast.web.body_limits import LARGEST_BATCH
 from tests.support import wait_until
 from tests.surfaces.live import Served, live
 from tests.surfaces.raw import Answer, connect, exchange, read_answer
@@ -190,7 +190,7 @@ def test_body_of_64_mib_is_refused_and_the_client_can_read_why(served: Target, p
 
 @pytest.mark.parametrize(
     ("path", "limit"),
-    [("/api/tasks", 5 * MIB), ("/api/tasks/batch", _LARGEST_BATCH + MIB), ("/api/tasks/pause", 65 * 1024)],
+    [("/api/tasks", 5 * MIB), ("/api/tasks/batch", LARGEST_BATCH + MIB), ("/api/tasks/pause", 65 * 1024)],
 )
 def test_chunked_body_without_an_end_is_refused_at_the_limit(served: Target, path: str, limit: int) -> None:
     piece = b"x" * 65_536
@@ -327,7 +327,7 @@ def test_connections_that_break_off_leave_nothing(served: Target) -> None:
 
 def test_large_batch_does_not_hold_up_the_others(served: Target) -> None:
     task = b'{"type":"mail","payload":{"a":[' + b",".join([b"{}"] * 1000) + b"]}}"
-    tasks = b",".join([task] * (_LARGEST_BATCH // len(task) - 2))  # as large as may be, and as costly
+    tasks = b",".join([task] * (LARGEST_BATCH // len(task) - 2))  # as large as may be, and as costly
     body = b'{"tasks":[' + tasks + b',{"type":5}]}'
     with healthy_client(served.address), connect(served.address, timeout=60) as connection:
         connection.sendall(post("/api/tasks/batch", f"Content-Length: {len(body)}") + body)
@@ -400,8 +400,8 @@ def test_healthy_client_is_served_while_there_are_more_listeners_than_files(shor
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that waits for a fraction of a second where it waits for half a minute."""
     monkeypatch.setattr("holdfast.web.server.HEADER_SECONDS", 0.3)
-    monkeypatch.setattr("holdfast.web.guard.BODY_SECONDS", 0.3)
-    monkeypatch.setattr("holdfast.web.guard._SLOWEST", 10**12)
+    monkeypatch.setattr("holdfast.web.bodies.BODY_SECONDS", 0.3)
+    monkeypatch.setattr("holdfast.web.bodies.SLOWEST", 10**12)
     monkeypatch.setattr("holdfast.web.guard.LINGER_SECONDS", 0.3)
 
 
@@ -467,7 +467,7 @@ def test_second_request_that_trickles_is_let_go_as_the_first_would_be(queue: Que
 
 
 def test_bodies_on_their_way_have_a_common_limit(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.web.guard.MOST_BUFFERED", 100_000)
+    monkeypatch.setattr("holdfast.web.bodies.MOST_BUFFERED", 100_000)
     path, body = "/api/tasks/resume", b'{"type": "mail"}' + b" " * 50_000
     complete = post(path, f"Content-Length: {len(body)}", "Connection: close") + body
     with live(create_app(queue)) as address:

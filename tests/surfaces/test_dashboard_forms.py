@@ -23,7 +23,7 @@ from tests.surfaces.answers import NOW
 from tests.surfaces.html_page import Form, Page, Reader, below, query
 from tests.surfaces.live import client, live
 
-TOKEN, READ_TOKEN = "change-me", "look-at-me"
+TOKEN, READ_TOKEN = "a token for changes", "a token for looking"
 KIND = "application/x-www-form-urlencoded"
 
 

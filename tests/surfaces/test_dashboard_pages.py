@@ -29,7 +29,7 @@ from tests.surfaces.answers import NOW, STATES
 from tests.surfaces.html_page import Element, Page, Reader, below, query
 from tests.surfaces.live import client, live, write_lock
 
-TOKEN, READ_TOKEN = "change-me", "look-at-me"
+TOKEN, READ_TOKEN = "a token for changes", "a token for looking"
 MINUTE = 60 * SECOND
 NEXT, PREVIOUS, OLDER = "Next \u203a", "\u2039 Previous", "Search older jobs \u203a"
 

@@ -28,7 +28,7 @@ from tests.surfaces.html_page import Page, Reader, below
 from tests.surfaces.live import client, live
 from tests.surfaces.world import World
 
-TOKEN, READ_TOKEN = "change-me", "look-at-me"
+TOKEN, READ_TOKEN = "a token for changes", "a token for looking"
 NARROW = {"width": 390, "height": 844}
 NARROWEST = {"width": 320, "height": 640}
 

@@ -29,7 +29,7 @@ from tests.surfaces.answers import NOW, at, got, refused
 from tests.surfaces.live import Served, client, live
 from tests.surfaces.world import World
 
-TOKEN, READ_TOKEN = "change-me", "look-at-me"
+TOKEN, READ_TOKEN = "a token for changes", "a token for looking"
 
 
 @pytest.fixture

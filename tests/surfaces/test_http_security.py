@@ -30,7 +30,7 @@ from tests.surfaces.live import Served, client, live
 from tests.surfaces.raw import Answer, exchange
 from tests.surfaces.support import Cli
 
-TOKEN, READ_TOKEN = "hunter2-schlüssel", "look-only"
+TOKEN, READ_TOKEN = "hunter2-schlüssel", "look-only-and-no-more"
 BEARER: Any = {"Authorization": f"Bearer {TOKEN}".encode()}
 READER = {"Authorization": f"Bearer {READ_TOKEN}"}
 OPEN = ("/healthz", "/readyz")
@@ -80,8 +80,9 @@ def state(queue: Queue) -> tuple[object, ...]:
 
 
 @pytest.fixture
-def guarded(queue: Queue) -> Iterator[httpx.Client]:
-    """A client, still without a token, of a server that wants one."""
+def guarded(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx.Client]:
+    """A client, still without a token, of a server that requires one and answers wrong ones at once."""
+    monkeypatch.setattr("holdfast.web.failed_logins.LONGEST_SECONDS", 0.0)
     queue.enqueue("mail", {"to": "a@b.c"}, id="job1")
     with live(create_app(queue, TOKEN, READ_TOKEN)) as address, client(address) as made:
         yield made
@@ -274,9 +275,54 @@ def test_own_page_and_programs_may_change_things(api: httpx.Client, queue: Queue
     assert queue.count() == 4
 
 
-def test_foreign_page_may_link_to_ours(api: httpx.Client) -> None:
-    for headers in ({"Sec-Fetch-Site": "cross-site"}, {"Origin": "https://evil.example"}):
-        assert api.get("/docs", headers=headers).status_code == 200
+LINK = {"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_foreign_page_may_link_to_ours(api: httpx.Client, site: str) -> None:
+    for path in ("/", "/docs", "/jobs?status=failed"):
+        assert api.get(path, headers={**LINK, "Sec-Fetch-Site": site}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"},
+        {"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "cors", "Sec-Fetch-Dest": "empty"},
+        {"Sec-Fetch-Site": "cross-site", **LINK, "Sec-Fetch-Dest": "iframe"},
+        {"Sec-Fetch-Site": "cross-site", **LINK, "Sec-Purpose": "prefetch"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Origin": "https://evil.example"},
+    ],
+)
+def test_foreign_page_may_load_nothing_where_no_token_keeps_it_out(
+    queue: Queue, headers: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = create_app(queue)
+    with live(app) as address, client(address) as made:
+        monkeypatch.setattr(app.state.desk, "call", None)  # nothing is asked of the queue
+        monkeypatch.setattr(app.state.desk, "read_slowly", None)
+        for method in READING:
+            for path in (
+                "/",
+                "/jobs?q=payload.a:1",
+                "/api/tasks?search=payload.a:1",
+                "/readyz",
+                "/api/events",
+            ):
+                response = made.request(method, path, headers=headers)
+                assert response.status_code == 403, path
+        assert code(made.get("/api/tasks", headers=headers)) == "foreign_origin"
+
+
+def test_where_a_token_or_an_outer_application_decides_a_foreign_page_is_none_of_our_business(
+    guarded: httpx.Client, queue: Queue
+) -> None:
+    foreign: Any = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "cors", "Origin": "https://spa.example"}
+    assert guarded.get("/api/tasks", headers={**BEARER, **foreign}).status_code == 200
+    assert guarded.get("/api/tasks", headers=foreign).status_code == 401
+    outer = from_address(create_app(queue, auth="outer"), "203.0.113.9", headers=foreign)
+    assert outer.status_code == 200
 
 
 def test_no_answer_opens_anything_to_other_origins(api: httpx.Client) -> None:
@@ -461,7 +507,7 @@ def test_wrong_header_is_not_made_good_by_a_cookie(guarded: httpx.Client) -> Non
 
 
 def test_login_with_a_wrong_token_gives_no_cookie(guarded: httpx.Client) -> None:
-    for token in ("", "wrong", "ключ", "\udcff", " ", "x" * 20_000, "<script>"):
+    for token in ("", "wrong", "ключ", "\udcff", " ", "x" * 1000, "<script>"):
         quoted = "".join(f"%{byte:02x}" for byte in token.encode("utf-8", "surrogateescape"))
         response = guarded.post("/login", content=f"token={quoted}".encode())
         assert response.status_code == 401, token
@@ -480,8 +526,8 @@ def test_forged_expired_and_foreign_cookies_are_refused(
     guarded: httpx.Client, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good = cookie_of(log_in(guarded)).value
-    with live(create_app(queue, "another token")) as address, client(address) as other:
-        foreign = cookie_of(log_in(other, "another token")).value
+    with live(create_app(queue, "another token, as long")) as address, client(address) as other:
+        foreign = cookie_of(log_in(other, "another token, as long")).value
     guarded.cookies.clear()
 
     def status(value: str | bytes) -> int:
@@ -629,6 +675,7 @@ def test_client_that_a_proxy_names_counts_as_of_another_machine(api: httpx.Clien
         {"X-Forwarded-For": "203.0.113.9, 127.0.0.1"},
         {"X-Forwarded-For": "unknown"},
         {"Forwarded": "for=127.0.0.1"},
+        {"X-Real-IP": "203.0.113.9"},
     ],
 )
 def test_client_that_names_this_machine_beside_its_own_is_not_believed(
@@ -637,6 +684,17 @@ def test_client_that_names_this_machine_beside_its_own_is_not_believed(
     monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
     response = api.get("/api/tasks", headers=headers)
     assert (response.status_code, code(response)) == (403, "forbidden")
+
+
+@pytest.mark.parametrize("name", ["X-Forwarded-For", "X-Real-IP"])
+def test_every_line_that_names_a_client_counts(api: httpx.Client, name: str) -> None:
+    for addresses in (["203.0.113.9", "127.0.0.1"], ["127.0.0.1", "203.0.113.9"]):
+        lines = "".join(f"{name}: {address}\r\n" for address in addresses)
+        answer = exchange(
+            str(api.base_url), f"GET /api/tasks HTTP/1.1\r\nHost: localhost\r\n{lines}\r\n".encode()
+        )
+        assert (answer.status, answer.code) == (403, "forbidden")
+    assert api.get("/api/tasks", headers={name: "127.0.0.1"}).status_code == 200
 
 
 def test_enqueue_rate_is_not_evaded_by_naming_other_addresses(queue: Queue) -> None:
@@ -685,11 +743,13 @@ def test_outer_application_authenticates_and_the_rest_of_the_rules_holds(queue: 
 @pytest.mark.parametrize(
     "options",
     [
-        {"auth": "outer", "token": "t"},
+        {"auth": "outer", "token": TOKEN},
         {"auth": "none"},
-        {"read_token": "r"},
+        {"read_token": READ_TOKEN},
         {"token": ""},
-        {"token": "t", "read_token": "t"},
+        {"token": TOKEN, "read_token": TOKEN},
+        {"token": "x" * 15},
+        {"token": TOKEN, "read_token": "x" * 15},
         {"allowed_hosts": ["http://x"]},
         {"allowed_hosts": "localhost"},
         {"allow_types": "shell"},
@@ -967,13 +1027,14 @@ def test_marker_without_a_stored_secret_is_refused(api: httpx.Client, jobs: Queu
         (["--host", "192.0.2.1"], "a token is needed"),
         (["--host", "queue.example.com"], "a token is needed"),
         (["--host", "127.0.0.1.evil.example"], "a token is needed"),
-        (["--host", "0.0.0.0", "--read-token", "r"], "a token is needed"),
-        (["--host", "0.0.0.0", "--token", ""], "the token must be"),
-        (["--token", " "], "the token must be"),
-        (["--token", "a\nb"], "the token must be"),
-        (["--token", "t", "--read-token", ""], "the read token must be"),
-        (["--token", "t", "--read-token", "t"], "are the same"),
-        (["--read-token", "r"], "needs a token beside it"),
+        (["--host", "0.0.0.0", "--read-token", READ_TOKEN], "a token is needed"),
+        (["--host", "0.0.0.0", "--token", ""], "the token is too short"),
+        (["--token", " "], "the token is too short"),
+        (["--token", "a\nb"], "the token must be printable"),
+        (["--token", "x" * 15], "the token is too short: at least 16 characters are required"),
+        (["--token", TOKEN, "--read-token", ""], "the read token is too short"),
+        (["--token", TOKEN, "--read-token", TOKEN], "are the same"),
+        (["--read-token", READ_TOKEN], "needs a token beside it"),
         (["--allow-host", "http://x"], "is not a host name"),
         (["--allow-host", ""], "is not a host name"),
         (["--allow-type", "no type"], "type"),
@@ -1003,7 +1064,7 @@ def test_serve_refuses_unsafe_and_wrong_options_in_one_line(cli: Cli, words: lis
 
 @pytest.mark.parametrize("host", ["a..b", "b" * 70, "no.such.host.invalid"])
 def test_serve_says_in_one_line_that_it_can_t_listen(cli: Cli, host: str) -> None:
-    ran = cli("serve", "--port", "0", "--host", host, "--token", "t")
+    ran = cli("serve", "--port", "0", "--host", host, "--token", TOKEN)
     assert ran.code in (1, 2)
     assert len(ran.errors) == 1
     assert re.search(f"can't listen on {host}|{host}' is not a host name", ran.err)
@@ -1035,8 +1096,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     home = tmp_path_factory.mktemp("served")
     (home / "shop_app.py").write_text(APP)
     paths = os.pathsep.join([str(home), str(Path(holdfast.__file__).parents[1])])
-    words = ["--app", "shop_app:queue", "--allow-type", "shell", "--read-token", "from-argument"]
-    with Served(home, *words, QUEUECTL_TOKEN="from-environment", PYTHONPATH=paths) as made:
+    words = ["--app", "shop_app:queue", "--allow-type", "shell", "--read-token", "from-the-argument"]
+    with Served(home, *words, QUEUECTL_TOKEN="from-the-environment", PYTHONPATH=paths) as made:
         wait_until(lambda: made.events("worker.started"), timeout=20)
         assert made.address
         yield made
@@ -1057,15 +1118,15 @@ def children_of(pid: int) -> list[int]:
 
 
 def test_tokens_are_in_no_arguments_and_no_environment_but_the_server_s(served: Served) -> None:
-    headers = {"Authorization": "Bearer from-environment"}
+    headers = {"Authorization": "Bearer from-the-environment"}
     with client(served.address, headers=headers) as made:
         task = {"type": "shell", "payload": {"command": "env; tr '\\0' '\\n' </proc/$PPID/environ"}}
         id = made.post("/api/tasks", json=task).json()["id"]
         wait_until(lambda: made.get(f"/api/tasks/{id}").json()["status"] == "completed", timeout=20)
         output = made.get(f"/api/tasks/{id}/logs").json()["log"]
     assert "QUEUECTL_HOME=" in output
-    assert "from-environment" not in output
-    assert "from-argument" not in output
+    assert "from-the-environment" not in output
+    assert "from-the-argument" not in output
 
     children = children_of(served.process.pid)
     assert served.server_pid in children
@@ -1075,30 +1136,30 @@ def test_tokens_are_in_no_arguments_and_no_environment_but_the_server_s(served: 
         assert b"from-" not in arguments
         if pid != served.server_pid:
             assert b"from-" not in Path(f"/proc/{pid}/environ").read_bytes()
-    assert b"from-environment" not in Path(f"/proc/{served.process.pid}/cmdline").read_bytes()
+    assert b"from-the-environment" not in Path(f"/proc/{served.process.pid}/cmdline").read_bytes()
 
 
 def test_application_s_own_code_does_not_see_the_tokens(served: Served) -> None:
     seen = (served._log.parent / "seen").read_text()
     assert seen.count("\n") >= 2
     assert "QUEUECTL_HOME" in seen
-    assert "from-environment" not in seen
-    assert "from-argument" not in seen
+    assert "from-the-environment" not in seen
+    assert "from-the-argument" not in seen
 
 
 def test_tokens_are_in_no_log(served: Served) -> None:
     with client(served.address) as made:
-        made.get("/api/tasks", headers={"Authorization": "Bearer from-environment"})
-        made.get("/api/tasks", headers={"Authorization": "Bearer nearly-from-environment"})
-        made.post("/login", data={"token": "from-argument"})
+        made.get("/api/tasks", headers={"Authorization": "Bearer from-the-environment"})
+        made.get("/api/tasks", headers={"Authorization": "Bearer nearly-from-the-environment"})
+        made.post("/login", data={"token": "from-the-argument"})
     assert "from-" not in served._log.read_text()
     assert "from-" not in served.errors()
 
 
 def test_program_takes_both_tokens_and_refuses_origins_of_other_ports(served: Served) -> None:
     with client(served.address) as made:
-        change = {"Authorization": "Bearer from-environment"}
-        look = {"Authorization": "Bearer from-argument"}
+        change = {"Authorization": "Bearer from-the-environment"}
+        look = {"Authorization": "Bearer from-the-argument"}
         assert made.get("/api/tasks").status_code == 401
         assert made.get("/api/tasks", headers=look).status_code == 200
         assert made.post("/api/tasks/resume", headers=look).status_code == 403

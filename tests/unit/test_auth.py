@@ -11,6 +11,13 @@ from hypothesis import strategies as st
 from holdfast.errors import ConfigError
 from holdfast.web.auth import SESSION_SECONDS, Access, Right, host_name, is_loopback, make_access
 
+WRITE, READ, OTHER = "write me, write me", "read me, read me", "another one, another one"
+
+
+def right_of(rules: Access, cookie: str) -> Right:
+    session = rules.session_of(cookie)
+    return Right.NOTHING if session is None else session.right
+
 
 def access(
     token: str | None = None, read_token: str | None = None, hosts: tuple[str, ...] = (), kind: str = "token"
@@ -131,7 +138,7 @@ def test_nothing_else_is_loopback(name: str) -> None:
 
 
 def test_allowed_host_is_taken_with_any_port_and_case_and_no_other_name() -> None:
-    rules = access("t", hosts=("Queue.Example.com",))
+    rules = access(WRITE, hosts=("Queue.Example.com",))
     for host in ("queue.example.com", "QUEUE.example.COM:8443", "queue.example.com.", "localhost", "[::1]:1"):
         assert rules.is_host_allowed(host), host
     for host in ("example.com", "x.queue.example.com", "queue.example.com.evil", "queue.example.comx", ""):
@@ -139,7 +146,7 @@ def test_allowed_host_is_taken_with_any_port_and_case_and_no_other_name() -> Non
 
 
 def test_star_allows_every_host_but_nothing_that_is_none() -> None:
-    rules = access("t", hosts=("*",))
+    rules = access(WRITE, hosts=("*",))
     assert rules.is_host_allowed("anything.example:1")
     for host in (None, "", "user@anything.example", "a b"):
         assert not rules.is_host_allowed(host)
@@ -158,7 +165,7 @@ def test_outer_application_decides_about_hosts_unless_some_are_named() -> None:
 )
 def test_allowed_host_that_is_none_is_refused(host: str) -> None:
     with pytest.raises(ConfigError, match="host name"):
-        access("t", hosts=(host,))
+        access(WRITE, hosts=(host,))
 
 
 # Origins.
@@ -218,7 +225,7 @@ def test_own_origin_is_not_foreign(host: str, origin: str) -> None:
 )
 def test_any_other_origin_is_foreign(origin: str) -> None:
     assert is_foreign(access(), "localhost:8000", origin=origin)
-    assert is_foreign(access("t", hosts=("*",)), "localhost:8000", origin=origin)
+    assert is_foreign(access(WRITE, hosts=("*",)), "localhost:8000", origin=origin)
     assert is_foreign(access(kind="outer"), "localhost:8000", origin=origin)
 
 
@@ -237,79 +244,110 @@ def test_own_fetch_site_does_not_excuse_a_foreign_origin(site: str) -> None:
 
 
 def test_name_that_a_proxy_shows_is_an_own_origin_if_it_is_allowed() -> None:
-    rules = access("t", hosts=("queue.example.com",))
+    rules = access(WRITE, hosts=("queue.example.com",))
     assert not is_foreign(rules, "127.0.0.1:8000", origin="https://queue.example.com")
     assert is_foreign(rules, "127.0.0.1:8000", origin="https://example.com")
 
 
 def test_origin_of_another_port_is_foreign_though_its_name_is_allowed() -> None:
-    rules = access("t", hosts=("127.0.0.1", "queue.example.com"))
+    rules = access(WRITE, hosts=("127.0.0.1", "queue.example.com"))
     assert is_foreign(rules, "127.0.0.1:8000", origin="http://127.0.0.1:3000")
     assert is_foreign(rules, "127.0.0.1:8000", origin="http://127.0.0.1")
     assert is_foreign(rules, "localhost:8000", origin="http://127.0.0.1:8000")
-    assert is_foreign(rules, "queue.example.com:8000", origin="http://queue.example.com:9999")
+    for origin in ("http://queue.example.com:9999", "http://queue.example.com", "https://queue.example.com"):
+        assert is_foreign(rules, "queue.example.com:8000", origin=origin)
+        assert is_foreign(rules, "queue.example.com.:8000", origin=origin)
+    assert not is_foreign(rules, "queue.example.com:8000", origin="http://queue.example.com:8000")
+
+
+def test_plain_http_is_foreign_where_the_proxy_speaks_https() -> None:
+    rules = access(WRITE, hosts=("queue.example.com",))
+    for host in ("queue.example.com", "127.0.0.1:8000"):
+        https = {"x_forwarded_proto": "https"}
+        assert is_foreign(rules, host, origin="http://queue.example.com", **https)
+        assert not is_foreign(rules, host, origin="https://queue.example.com", **https)
+        assert not is_foreign(rules, host, origin="https://queue.example.com")
 
 
 # Tokens.
 
 
 def test_each_token_gives_its_right_and_no_other() -> None:
-    rules = access("write me", "read me")
+    rules = access(WRITE, READ)
     assert rules.needs_token
-    assert rules.right_of_token(b"write me") is Right.CHANGE
-    assert rules.right_of_token(b"read me") is Right.LOOK
+    assert rules.right_of_token(WRITE.encode()) is Right.CHANGE
+    assert rules.right_of_token(READ.encode()) is Right.LOOK
 
 
 @pytest.mark.parametrize(
     "given",
-    [b"", b" ", b"write m", b"write mee", b"WRITE ME", b"\xff\xfe", "wörd".encode(), b"\x00", b"x" * 100_000],
+    [
+        b"",
+        b" ",
+        WRITE[:-1].encode(),
+        b"write me, write mee",
+        WRITE.upper().encode(),
+        b"\xff\xfe",
+        "wörd".encode(),
+        b"\x00",
+        b"x" * 100_000,
+    ],
 )
 def test_wrong_token_of_any_bytes_gives_nothing(given: bytes) -> None:
-    assert access("write me", "read me").right_of_token(given) is Right.NOTHING
+    assert access(WRITE, READ).right_of_token(given) is Right.NOTHING
 
 
 def test_no_token_fits_where_none_is_set() -> None:
     rules = access()
     assert not rules.needs_token
     assert rules.right_of_token(b"") is Right.NOTHING
-    assert rules.right_of_session("2.99999999999.00.00") is Right.NOTHING
+    assert right_of(rules, "2.99999999999.00.00") is Right.NOTHING
 
 
 def test_token_beyond_ascii_is_compared_as_utf8() -> None:
-    rules = access("schlüssel-鍵")
-    assert rules.right_of_token("schlüssel-鍵".encode()) is Right.CHANGE
-    assert rules.right_of_token("schlüssel-鍵".encode("utf-16")) is Right.NOTHING
-    assert rules.right_of_token("schlüssel".encode("latin-1")) is Right.NOTHING
+    rules = access("langer-schlüssel-鍵")
+    assert rules.right_of_token("langer-schlüssel-鍵".encode()) is Right.CHANGE
+    assert rules.right_of_token("langer-schlüssel-鍵".encode("utf-16")) is Right.NOTHING
+    assert rules.right_of_token("langer-schlüssel".encode("latin-1")) is Right.NOTHING
 
 
 def test_token_itself_is_not_kept() -> None:
-    assert b"hunter2" not in repr(access("hunter2", "hunter3")).encode()
-    assert b"hunter" not in b"".join(access("hunter2", "hunter3").tokens.values())
+    assert b"hunter2" not in repr(access("hunter2" * 3, "hunter3" * 3)).encode()
+    assert b"hunter" not in b"".join(access("hunter2" * 3, "hunter3" * 3).tokens.values())
 
 
 @given(st.binary(max_size=64))
 def test_any_bytes_as_token_raise_nothing(given_token: bytes) -> None:
-    expected = Right.CHANGE if given_token == b"secret" else Right.NOTHING
-    assert access("secret").right_of_token(given_token) is expected
+    expected = Right.CHANGE if given_token == WRITE.encode() else Right.NOTHING
+    assert access(WRITE).right_of_token(given_token) is expected
 
 
-@pytest.mark.parametrize("token", ["", " ", "\t", "a\nb", "a\x00b", "\x1b[2J", "\udcff"])
-def test_token_that_is_empty_or_not_printable_is_refused(token: str) -> None:
-    with pytest.raises(ConfigError, match="the token must be"):
+@pytest.mark.parametrize("token", ["\t", f"{READ}\n{READ}", f"{READ}\x00", f"\x1b[2J{READ}", f"{READ}\udcff"])
+def test_token_that_is_not_printable_is_refused(token: str) -> None:
+    with pytest.raises(ConfigError, match="the token must be printable"):
         access(token)
-    with pytest.raises(ConfigError, match="the read token must be"):
-        access("t", token)
+    with pytest.raises(ConfigError, match="the read token must be printable"):
+        access(WRITE, token)
+
+
+@pytest.mark.parametrize("token", ["", " ", "a", "x" * 15, " " + "x" * 15 + " ", "ü" * 15])
+def test_token_under_16_characters_is_refused_in_one_line(token: str) -> None:
+    with pytest.raises(ConfigError, match=r"^the token is too short: at least 16 characters are required \("):
+        access(token)
+    with pytest.raises(ConfigError, match="the read token is too short"):
+        access(WRITE, token)
+    assert access("x" * 16).right_of_token(b"x" * 16) is Right.CHANGE
 
 
 def test_read_token_alone_is_refused() -> None:
     with pytest.raises(ConfigError, match="needs a token beside it"):
-        access(None, "read me")
+        access(None, READ)
 
 
-@pytest.mark.parametrize("read_token", ["same", " same "])
+@pytest.mark.parametrize("read_token", [WRITE, f" {WRITE} "])
 def test_two_equal_tokens_are_refused(read_token: str) -> None:
     with pytest.raises(ConfigError, match="the same"):
-        access("same", read_token)
+        access(WRITE, read_token)
 
 
 @pytest.mark.parametrize("kind", ["", "none", "OUTER", "off"])
@@ -318,7 +356,7 @@ def test_unknown_kind_of_authentication_is_refused(kind: str) -> None:
         access(kind=kind)
 
 
-@pytest.mark.parametrize(("token", "read_token"), [("t", None), ("t", "r"), (None, "r")])
+@pytest.mark.parametrize(("token", "read_token"), [(WRITE, None), (WRITE, READ), (None, READ)])
 def test_token_beside_an_outer_authentication_is_refused(token: str | None, read_token: str | None) -> None:
     with pytest.raises(ConfigError, match="give no token"):
         access(token, read_token, kind="outer")
@@ -333,12 +371,12 @@ def at(monkeypatch: pytest.MonkeyPatch, moment: float) -> None:
 
 @pytest.mark.parametrize("right", [Right.LOOK, Right.CHANGE])
 def test_session_gives_its_right_in_every_process_that_has_the_token(right: Right) -> None:
-    cookie = access("write me", "read me").make_session(right)
-    assert access("write me", "read me").right_of_session(cookie) is right
+    cookie = access(WRITE, READ).make_session(right)
+    assert right_of(access(WRITE, READ), cookie) is right
 
 
 def test_session_says_nothing_of_the_token_and_is_never_the_same_twice() -> None:
-    rules = access("hunter2")
+    rules = access("hunter2" * 3)
     first, second = rules.make_session(Right.CHANGE), rules.make_session(Right.CHANGE)
     assert first != second
     assert "hunter2" not in first
@@ -346,53 +384,53 @@ def test_session_says_nothing_of_the_token_and_is_never_the_same_twice() -> None
 
 
 def test_session_ends_after_twelve_hours(monkeypatch: pytest.MonkeyPatch) -> None:
-    rules, now = access("t"), time.time()
+    rules, now = access(WRITE), time.time()
     assert SESSION_SECONDS == 12 * 3600
     at(monkeypatch, now)
     cookie = rules.make_session(Right.CHANGE)
     at(monkeypatch, now + 12 * 3600 - 2)
-    assert rules.right_of_session(cookie) is Right.CHANGE
+    assert right_of(rules, cookie) is Right.CHANGE
     at(monkeypatch, now + 12 * 3600 + 1)
-    assert rules.right_of_session(cookie) is Right.NOTHING
+    assert right_of(rules, cookie) is Right.NOTHING
 
 
 def test_session_of_another_token_gives_nothing() -> None:
-    cookie = access("old", "read me").make_session(Right.CHANGE)
-    assert access("new", "read me").right_of_session(cookie) is Right.NOTHING
-    reading = access("old", "read me").make_session(Right.LOOK)
-    assert access("new", "read me").right_of_session(reading) is Right.LOOK
-    assert access("old", "read you").right_of_session(reading) is Right.NOTHING
-    assert access("old").right_of_session(reading) is Right.NOTHING
+    cookie = access(WRITE, READ).make_session(Right.CHANGE)
+    assert right_of(access(OTHER, READ), cookie) is Right.NOTHING
+    reading = access(WRITE, READ).make_session(Right.LOOK)
+    assert right_of(access(OTHER, READ), reading) is Right.LOOK
+    assert right_of(access(WRITE, OTHER), reading) is Right.NOTHING
+    assert right_of(access(WRITE), reading) is Right.NOTHING
 
 
 def test_session_of_a_reader_can_t_be_made_into_a_writer_s() -> None:
-    rules = access("write me", "read me")
+    rules = access(WRITE, READ)
     cookie = rules.make_session(Right.LOOK)
     assert cookie.startswith("1.")
-    assert rules.right_of_session("2" + cookie[1:]) is Right.NOTHING
+    assert right_of(rules, "2" + cookie[1:]) is Right.NOTHING
 
 
 def test_session_can_t_be_made_to_last_longer() -> None:
-    rules = access("t")
+    rules = access(WRITE)
     right, until, chance, signature = rules.make_session(Right.CHANGE).split(".")
     longer = f"{right}.{int(until) + 1}.{chance}.{signature}"
-    assert rules.right_of_session(longer) is Right.NOTHING
+    assert right_of(rules, longer) is Right.NOTHING
 
 
 @pytest.mark.parametrize("place", range(0, 90, 7))
 def test_session_with_any_character_changed_gives_nothing(place: int) -> None:
-    rules = access("t")
+    rules = access(WRITE)
     cookie = rules.make_session(Right.CHANGE)
     place %= len(cookie)
     changed = cookie[:place] + ("0" if cookie[place] != "0" else "1") + cookie[place + 1 :]
-    assert rules.right_of_session(changed) is Right.NOTHING
+    assert right_of(rules, changed) is Right.NOTHING
 
 
 @pytest.mark.parametrize("cookie", ["", ".", "...", "2", "2.9.9.", "0.9.9.9", "3.9.9.9", "²..", "ÿ.ÿ.ÿ.ÿ"])
 def test_forged_session_gives_nothing(cookie: str) -> None:
-    assert access("t", "r").right_of_session(cookie) is Right.NOTHING
+    assert right_of(access(WRITE, READ), cookie) is Right.NOTHING
 
 
 @given(st.text(st.characters(max_codepoint=255), max_size=120))
 def test_any_text_as_session_gives_nothing_and_raises_nothing(cookie: str) -> None:
-    assert access("t", "r").right_of_session(cookie) is Right.NOTHING
+    assert right_of(access(WRITE, READ), cookie) is Right.NOTHING

@@ -47,8 +47,8 @@ def _arguments(parser: Parser) -> None:
         "--workers", metavar="N", type=int, default=1, help="worker processes beside the server (1; 0: none)"
     )
     parser.add_argument("--app", metavar="PKG.MODULE:QUEUE", help="load your handlers from there")
-    parser.add_argument("--token", metavar="T", help=f"who has it may do everything ({TOKEN})")
-    parser.add_argument("--read-token", metavar="T", help=f"who has it may look ({READ_TOKEN})")
+    parser.add_argument("--token", metavar="T", help=f"full-access token ({TOKEN})")
+    parser.add_argument("--read-token", metavar="T", help=f"read-only token ({READ_TOKEN})")
     parser.add_argument(
         "--allow-type", metavar="T", action="append", help="take this built-in type over HTTP; repeat it"
     )

@@ -14,13 +14,13 @@ from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 
 from holdfast import __version__
-from holdfast.config import MIB
 from holdfast.core.job import check_type
 from holdfast.errors import ConfigError, HoldfastError, shown
 from holdfast.queue import Queue
 from holdfast.web.answer import json_response
 from holdfast.web.api import control, enqueue, health, reconcile, tasks
 from holdfast.web.auth import make_access
+from holdfast.web.body_limits import BodyLimits
 from holdfast.web.dashboard import bulk, controls, job, jobs, login, overview, problem, reference
 from holdfast.web.dashboard import enqueue as enqueue_form
 from holdfast.web.dashboard import reconcile as reconcile_page
@@ -29,10 +29,6 @@ from holdfast.web.guard import Guard
 from holdfast.web.openapi import make_document
 
 _STATIC = Path(__file__).parent / "dashboard" / "static"
-_SMALL_BODY = 64 * 1024
-_LARGEST_BATCH = 8 * 1024 * 1024
-_ESCAPED = 4
-"""How much larger than the stored text a payload may be in a body, by escapes and white space."""
 
 
 def create_app(
@@ -109,26 +105,10 @@ def create_app(
     app.add_middleware(
         Guard,
         access=access,
-        largest_body=lambda path: _largest_body(queue, path),
+        limits=BodyLimits(app.state.routes, desk),
+        sessions=desk.sessions,
+        failed_logins=desk.failed_logins,
         is_stopping=lambda: desk.broadcast.is_closed,
         answer_to=problem.answer_to,
     )
     return app
-
-
-def _largest_body(queue: Queue, path: str) -> int:
-    if path == "/api/tasks/batch":
-        return _LARGEST_BATCH
-    if path in ("/api/tasks", "/enqueue") or path.endswith("/retry"):
-        return _SMALL_BODY + _ESCAPED * _largest_payload(queue)
-    return _SMALL_BODY
-
-
-def _largest_payload(queue: Queue) -> int:
-    """What is allowed to the type that may have the largest."""
-    try:
-        settings = queue.settings()
-    except HoldfastError:  # the endpoint will say so
-        return MIB
-    own = [value for (name, _), value in settings.stored.items() if name == "max_payload_bytes"]
-    return max(int(value or 0) for value in (settings.get("max_payload_bytes"), *own))

@@ -17,6 +17,9 @@ from holdfast.errors import ConfigError, shown
 
 COOKIE = "holdfast_session"
 SESSION_SECONDS = 12 * 3600
+SHORTEST_TOKEN = 16
+"""Characters of a token: fewer can be guessed."""
+
 ANY_HOST = "*"
 READING = frozenset({"GET", "HEAD"})
 
@@ -33,6 +36,14 @@ class Right(IntEnum):
     CHANGE = 2
 
 
+class Session(Struct, frozen=True, kw_only=True):
+    """A login: what it may do, and until when, in seconds of the Unix epoch."""
+
+    id: str
+    right: Right
+    until: int
+
+
 class Access(Struct, frozen=True, kw_only=True):
     """The rules of one application. `outer` means that whoever mounts it has authenticated already."""
 
@@ -46,6 +57,11 @@ class Access(Struct, frozen=True, kw_only=True):
     def needs_token(self) -> bool:
         return bool(self.tokens)
 
+    @property
+    def is_for_this_machine(self) -> bool:
+        """Whether nobody authenticates, so that only clients on this machine may be answered."""
+        return not self.tokens and not self.outer
+
     def is_host_allowed(self, host: str | None) -> bool:
         name = host_name(host)
         if name is None:
@@ -55,24 +71,27 @@ class Access(Struct, frozen=True, kw_only=True):
         return is_loopback(name) or name in self.hosts
 
     def is_foreign(self, headers: Mapping[bytes, bytes]) -> bool:
-        """Whether another site's page asks for this change. Programs send neither header."""
+        """Whether another site's page asks. Programs send neither header."""
         site = headers.get(b"sec-fetch-site")
         if site is not None and site not in (b"same-origin", b"none"):
             return True
         origin = headers.get(b"origin")
-        if origin is None:
-            return False
-        given = _origin(origin.decode("latin-1"))
-        own = headers.get(b"host", b"").decode("latin-1").lower()
+        return origin is not None and not self._is_own_origin(origin.decode("latin-1"), headers)
+
+    def _is_own_origin(self, origin: str, headers: Mapping[bytes, bytes]) -> bool:
+        given = _origin(origin)
         if given is None:
-            return True
+            return False
         scheme, place = given
+        if scheme == "http" and outer_scheme(headers) == "https":
+            return False
         default = ":443" if scheme == "https" else ":80"
         place = place.removesuffix(default)
-        if place == own.removesuffix(default):
-            return False
+        own = headers.get(b"host", b"").decode("latin-1").lower()
+        if host_name(place) == host_name(own):  # the same name on another port is another service
+            return place == own.removesuffix(default)
         # A proxy may have put a name of its own in Host; then the outer one, without a port, is allowed.
-        return place not in self.hosts or is_loopback(place)
+        return place in self.hosts and not is_loopback(place)
 
     def right_of_token(self, token: bytes) -> Right:
         """By digests: their comparison takes the same time whatever was given, and any bytes will do."""
@@ -87,20 +106,22 @@ class Access(Struct, frozen=True, kw_only=True):
     # it holds in every process and after a restart, and ends with the token.
 
     def make_session(self, right: Right) -> str:
-        body = f"{int(right)}.{int(time.time()) + SESSION_SECONDS}.{os.urandom(8).hex()}"
+        body = f"{int(right)}.{int(time.time()) + SESSION_SECONDS}.{os.urandom(16).hex()}"
         return f"{body}.{self._signature(right, body)}"
 
-    def right_of_session(self, cookie: str) -> Right:
+    def session_of(self, cookie: str) -> Session | None:
+        """The session that a cookie stands for; None if it is forged or its time is over."""
         body, _, signature = cookie.rpartition(".")
         number, _, rest = body.partition(".")
         if number not in ("1", "2"):
-            return Right.NOTHING
+            return None
         right = Right(int(number))
         if right not in self.tokens or not hmac.compare_digest(
             signature.encode(), self._signature(right, body).encode()
         ):
-            return Right.NOTHING
-        return right if int(rest.partition(".")[0]) > time.time() else Right.NOTHING
+            return None
+        until, _, id = rest.partition(".")
+        return Session(id=id, right=right, until=int(until)) if int(until) > time.time() else None
 
     def _signature(self, right: Right, body: str) -> str:
         key = b"holdfast session" + self.tokens[right]
@@ -132,9 +153,15 @@ def make_access(
 
 
 def _digest(name: str, value: str) -> bytes:
-    if not value.strip() or not value.isprintable():
-        raise ConfigError(f"the {name} must be printable text that is not empty")
-    return hashlib.sha256(value.strip().encode()).digest()
+    if not value.isprintable():
+        raise ConfigError(f"the {name} must be printable text")
+    token = value.strip()
+    if len(token) < SHORTEST_TOKEN:
+        raise ConfigError(
+            f"the {name} is too short: at least {SHORTEST_TOKEN} characters are required",
+            hint="openssl rand -hex 32 makes a good one",
+        )
+    return hashlib.sha256(token.encode()).digest()
 
 
 def _allowed_host(host: str) -> str:
@@ -169,6 +196,11 @@ def is_loopback(name: str) -> bool:
         return False
     mapped = getattr(address, "ipv4_mapped", None)
     return (mapped or address).is_loopback
+
+
+def outer_scheme(headers: Mapping[bytes, bytes]) -> str:
+    """The scheme that a proxy says the browser used; empty if it says nothing."""
+    return headers.get(b"x-forwarded-proto", b"").partition(b",")[0].strip().lower().decode("latin-1")
 
 
 def _origin(origin: str) -> tuple[str, str] | None:

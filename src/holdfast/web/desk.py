@@ -1,8 +1,7 @@
-"""What the endpoints work with: the queue, threads for its calls, the live events, and who may enqueue."""
+"""What the endpoints work with: the queue, threads for its calls, live events, logins, who may enqueue."""
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection
@@ -14,11 +13,15 @@ from starlette.requests import Request
 
 from holdfast.core.job import base_type
 from holdfast.core.rate_limit import Bucket, full
+from holdfast.errors import HoldfastError
 from holdfast.jobs import BUILT_IN
 from holdfast.queue import Queue
 from holdfast.web.errors import Refused, too_many
 from holdfast.web.events import Broadcast
+from holdfast.web.failed_logins import FailedLogins
 from holdfast.web.reconciler import Reconciler
+from holdfast.web.sessions import EndedSessions
+from holdfast.web.threads import SharedCall, SlowReads, run_in
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -37,6 +40,8 @@ class Desk:
         self.needs_workers = needs_workers
         self.broadcast = Broadcast(queue)
         self.reconciler = Reconciler(queue)
+        self.sessions = EndedSessions(queue, self.call)
+        self.failed_logins = FailedLogins()
         self._allow_types = frozenset(allow_types)
         self._admission = AdmissionRate(enqueue_rate)
         self.open()
@@ -45,17 +50,35 @@ class Desk:
         """Be ready to work; a server may be started again."""
         self.broadcast.open()
         self.reconciler.open()
-        # Calls that may take long, one at a time, are kept apart: they must not hold up the short ones.
+        # Each kind has threads of its own: whatever takes long must not hold up the short calls, and nothing
+        # may hold up the check of our health.
         self._short = ThreadPoolExecutor(_SHORT_CALLS, thread_name_prefix="holdfast-web")
+        self._slow = SlowReads()
         self._long = ThreadPoolExecutor(1, thread_name_prefix="holdfast-web-long")
+        self.check_health = SharedCall(partial(_check_health, self.queue))
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """A call of the queue, which waits for the database, in a thread."""
-        return await _in(self._short, partial(function, *args, **kwargs))
+        return await run_in(self._short, partial(function, *args, **kwargs))
+
+    async def read_slowly(
+        self, request: Request, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """The same for a call that reads many jobs, or much of one."""
+        client: bytes = request.scope["holdfast.client"]
+        return await self._slow.run(client, partial(function, *args, **kwargs))
+
+    async def read(
+        self, request: Request, is_slow: bool, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """For a call of which the request decides how much it reads."""
+        if is_slow:
+            return await self.read_slowly(request, function, *args, **kwargs)
+        return await self.call(function, *args, **kwargs)
 
     async def call_long(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The same for a call that goes through many jobs."""
-        return await _in(self._long, partial(function, *args, **kwargs))
+        """The same for a call that changes many jobs, one at a time."""
+        return await run_in(self._long, partial(function, *args, **kwargs))
 
     def may_enqueue(self, type: str) -> bool:
         return base_type(type) not in BUILT_IN or bool({type, base_type(type)} & self._allow_types)
@@ -84,11 +107,17 @@ class Desk:
         self.reconciler.close()
         self.reconciler.join()
         self._short.shutdown(wait=False)
+        self._slow.close()
         self._long.shutdown(wait=False)
+        self.check_health.close()
 
 
-async def _in(threads: ThreadPoolExecutor, call: Callable[[], T]) -> T:
-    return await asyncio.get_running_loop().run_in_executor(threads, call)
+def _check_health(queue: Queue) -> tuple[str, int]:
+    """Whether the database answers, or what is wrong with it; and how many workers are alive."""
+    try:
+        return "ok", len(queue.workers())
+    except HoldfastError as error:
+        return str(error), 0
 
 
 def desk_of(request: Request) -> Desk:

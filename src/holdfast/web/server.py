@@ -1,8 +1,9 @@
 """The web server's process: uvicorn on a socket that its supervisor has opened, and what guards it.
 
-uvicorn alone waits for a request for ever. Here whoever keeps us waiting is let go: a connection whose
-request has not come within seconds, and, when there are as many as the process may have, the one that has
-been silent for longest. So slow or idle clients can't keep the others out.
+uvicorn alone waits for a request, and for an answer to be read, for ever. Here whoever keeps us waiting is
+let go: a connection whose request has not come or whose answer was not read within seconds, also one that is
+closing; and, when there are as many as the process may have, the one that has kept us waiting for longest.
+So slow or idle clients can't keep the others out.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import h11
 import uvicorn
@@ -22,14 +24,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from holdfast.events import Events, ServerStopped, ServerStopping
 from holdfast.web.answer import json_bytes
 from holdfast.web.desk import Desk
-from holdfast.web.guard import SECURITY_HEADERS
 from holdfast.web.limits import BACKLOG, SPARE_DESCRIPTORS, most_connections
+from holdfast.web.sending import ABORT, SECURITY_HEADERS, WRITE_SECONDS
 
 HEADER_SECONDS = 10.0
 """How long a request may take to arrive, without its body."""
-
-WRITE_SECONDS = 30.0
-"""How long a client may read nothing of its answer."""
 
 EVENTS_PATH = "/api/events"
 _LAST_MESSAGE_SECONDS = 1.0
@@ -49,6 +48,9 @@ class PatientProtocol(H11Protocol):
         # sees to it only where a socket was made with its protocol named.
         with contextlib.suppress(OSError):  # it is not TCP, or gone already
             transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # Whatever the system does not take from us at once counts as unread; see pause_writing().
+        transport.set_write_buffer_limits(high=0)
+        self.app = _with_abort(self.app, transport)
         self.since = self.loop.time()
         self._deadline = self.loop.call_later(HEADER_SECONDS, self._give_up)
         if len(self.connections) > most_connections():
@@ -62,8 +64,10 @@ class PatientProtocol(H11Protocol):
 
     @property
     def keeps_us_waiting(self) -> bool:
-        """Whether its next request, or the rest of one, has yet to come."""
-        return self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
+        """Whether its next request, or the rest of one, has yet to come, or its answer has yet to be read."""
+        if self.transport.get_write_buffer_size():  # nothing is left of it in one that was let go
+            return True
+        return self.conn.their_state in (h11.IDLE, h11.SEND_BODY) and not self.transport.is_closing()
 
     def data_received(self, data: bytes) -> None:
         if self._deadline is None and self.conn.their_state is h11.IDLE:
@@ -71,6 +75,9 @@ class PatientProtocol(H11Protocol):
         super().data_received(data)
 
     def handle_events(self) -> None:
+        if self.flow.write_paused and self.conn.their_state is h11.IDLE:
+            self.flow.pause_reading()  # the next request waits until this answer is read
+            return
         super().handle_events()
         if self._deadline is not None and self.conn.their_state is not h11.IDLE:
             self._deadline.cancel()
@@ -86,41 +93,31 @@ class PatientProtocol(H11Protocol):
             self.transport.close()
 
     def _make_room(self) -> None:
-        """Let the one go that has kept us waiting for longest, but not the one that has just come."""
-        waiting = [
-            c
-            for c in self.connections
-            if isinstance(c, PatientProtocol)
-            and c is not self
-            and c.keeps_us_waiting
-            and not c.transport.is_closing()
-        ]
-        if waiting:
-            min(waiting, key=lambda c: c.since).transport.abort()
+        """Let the one go that has kept us waiting for longest; if none does, the one that has just come."""
+        others = (c for c in self.connections if isinstance(c, PatientProtocol) and c is not self)
+        waiting = [c for c in others if c.keeps_us_waiting]
+        min(waiting, key=lambda c: c.since, default=self).transport.abort()
 
     @property
     def is_stream(self) -> bool:
         """Whether it is answered with live events, which never end by themselves."""
         return bool(self.cycle) and self.cycle.scope["path"].endswith(EVENTS_PATH)
 
-    # Who does not read its answer must not hold it for ever.
+    # Called when something could not be sent at once, and when all of it has been: between them whoever does
+    # not read is waited for, and no longer. A transport that is closing would wait for ever.
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._watch_writing(self.transport.get_write_buffer_size() + 1)
-
-    def _watch_writing(self, before: int) -> None:
-        left = self.transport.get_write_buffer_size()
-        if left >= before:
-            self.transport.abort()
-        else:
-            self._write_deadline = self.loop.call_later(WRITE_SECONDS, self._watch_writing, left)
+        self._write_deadline = self.loop.call_later(WRITE_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
         if self._write_deadline is not None:
             self._write_deadline.cancel()
             self._write_deadline = None
+        if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
+            self.flow.resume_reading()
+            self.handle_events()
 
     def send_400_response(self, msg: str) -> None:
         body = json_bytes({"error": {"code": "invalid_request", "message": msg}})
@@ -139,6 +136,15 @@ class PatientProtocol(H11Protocol):
             ):
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
+
+
+def _with_abort(app: Any, transport: asyncio.Transport) -> Any:
+    """The application, told in each request's scope how to end its connection."""
+
+    async def called(scope: Any, receive: Any, send: Any) -> None:
+        await app({**scope, ABORT: transport.abort}, receive, send)
+
+    return called
 
 
 class Server(uvicorn.Server):

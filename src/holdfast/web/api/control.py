@@ -141,7 +141,7 @@ async def report(request: Request) -> Response:
     """What is outstanding? What failed and why? Is anything stuck? How long do jobs take? Are there
     duplicates? What ran in the last hour?"""
     desk = desk_of(request)
-    return json_response(shapes.report(await desk.call_long(answer, desk.queue)))
+    return json_response(shapes.report(await desk.read_slowly(request, answer, desk.queue)))
 
 
 @router.get(
@@ -239,10 +239,13 @@ async def events(
     if once or request.scope["holdfast.head"]:
         return Response(await desk.call(present_state, desk.queue, interest), media_type=_STREAM)
     listener = desk.broadcast.join(interest)
+    session = request.scope["holdfast.session"]
 
     async def stream() -> AsyncIterator[bytes]:
         try:
             async for message in listener.messages():
+                if session is not None and await desk.sessions.is_over(session):
+                    return
                 yield message
         finally:
             desk.broadcast.leave(listener)

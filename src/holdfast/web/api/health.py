@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from holdfast.errors import HoldfastError
-from holdfast.queue import Queue
 from holdfast.web import schema
 from holdfast.web.answer import json_response
 from holdfast.web.api.documented import errors
@@ -32,19 +30,12 @@ async def readyz(request: Request) -> Response:
     """Whether the database answers and workers are alive; where none belong to this server, only the
     former."""
     desk = desk_of(request)
-    database, workers = await desk.call(_look, desk.queue)
+    database, workers = await desk.check_health()
     if database != "ok" and request.scope["holdfast.right"] is Right.NOTHING:
         database = "unavailable"  # the reason may name files, which are not everybody's business
     ready = database == "ok" and (workers > 0 or not desk.needs_workers)
     body = {"status": "ready" if ready else "not ready", "database": database, "workers": workers}
     return json_response(body, 200 if ready else 503, {} if ready else {"Retry-After": "1"})
-
-
-def _look(queue: Queue) -> tuple[str, int]:
-    try:
-        return "ok", len(queue.workers())
-    except HoldfastError as error:
-        return str(error), 0
 
 
 @router.get(

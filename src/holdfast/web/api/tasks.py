@@ -83,9 +83,13 @@ async def list_tasks(
         raise ConfigError("cursor and offset exclude each other")
     if cursor is not None and cursor.startswith("<"):  # these pages go forward only
         raise ConfigError("cursor must be the nextCursor of a page before")
-    page = await desk_of(request).call(
+    desk = desk_of(request)
+    is_slow = search is not None or full or offset > shapes.COUNTED
+    page = await desk.read(
+        request,
+        is_slow,
         _page,
-        desk_of(request).queue,
+        desk.queue,
         {
             "type": type,
             "status": status,
@@ -303,7 +307,7 @@ async def logs(
     """What a shell job has printed, every attempt under its own heading; as text for Accept: text/plain."""
     desk = desk_of(request)
     job = await _known(desk, id)
-    text = await desk.call(whole_output, job, desk.queue.store, tail)
+    text = await desk.read_slowly(request, whole_output, job, desk.queue.store, tail)
     if request.headers.get("accept", "").startswith("text/plain"):
         return Response(text, media_type="text/plain; charset=utf-8")
     return Response(await desk.call(json_bytes, {"id": job.id, "log": text}), media_type="application/json")

@@ -47,8 +47,8 @@ async def confirm(request: Request) -> Response:
     if not ids and not given.get("all"):
         return done(request, back, "Select some jobs first.", is_problem=True)
     desk = desk_of(request)
-    call = desk.call_long if selection.q and not ids else desk.call
-    look = await call(_look, desk.queue, action, selection, ids)
+    is_search = bool(selection.q) and not ids
+    look = await desk.read(request, is_search, _look, desk.queue, action, selection, ids)
     return page(
         request,
         "confirm.html",

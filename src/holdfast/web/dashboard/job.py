@@ -158,7 +158,7 @@ async def output(request: Request, id: str) -> Response:
     found = await desk.call(desk.queue.get, id)
     if found is None:
         raise JobNotFound(id)
-    text = await desk.call(whole_output, found, desk.queue.store, None)
+    text = await desk.read_slowly(request, whole_output, found, desk.queue.store, None)
     return Response(text, media_type="text/plain; charset=utf-8")
 
 

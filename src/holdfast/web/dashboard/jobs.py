@@ -53,7 +53,7 @@ async def jobs(request: Request) -> Response:
     desk = desk_of(request)
     problem = None
     try:
-        view = await desk.call(_look, desk.queue, selection, given)
+        view = await desk.read(request, bool(selection.q), _look, desk.queue, selection, given)
     except ConfigError as error:
         problem = str(error)
         view = await desk.call(_nothing, desk.queue, given)

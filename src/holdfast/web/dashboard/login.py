@@ -9,7 +9,7 @@ from starlette.responses import RedirectResponse
 
 from holdfast.web.auth import COOKIE, SESSION_SECONDS, Access, Right
 from holdfast.web.dashboard.page import FORM_COOKIE, Form, local_path, page, scheme
-from holdfast.web.desk import root_of
+from holdfast.web.desk import desk_of, root_of
 
 router = APIRouter(include_in_schema=False)
 
@@ -31,6 +31,7 @@ async def log_in(request: Request) -> Response:
         return RedirectResponse(f"{root_of(request)}{target}", 303)
     right = access.right_of_token(form.get("token").strip().encode())
     if right is Right.NOTHING:
+        await desk_of(request).failed_logins.slow_down(request.scope["holdfast.client"])
         return page(request, "login.html", 401, next=target, problem="That is not the token.")
     root = root_of(request)
     response = RedirectResponse(f"{root}{target}", 303)
@@ -48,6 +49,8 @@ async def log_in(request: Request) -> Response:
 
 @router.post("/logout")
 async def log_out(request: Request) -> Response:
+    if session := request.scope["holdfast.session"]:
+        await desk_of(request).sessions.end(session)
     root = root_of(request)
     response = RedirectResponse(f"{root}/login", 303)
     for name in (COOKIE, FORM_COOKIE):

@@ -17,7 +17,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from holdfast.core.clock import system_clock, to_datetime
 from holdfast.core.job import Status
-from holdfast.web.auth import Access, Right
+from holdfast.web.auth import Access, Right, outer_scheme
 from holdfast.web.dashboard import words
 from holdfast.web.dashboard.json_view import tree
 from holdfast.web.desk import root_of
@@ -148,8 +148,7 @@ def _set_cookie(request: Request, response: Response, name: str, value: str, sec
 def scheme(request: Request) -> str:
     """The one that the browser uses; a proxy that ends TLS says so."""
     own: str = request.scope["scheme"]
-    outermost = request.headers.get("x-forwarded-proto", "").partition(",")[0].strip()
-    return "https" if outermost == "https" else own
+    return "https" if outer_scheme(dict(request.scope["headers"])) == "https" else own
 
 
 def local_path(path: str) -> str:
