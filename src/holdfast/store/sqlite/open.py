@@ -33,9 +33,9 @@ def open_store(url: str, clock: Clock, *, create: bool = True, for_move: bool = 
         needed = ".".join(map(str, OLDEST_SQLITE))
         raise StoreUnavailable(f"SQLite {sqlite3.sqlite_version} is too old; {needed} or newer is needed")
     path, options = parse_url(url)
-    if not create and not os.path.exists(path):
+    _prepare_folder(path, create=create)
+    if not (create or os.path.exists(path)):
         raise QueueNotFound(path)
-    _prepare_folder(path)
     if options.get("network") != "allow":
         _refuse_network(path)
     _make_private(os.path.realpath(path))
@@ -82,19 +82,37 @@ def _unquote(text: str) -> str:
     return unquote(text)
 
 
-def _prepare_folder(path: str) -> None:
+def _prepare_folder(path: str, *, create: bool) -> None:
     folder = os.path.dirname(path)
     if folder == os.path.abspath(home_folder()):
-        try:
-            make_private_folder(folder)
-        except OSError as error:
-            raise StoreUnavailable(f"the folder {folder} can't be made: {error.strerror}") from error
+        if create:
+            _make_home(folder)
+        elif _is_missing(folder):
+            raise QueueNotFound(path)
     if not os.path.isdir(folder):
         raise StoreUnavailable(f"the folder {folder} does not exist", hint="make it, or name another")
     if os.path.isdir(path):
         raise StoreUnavailable(f"{path} is a folder, not a file")
     if is_beside_database(path):
         raise ForeignDatabase(f"{path} is not a database but a part of one that is open here")
+
+
+def _make_home(folder: str) -> None:
+    try:
+        make_private_folder(folder)
+    except OSError as error:
+        raise StoreUnavailable(f"the folder {folder} can't be made: {error.strerror}") from error
+
+
+def _is_missing(path: str) -> bool:
+    """Whether nothing is there, where something could be made."""
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _make_private(path: str) -> None:
