@@ -16,7 +16,7 @@ from holdfast.core import clock
 from holdfast.core.clock import SECOND, system_clock
 from holdfast.events import JobReaped, LeaseLostByWorker, StoreTrouble
 from holdfast.store.protocol import Demand
-from holdfast.worker import dispatcher, heartbeat, maintenance
+from holdfast.worker import dispatcher, heartbeat, maintenance, run
 from holdfast.worker.heartbeat import Heartbeat
 from holdfast.worker.maintenance import Reaper
 from tests.support import Recorder, wait_until
@@ -38,7 +38,7 @@ def pass_time(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> Callable[[float]
     """Let time pass for leases, in the database as in the worker."""
     gone = [0.0]
     monkeypatch.setattr(queue.store, "now", lambda: system_clock() + round(gone[0] * SECOND))
-    for module in (context, dispatcher, heartbeat):
+    for module in (context, dispatcher, heartbeat, run):
         monkeypatch.setattr(module, "lease_clock", lambda: clock.lease_clock() + gone[0])
 
     def pass_by(seconds: float) -> None:

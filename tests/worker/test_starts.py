@@ -18,7 +18,7 @@ from holdfast.core.lifecycle import Completed, Released, Stopped
 from holdfast.events import JobReleased, OutcomeRefused
 from holdfast.handler import Handler
 from holdfast.store.protocol import Claim
-from holdfast.worker import dispatcher, heartbeat
+from holdfast.worker import dispatcher, heartbeat, run
 from holdfast.worker.executors import Executor, processes, wire
 from holdfast.worker.executors.loop import LoopExecutor
 from holdfast.worker.executors.processes import ProcessExecutor
@@ -40,7 +40,7 @@ def suspend(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     def now() -> float:
         return clock.lease_clock() + gone[0]
 
-    for module in (context, dispatcher, heartbeat):
+    for module in (context, dispatcher, heartbeat, run):
         monkeypatch.setattr(module, "lease_clock", now)
 
     def pass_by(seconds: float) -> None:

@@ -157,7 +157,8 @@ class Dispatcher:
 
     def _end(self, attempt: Attempt, ending: Ending) -> Attempt | None:
         """Returns the attempt to start in the slot that is free now."""
-        ending = ending_despite_error(attempt, ending)
+        if attempt.interrupted_at is not None:
+            ending = ending_despite_error(attempt, ending)
         end = Ended(attempt, ending)
         if isinstance(ending, LetGo):
             self._enforcer.let_go.add((attempt.claim.seq, attempt.claim.version))

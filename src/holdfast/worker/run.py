@@ -14,6 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.context import CANCELLED, LOST, STOPPING, TIMED_OUT, Attempt
+from holdfast.core.clock import lease_clock
 from holdfast.core.lifecycle import Completed, Errored, Outcome, Released, Stopped
 from holdfast.core.payload import decode, encode_result
 from holdfast.errors import (
@@ -60,9 +61,8 @@ def begin_call(attempt: Attempt, passing: tuple[type[BaseException], ...] = ()) 
     except Exception as error:
         attempt.exception = error
         return _errored(error, None, permanent=True)
-    refusal = refusal_to_start(attempt)
-    if refusal is not None:
-        return refusal
+    if not may_start(attempt):
+        return ending_unstarted(attempt)
     try:
         return handler.call(bound, attempt.context)
     except passing:
@@ -71,14 +71,17 @@ def begin_call(attempt: Attempt, passing: tuple[type[BaseException], ...] = ()) 
         return ending_of_error(attempt, error)
 
 
-def refusal_to_start(attempt: Attempt) -> Ending | None:
-    """How an attempt ends whose handler must not start any more; None if it may.
+def may_start(attempt: Attempt) -> bool:
+    """Whether nobody has told the attempt to stop, and its job is ours for sure."""
+    return attempt.stop_reason is None and lease_clock() < attempt.leased_until
+
+
+def ending_unstarted(attempt: Attempt) -> Ending:
+    """How an attempt ends whose handler must not start any more.
 
     It is given back, for the database to say whose it is: nothing has happened, so nothing is charged.
     """
-    if attempt.stop_reason is None:
-        return None if attempt.is_leased() else Released()
-    ending = ending_of_stop(attempt)
+    ending = LetGo() if attempt.stop_reason is None else ending_of_stop(attempt)
     return Released() if isinstance(ending, LetGo) else ending
 
 
@@ -150,11 +153,11 @@ def ending_of_stop(attempt: Attempt) -> Ending:
 
 
 def ending_despite_error(attempt: Attempt, ending: Ending) -> Ending:
-    """How an attempt really ended: an error after it was interrupted is its handler's way to stop.
+    """How an attempt ended that was interrupted: an error is then its handler's way to stop.
 
     Handlers wrap their cancellation in errors of their own, and fail when what they wait for is killed.
     """
-    if attempt.interrupted_at is None or not isinstance(ending, Errored):
+    if not isinstance(ending, Errored):
         return ending
     stopped = ending_of_stop(attempt)
     if isinstance(stopped, Errored):

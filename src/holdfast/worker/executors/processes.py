@@ -40,7 +40,15 @@ from holdfast.worker.executors.wire import (
     Started,
     send,
 )
-from holdfast.worker.run import Committed, Ending, Report, describe, ending_of_stop, refusal_to_start
+from holdfast.worker.run import (
+    Committed,
+    Ending,
+    Report,
+    describe,
+    ending_of_stop,
+    ending_unstarted,
+    may_start,
+)
 
 KILL_AFTER = 2.0
 """Seconds between SIGTERM and SIGKILL."""
@@ -93,7 +101,7 @@ class ProcessExecutor:
         except OSError as error:
             return Errored(f"the handler's process could not be started: {error}")
         attempt.handle = child
-        ending = refusal_to_start(attempt) or child.run(attempt, self._clock)
+        ending = child.run(attempt, self._clock) if may_start(attempt) else ending_unstarted(attempt)
         attempt.handle = None
         if child.is_alive:
             self._give_back(child)
