@@ -285,7 +285,16 @@ def test_a_page_has_fifty_jobs_unless_it_is_told_otherwise(jobs: Queue, api: htt
 
 @pytest.mark.parametrize(
     "query",
-    ["limit=0", "limit=101", "limit=x", "status=odd", "id=a&status=pending", "id=a&type=ok", "once=perhaps"],
+    [
+        "limit=0",
+        "limit=101",
+        "limit=x",
+        "status=odd",
+        "id=a&status=pending",
+        "id=a&type=ok",
+        "once=perhaps",
+        "type=%00",
+    ],
 )
 def test_a_wrong_question_is_refused_before_the_stream_begins(api: httpx.Client, query: str) -> None:
     answer = api.get(f"/api/events?{query}")

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Body, Path, Query, Request, Response
 from starlette.responses import StreamingResponse
 
 from holdfast.config import find_setting
+from holdfast.core.check import printable_text
 from holdfast.core.clock import to_datetime
 from holdfast.core.job import base_type, parse_status
 from holdfast.errors import ConfigError
@@ -234,6 +235,8 @@ async def events(
     if id and (status or type):
         raise ConfigError("id and a filter exclude each other")
     statuses = tuple(parse_status(word) for word in status or ())
+    if type is not None:
+        printable_text("type", type)
     desk = desk_of(request)
     interest = Interest(tuple(id or ()), statuses, type, limit)
     if once or request.scope["holdfast.head"]:
