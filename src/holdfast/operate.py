@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from holdfast.errors import ConfigError, HoldfastError, StoreError, shown
+from holdfast.errors import ConfigError, HoldfastError, StoreBusy, StoreError, shown
 from holdfast.events import Event, JobCancelled, JobCancelRequested, JobDeleted, JobRetried
 from holdfast.listing import walk
 
@@ -48,9 +48,9 @@ def operate(queue: Queue, action: str, job_ids: Iterator[str], *, kept: int = 10
             for job_id in batch:
                 try:
                     events.append(apply(queue, job_id))
-                except StoreError:
-                    raise  # not about this one; the whole batch is rolled back
                 except HoldfastError as error:
+                    if isinstance(error, StoreError) and not isinstance(error, StoreBusy):
+                        raise  # not about this one; the whole batch is rolled back
                     result.refused += 1
                     if len(result.refusals) < kept:
                         result.refusals.append(Refusal(job_id, error))
