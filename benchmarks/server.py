@@ -27,7 +27,7 @@ def main() -> None:
     if sys.argv[2:] == ["no-op"]:
         now = queue.store.now
 
-        def insert_jobs(jobs: Sequence[NewJob], *, atomic: bool = False) -> list[Verdict]:
+        def insert_jobs(jobs: Sequence[NewJob], *, atomic: bool = False, wait: bool = True) -> list[Verdict]:
             moment = now()
             return [Verdict(id=job.id, inserted=True, created_at=moment) for job in jobs]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from random import uniform
 from typing import IO, Any, Self
 
 import msgspec
@@ -16,11 +17,12 @@ from msgspec import Struct
 
 from holdfast.core.settings import Settings
 from holdfast.enqueue import Admission, make_options
-from holdfast.errors import BulkRefused, CommitUncertain
+from holdfast.errors import BulkRefused, CommitUncertain, StoreBusy
 from holdfast.store.protocol import NewJob, Store
 
 _INSERTED_AT_ONCE = 1000
 _BREATH = 0.002
+_TRIES = 3
 
 
 class Entry(Struct, frozen=True, array_like=True):
@@ -39,6 +41,7 @@ class Bulk:
         self._settings = settings
         self._spool: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 -- closed by close()
         self._encode = msgspec.json.Encoder().encode
+        self._has_begun = False
         self.count = 0
 
     def add(self, line: int, type: str, payload: object, options: Mapping[str, Any]) -> None:
@@ -67,19 +70,27 @@ class Bulk:
 
     def _store_surely(self, size: int, stored: int, ids: IO[str], progress: Callable[[int], None]) -> int:
         begin = self._spool.tell()
-        try:
-            return self._store_chunk(size, stored, ids, progress)
-        except CommitUncertain:
-            # Once more: rows of ours that did get through are known by their tokens.
+        for _ in range(_TRIES):
+            try:
+                return self._store_chunk(size, stored, ids, progress)
+            except CommitUncertain:
+                pass  # once more: rows of ours that did get through are known by their tokens
+            except StoreBusy:
+                if not self._has_begun:
+                    raise
+                # Somebody else has one of the keys, and perhaps waits for another of ours.
+                time.sleep(uniform(0.1, 0.5))
             self._spool.seek(begin)
-            return self._store_chunk(size, stored, ids, progress)
+        return self._store_chunk(size, stored, ids, progress)
 
     def _store_chunk(self, size: int, stored: int, ids: IO[str], progress: Callable[[int], None]) -> int:
         count = 0
+        self._has_begun = False
         ids.seek(0)
         ids.truncate()
         decode = msgspec.json.Decoder(Entry).decode
         with self._store.transaction():
+            self._has_begun = True
             while count < size:
                 lines = [
                     line

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
@@ -183,10 +183,10 @@ class Enqueuer:
             verdict = await self._commits.insert_async(new)
         elif hasattr(connection, "run_sync"):  # SQLAlchemy's way into its asyncio connections and sessions
             async with self._turn_with(connection):
-                verdict = (await connection.run_sync(self._store.insert_jobs_with, [new]))[0]
+                [verdict] = await _whole(connection.run_sync(self._store.insert_jobs_with, [new]), new)
         elif _is_awaited(connection):
             async with self._turn_with(connection):
-                verdict = (await self._store.insert_jobs_awaiting(connection, [new]))[0]
+                [verdict] = await _whole(self._store.insert_jobs_awaiting(connection, [new]), new)
         else:
             verdict = self._store.insert_jobs_with(connection, [new])[0]
         return self._settle(new, verdict), verdict.inserted
@@ -267,6 +267,25 @@ class Enqueuer:
             return job_from(new, verdict)
         # Inside a caller's transaction the holder of the key may not be visible to us yet.
         return self._store.get_job(verdict.id) or job_from(new, verdict)
+
+
+async def _whole(insert: Coroutine[Any, Any, list[Verdict]], job: NewJob) -> list[Verdict]:
+    """Insert, also if the task is cancelled meanwhile: a statement that is cut short fails the transaction.
+
+    A job that may have to wait for somebody else's transaction is in a savepoint, and is cut short.
+    """
+    if job.key is not None or not job.has_new_id:
+        return await insert
+    import asyncio
+
+    task = asyncio.ensure_future(insert)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # nobody is there to be told
+        raise
 
 
 def _is_awaited(connection: Any) -> bool:

@@ -11,7 +11,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from holdfast.core.job import require_possible_id
-from holdfast.errors import ConfigError, HoldfastError, StoreError, shown
+from holdfast.errors import ConfigError, HoldfastError, StoreBusy, StoreError, shown
 from holdfast.events import Event, Events, JobCancelled, JobCancelRequested, JobDeleted, JobRetried
 from holdfast.listing import walk
 from holdfast.store.protocol import Store
@@ -57,9 +57,9 @@ def operate(queue: Operable, action: str, job_ids: Iterator[str], *, kept: int =
                 try:
                     require_possible_id(job_id)
                     events.append(apply(queue, job_id))
-                except StoreError:
-                    raise  # not about this one; the whole batch is rolled back
                 except HoldfastError as error:
+                    if isinstance(error, StoreError) and not isinstance(error, StoreBusy):
+                        raise  # not about this one; the whole batch is rolled back
                     result.refused += 1
                     if len(result.refusals) < kept:
                         result.refusals.append(Refusal(job_id, error))

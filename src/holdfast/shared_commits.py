@@ -10,6 +10,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from holdfast.errors import CommitUncertain, NestedWrite, QueueClosed, StoreUnavailable
+from holdfast.held_up import HeldUp, is_held_up
 from holdfast.store.protocol import NewJob, Store, Verdict
 
 if TYPE_CHECKING:
@@ -50,8 +51,8 @@ class _ThreadTicket(_Ticket):
         self._turn = threading.Lock()
         self._turn.acquire()
 
-    def wait(self) -> None:
-        self._turn.acquire(timeout=LONGEST_WAIT)
+    def wait(self) -> bool:
+        return self._turn.acquire(timeout=LONGEST_WAIT)
 
     def wake(self) -> None:
         with suppress(RuntimeError):  # it is awake
@@ -93,7 +94,8 @@ class SharedCommits:
 
     The first caller commits in its own thread, at once. Those who arrive meanwhile are the next batch, which
     one of them commits. So nobody waits for company, each returns only when its own job is durable, and
-    under load an fsync serves many. Each row has its own verdict: a duplicate fails only its caller.
+    under load an fsync serves many. Each row has its own verdict: a duplicate fails only its caller, and one
+    that has to wait for somebody else's transaction does so apart.
 
     Whoever leads may be interrupted anywhere, by Ctrl-C or in a signal handler that does not return. Then the
     next in line leads, and takes over the batch: rows that got through are known by their tokens. What even
@@ -111,6 +113,7 @@ class SharedCommits:
         self._leader: _ThreadTicket | _AsyncTicket | None = None
         self._inside: set[int] = set()
         """The threads that are in here, where a signal handler may find them."""
+        self._held_up = HeldUp(self._store)
         self.committer = Committer()
         weakref.finalize(self, self.committer.stop).atexit = False
 
@@ -120,10 +123,11 @@ class SharedCommits:
         try:
             self._inside.add(me)
             self._join(ticket)
-            if self._leader is not ticket:
-                ticket.wait()
-            if not ticket.is_settled:
-                self._lead_or_give_up(ticket)
+            while not ticket.is_settled:
+                if self._leader is ticket:
+                    self._commit(ticket)
+                elif not ticket.wait():
+                    raise self._give_up(ticket)
         except BaseException:
             self._leave(ticket)
             raise
@@ -179,6 +183,9 @@ class SharedCommits:
 
     def _join(self, ticket: _ThreadTicket | _AsyncTicket) -> None:
         """Get in line; who finds nobody at it leads."""
+        if self._held_up.has(ticket.job):
+            self._held_up.add(ticket)
+            return
         with self._lock:
             self._waiting.append(ticket)
             if self._leader is None:
@@ -188,17 +195,12 @@ class SharedCommits:
     def _leave(self, ticket: _ThreadTicket | _AsyncTicket) -> None:
         """Get out of line, and leave to the next one what was ours to commit."""
         with self._lock:
-            unsettled = [other for other in ticket.batch if not other.is_settled]
-            self._waiting = [other for other in (*unsettled, *self._waiting) if other is not ticket]
+            left = [t for t in ticket.batch if not t.is_settled and not self._held_up.has(t.job)]
+            self._waiting = [other for other in (*left, *self._waiting) if other is not ticket]
         for other in ticket.batch:
             if other.is_settled:
                 other.wake()
         self._hand_over(ticket)
-
-    def _lead_or_give_up(self, ticket: _ThreadTicket) -> None:
-        if self._leader is not ticket:
-            raise self._give_up(ticket)
-        self._commit(ticket)
 
     def _give_up(self, ticket: _ThreadTicket | _AsyncTicket) -> StoreUnavailable:
         """Wait no longer for whoever leads, nor let others wait."""
@@ -216,14 +218,17 @@ class SharedCommits:
         with self._lock:
             leader.batch, self._waiting = self._waiting, []
         try:
-            verdicts = self._store.insert_jobs([ticket.job for ticket in leader.batch])
+            verdicts = self._store.insert_jobs([ticket.job for ticket in leader.batch], wait=False)
         except Exception as error:
             for ticket in leader.batch:
                 _fail(ticket, error)
         else:
             for ticket, verdict in zip(leader.batch, verdicts, strict=True):
-                ticket.verdict = verdict
-                ticket.wake()
+                if is_held_up(verdict):
+                    self._held_up.add(ticket)
+                else:
+                    ticket.verdict = verdict
+                    ticket.wake()
         self._hand_over(leader)
 
     def _hand_over(self, leader: _Ticket | None) -> None:

@@ -48,7 +48,18 @@ from tests.conformance.connections import (
     empty,
     prepare,
 )
-from tests.conformance.steps import LEASE, claim_one, everything, insert, job, new_job, reap, run, status
+from tests.conformance.steps import (
+    LEASE,
+    claim_one,
+    everything,
+    finished,
+    insert,
+    job,
+    new_job,
+    reap,
+    run,
+    status,
+)
 from tests.support import wait_until
 from tests.worker.support import PATIENCE, Gate
 
@@ -450,6 +461,53 @@ def test_queue_without_notify_tells_nobody(url: str, connecting: Connect) -> Non
         queue.enqueue(TYPE, {}, connection=connection)
         connection.commit()
         assert told() == []
+
+
+# What it costs.
+
+
+def test_enqueue_is_one_statement(queue: Queue, connecting: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue.enqueue(TYPE, {}, key="taken")
+    connection = connecting()
+    execute, statements = psycopg.RawCursor.execute, []
+
+    def spy(self: Any, query: Any, *arguments: Any, **options: Any) -> Any:
+        if self.connection is connection:
+            statements.append(str(query).split()[0])
+        return execute(self, query, *arguments, **options)
+
+    def sent(**options: Any) -> list[str]:
+        statements.clear()
+        queue.enqueue(TYPE, {}, connection=connection, **options)
+        return list(statements)
+
+    monkeypatch.setattr(psycopg.RawCursor, "execute", spy)
+    assert sent() == ["SELECT", "WITH"], "a connection that is new here is looked at"
+    assert sent() == ["WITH"]
+    assert sent(key="k") == ["SAVEPOINT", "WITH", "RELEASE"], "in one round trip"
+    assert sent(key="taken") == ["SAVEPOINT", "WITH", "RELEASE", "SELECT"], "in two"
+
+
+@each_driver
+def test_jobs_without_a_key_are_in_no_subtransaction(app: Application, looking: Any) -> None:
+    app.play("row eve, jobs a, jobs b, jobs c, commit")
+    transactions = looking.execute(
+        "SELECT xmin::text FROM users UNION SELECT xmin::text FROM holdfast_jobs"
+    ).fetchall()
+    assert len(ids(looking)) == 3
+    assert len(transactions) == 1
+
+
+def test_key_and_its_expired_holder_go_in_one_statement(
+    store: Store, connecting: Connect, looking: Any, clock: MovableClock
+) -> None:
+    finished(store, "old", key="k", key_for=1.0)
+    connection = connecting()
+    enqueue(store, connection, "other")
+    clock.advance(2)
+    enqueue(store, connection, "new", key="k")
+    connection.commit()
+    assert ids(looking) == ["old", "other", "new"]
 
 
 # Errors leave the transaction as it was.

@@ -93,6 +93,26 @@ class Spy:
             assert self._changed.wait_for(lambda: len(self.calls) >= wanted, PATIENCE)
 
 
+def in_thread(action: Callable[[], object]) -> tuple[threading.Thread, list[object]]:
+    """Does it in a thread; the list is what came of it: the value, or the error."""
+    outcome: list[object] = []
+
+    def run() -> None:
+        try:
+            outcome.append(action())
+        except BaseException as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread, outcome
+
+
+def join(thread: threading.Thread) -> None:
+    thread.join(PATIENCE)
+    assert not thread.is_alive(), "it hangs for ever"
+
+
 def path_of(queue: Queue) -> str:
     return queue.url.removeprefix("sqlite:///")
 

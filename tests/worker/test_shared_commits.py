@@ -23,7 +23,7 @@ from holdfast.errors import CommitUncertain, DuplicateJob, NestedWrite, StoreUna
 from holdfast.shared_commits import SharedCommits
 from holdfast.store.protocol import NewJob, Store, Verdict
 from tests.support import both_engines, wait_until
-from tests.worker.support import PATIENCE, Spy, get, run_script
+from tests.worker.support import PATIENCE, Spy, get, in_thread, join, run_script
 
 
 class SlowInserts:
@@ -221,26 +221,6 @@ def test_commit_in_doubt_is_looked_up_before_it_is_reported(
 # Whatever happens, everybody gets an answer.
 
 
-def in_thread(action: Callable[[], object]) -> tuple[threading.Thread, list[object]]:
-    """Does it in a thread; the list is what came of it: the value, or the error."""
-    outcome: list[object] = []
-
-    def run() -> None:
-        try:
-            outcome.append(action())
-        except BaseException as error:
-            outcome.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    return thread, outcome
-
-
-def join(thread: threading.Thread) -> None:
-    thread.join(PATIENCE)
-    assert not thread.is_alive(), "enqueue hangs for ever"
-
-
 @contextmanager
 def on_signal(handler: Callable[[], object]) -> Iterator[Callable[[], None]]:
     """A handler in the main thread; what is yielded sends the signal."""
@@ -290,7 +270,7 @@ class FakeStore:
         self.tokens: list[str] = []
         self.before: Callable[[], object] = lambda: None
 
-    def insert_jobs(self, jobs: Sequence[NewJob]) -> list[Verdict]:
+    def insert_jobs(self, jobs: Sequence[NewJob], *, wait: bool) -> list[Verdict]:
         self.before()
         self.tokens += [job.token for job in jobs if job.token not in self.tokens]
         return [Verdict(id=job.id, inserted=True) for job in jobs]

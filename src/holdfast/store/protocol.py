@@ -399,10 +399,13 @@ class Store(Protocol):
 
     # Enqueue.
 
-    def insert_jobs(self, jobs: Sequence[NewJob], *, atomic: bool = False) -> list[Verdict]:
+    def insert_jobs(
+        self, jobs: Sequence[NewJob], *, atomic: bool = False, wait: bool = True
+    ) -> list[Verdict]:
         """Insert jobs in one commit, each with its own verdict: one refusal does not touch the others.
 
-        With `atomic`, one refusal means that none of them is inserted.
+        With `atomic`, one refusal means that none of them is inserted. Without `wait`, a job whose key or id
+        somebody's open transaction is about to take is refused at once, with StoreBusy.
         """
 
     def insert_jobs_with(self, connection: Any, jobs: Sequence[NewJob]) -> list[Verdict]:

@@ -5,15 +5,29 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import psycopg
 
 from holdfast.errors import ConfigError
-from holdfast.store.moved import MOVED_STATE, error_of
+from holdfast.store.moved import MOVE_TABLE, MOVED_STATE, error_of
 from holdfast.store.postgres.database import Database
-from holdfast.store.postgres.insert import Statement, Steps, insert_jobs, run
+from holdfast.store.postgres.insert import (
+    INSERT_HERE,
+    INSERT_KEYED_HERE,
+    Apart,
+    Statement,
+    Steps,
+    columns,
+    find_known,
+    insert_jobs,
+    inserted,
+    is_plain,
+    refuse_if_full,
+    run,
+)
 from holdfast.store.postgres.notify import NOTIFY, channel
-from holdfast.store.postgres.unwrap import AsyncPsycopg, State, unwrap
+from holdfast.store.postgres.unwrap import RELEASE, SAVEPOINT, UNDO, AsyncPsycopg, State, unwrap
 from holdfast.store.protocol import NewJob, Verdict
 from holdfast.store.unwrap import ONE_DATABASE, in_no_transaction
 
@@ -23,20 +37,19 @@ SELECT to_regclass($1)::text, datname::text, oid::bigint FROM pg_database WHERE 
 _IDENTITY = "SELECT identity FROM holdfast_schema"
 _FAILED_TRANSACTION = "25P02"
 
+_seen: WeakKeyDictionary[Any, tuple[str, int]] = WeakKeyDictionary()
+"""The callers' connections that have been to a queue, and which: its identity, and its place."""
+
 
 class Frame(NamedTuple):
-    """What is around the insert, so that an error in it leaves the caller's transaction as it was."""
+    """What is around statements, so that an error in one leaves the caller's transaction as it was."""
 
     begin: str
     end: str
     undo: tuple[str, ...]
 
 
-_SAVEPOINT = Frame(
-    "SAVEPOINT holdfast",
-    "RELEASE SAVEPOINT holdfast",
-    ("ROLLBACK TO SAVEPOINT holdfast", "RELEASE SAVEPOINT holdfast"),
-)
+_SAVEPOINT = Frame(SAVEPOINT, RELEASE, UNDO)
 _TRANSACTION = Frame("BEGIN", "COMMIT", ("ROLLBACK",))
 
 
@@ -45,7 +58,14 @@ def insert_with(connection: Any, jobs: Sequence[NewJob], database: Database) -> 
     driver, found = unwrap(connection)
     frame = _frame(driver.state(), found.begun_by)
     found.begin()
-    return run(_steps(jobs, database, frame), lambda sql, given: driver.execute(database.text(sql), given))
+
+    def execute(sql: str, given: Sequence[Any]) -> list[Any]:
+        return driver.execute(database.text(sql), given)
+
+    def execute_apart(sql: str, given: Sequence[Any]) -> list[Any]:
+        return driver.execute_apart(database.text(sql), given)
+
+    return run(_steps(jobs, database, frame, found.connection), execute, execute_apart)
 
 
 async def insert_awaiting(connection: Any, jobs: Sequence[NewJob], database: Database) -> list[Verdict]:
@@ -53,12 +73,13 @@ async def insert_awaiting(connection: Any, jobs: Sequence[NewJob], database: Dat
     if not isinstance(connection, psycopg.AsyncConnection):
         return insert_with(connection, jobs, database)  # which says what connections it takes
     driver = AsyncPsycopg(connection)
-    steps = _steps(jobs, database, _frame(await driver.state()))
+    steps = _steps(jobs, database, _frame(await driver.state()), connection)
     try:
         statement = next(steps)
         while True:
             try:
-                rows = await driver.execute(database.text(statement[0]), statement[1])
+                execute = driver.execute_apart if isinstance(statement, Apart) else driver.execute
+                rows = await execute(database.text(statement[0]), statement[1])
             except BaseException as error:
                 statement = steps.throw(error)
             else:
@@ -78,41 +99,100 @@ def _frame(state: State, begun_by: str | None = None) -> Frame:
     return _TRANSACTION
 
 
-def _steps(jobs: Sequence[NewJob], database: Database, frame: Frame) -> Steps:
+def _steps(jobs: Sequence[NewJob], database: Database, frame: Frame, connection: Any) -> Steps:
     try:
-        yield frame.begin, ()
+        if len(jobs) == 1:
+            verdict = yield from _insert_one(jobs[0], database, frame, _was_seen(connection, database))
+            if verdict is not None:
+                _note(connection, database)
+                return [verdict]
+        verdicts = yield from _insert_carefully(jobs, database, frame)
     except Exception as error:
-        if _sqlstate(error) != _FAILED_TRANSACTION:
-            raise
-        raise ConfigError(
-            "connection= is in a transaction that has failed", hint="roll it back first"
-        ) from error
+        _raise_if_moved(error)
+        if _sqlstate(error) == _FAILED_TRANSACTION:
+            raise ConfigError(
+                "connection= is in a transaction that has failed", hint="roll it back first"
+            ) from error
+        raise
+    _note(connection, database)
+    return verdicts
+
+
+def _insert_one(
+    job: NewJob, database: Database, frame: Frame, was_seen: bool
+) -> Generator[Statement, list[Any], Verdict | None]:
+    """Insert a job by one statement; None if it has to be found out why that did not work.
+
+    A savepoint is only for what may wait for somebody else's transaction, and fail by a timeout: each one is
+    a subtransaction, and with many of those in one transaction the whole server becomes slow.
+    """
+    if not was_seen:
+        yield from _find_table(database)
+    full = yield from refuse_if_full(job, database.instant)
+    if full is not None:
+        return full
+    told = channel(database.identity) if database.notifies else None
+    here = [database.identity, database.place, f"{database.schema}.{MOVE_TABLE}", told]
+    sql = INSERT_HERE if job.key is None else INSERT_KEYED_HERE
+    statement: Statement = (sql, [database.instant, *columns([job]), *here])
+    rows = yield Apart(*statement) if frame is _SAVEPOINT and not is_plain(job) else statement
+    if not rows:
+        return None
+    [(id, *rest, _)] = rows
+    return inserted(job, *rest) if id is not None else (yield from find_known(job))
+
+
+def _insert_carefully(jobs: Sequence[NewJob], database: Database, frame: Frame) -> Steps:
+    """Insert all of them or none, whatever stands in the way."""
+    yield frame.begin, ()
     try:
         yield from _check_place(database)
         verdicts = yield from insert_jobs(jobs, database.instant)
         is_refused = any(verdict.error is not None for verdict in verdicts)
         if database.notifies and not is_refused and any(verdict.inserted for verdict in verdicts):
             yield NOTIFY, [channel(database.identity)]
-    except BaseException as error:
+    except BaseException:
         with suppress(Exception):  # the connection may be gone; what went wrong first is what is told
             for sql in frame.undo:
                 yield sql, ()
-        _raise_if_moved(error)
         raise
     for sql in frame.undo if is_refused else (frame.end,):
         yield sql, ()
     return verdicts
 
 
+def _was_seen(connection: Any, database: Database) -> bool:
+    try:
+        return _seen.get(connection) == (database.identity, database.place)
+    except TypeError:  # a driver whose connections have no weak references
+        return False
+
+
+def _note(connection: Any, database: Database) -> None:
+    with suppress(TypeError):
+        _seen[connection] = (database.identity, database.place)
+
+
+def _find_table(database: Database) -> Generator[Statement, list[Any], None]:
+    """Make sure that there is a queue: a statement that finds no table fails the transaction."""
+    [(table, name, place)] = yield _PLACE, [f"{database.schema}.holdfast_schema"]
+    if table is None or place != database.place:
+        raise _elsewhere(name, database)
+
+
 def _check_place(database: Database) -> Generator[Statement, list[Any], None]:
     """The queue is known by its identity, whatever route leads to it, and a copy of it by its place."""
-    [(table, name, place)] = yield _PLACE, [f"{database.schema}.holdfast_schema"]
-    found = (yield _IDENTITY, ()) if table is not None else []
-    if (place, [identity for (identity,) in found]) != (database.place, [database.identity]):
-        raise ConfigError(
-            f"connection= goes to a database {name} that is not the queue's, which is in {database.url}",
-            hint=ONE_DATABASE,
-        )
+    yield from _find_table(database)
+    if (yield _IDENTITY, ()) != [(database.identity,)]:
+        [(_, name, _)] = yield _PLACE, [f"{database.schema}.holdfast_schema"]
+        raise _elsewhere(name, database)
+
+
+def _elsewhere(name: str, database: Database) -> ConfigError:
+    return ConfigError(
+        f"connection= goes to a database {name} that is not the queue's, which is in {database.url}",
+        hint=ONE_DATABASE,
+    )
 
 
 def _raise_if_moved(error: BaseException) -> None:

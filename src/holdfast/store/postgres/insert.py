@@ -7,21 +7,29 @@ on our own connections and on those of an application, whichever driver it has, 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from holdfast.core.clock import microseconds
 from holdfast.core.job import Status
 from holdfast.core.payload import same_json
-from holdfast.errors import DuplicateJob, HoldfastError, KeyTaken, QueueFull
+from holdfast.errors import DuplicateJob, KeyTaken, QueueFull
 from holdfast.store.postgres.arrays import given, parts
 from holdfast.store.postgres.clock import CLOCK
 from holdfast.store.protocol import NewJob, Verdict
 
 Statement = tuple[str, Sequence[Any]]
 Steps = Generator[Statement, list[Any], list[Verdict]]
+Execute = Callable[[str, Sequence[Any]], list[Any]]
 
-_INSERT = f"""
-WITH {CLOCK}
+
+class Apart(NamedTuple):
+    """A statement whose failure leaves the transaction around it as it was."""
+
+    sql: str
+    parameters: Sequence[Any]
+
+
+_CAME = """
 INSERT INTO holdfast_jobs (id, type, status, priority, max_attempts, key, key_for, key_held, run_at, due_at,
     timeout, parent_id, created_at, updated_at, token, payload)
 SELECT id, type, CASE WHEN waits THEN 'scheduled' ELSE 'pending' END, priority, max_attempts, key, key_for,
@@ -30,7 +38,7 @@ SELECT id, type, CASE WHEN waits THEN 'scheduled' ELSE 'pending' END, priority, 
 FROM (
     SELECT n.*, clock.now, coalesce(clock.now + n.delay, n.run_at) AS until,
         coalesce(coalesce(clock.now + n.delay, n.run_at) > clock.now, false) AS waits
-    FROM clock, unnest($2::text[], $3::text[], $4::integer[], $5::integer[], $6::text[],
+    FROM {first}, unnest($2::text[], $3::text[], $4::integer[], $5::integer[], $6::text[],
         $7::double precision[], $8::bigint[], $9::bigint[], $10::double precision[], $11::text[],
         $12::text[], $13::text[]) WITH ORDINALITY
         AS n (id, type, priority, max_attempts, key, key_for, run_at, delay, timeout, parent_id, token,
@@ -40,25 +48,56 @@ ON CONFLICT DO NOTHING
 RETURNING id, status, created_at, run_at
 """
 
-FREE_EXPIRED = f"""
-WITH {CLOCK}
+_INSERT = f"WITH {CLOCK} {_CAME.format(first='clock')}"
+
+
+def _free_expired(types: str, keys: str) -> str:
+    """Takes keys from finished jobs whose key_for has passed."""
+    return f"""
 UPDATE holdfast_jobs AS j SET key_held = false
 FROM clock WHERE j.key_held AND j.key_until <= clock.now AND j.seq = ANY (ARRAY(
-    SELECT holder.seq FROM {given("$2::text[], $3::text[]")} AS k (type, key) CROSS JOIN LATERAL (
+    SELECT holder.seq FROM {given(f"{types}, {keys}")} AS k (type, key) CROSS JOIN LATERAL (
         SELECT seq FROM holdfast_jobs WHERE type = k.type AND key = k.key AND key_held LIMIT 1) AS holder))
 """
 
-_HOLDER = """
-SELECT id, payload, status, created_at, token FROM holdfast_jobs WHERE type = $1 AND key = $2 AND key_held
+
+FREE_EXPIRED = f"WITH {CLOCK} {_free_expired('$2::text[]', '$3::text[]')}"
+
+# Through a connection of somebody else's: only into this queue, and not where it was moved away from.
+_HERE = """
+here AS MATERIALIZED (
+    SELECT FROM holdfast_schema WHERE identity = $14 AND to_regclass($16) IS NULL
+        AND $15 = (SELECT oid::bigint FROM pg_database WHERE datname = current_database()))
+"""
+_TOLD = """
+SELECT came.*, CASE WHEN came.id IS NOT NULL AND $17::text IS NOT NULL THEN pg_notify($17, '')::text END
+FROM here LEFT JOIN came ON true
 """
 
-_OWN = "SELECT token, status, created_at, run_at FROM holdfast_jobs WHERE id = $1"
+INSERT_HERE = f"WITH {CLOCK}, {_HERE}, came AS ({_CAME.format(first='clock, here')}) {_TOLD}"
+"""Inserts a job and tells workers of it. No row: this is not the place; one without an id: it is there."""
+
+# What counts the freed makes sure that they are free before anything is inserted.
+INSERT_KEYED_HERE = f"""
+WITH {CLOCK}, {_HERE}, freed AS ({_free_expired("$3::text[]", "$6::text[]")} RETURNING j.seq),
+    came AS ({_CAME.format(first="clock, here, (SELECT count(*) FROM freed) AS freed (number)")}) {_TOLD}
+"""
+
+# The job that holds the key, if there is one, else the one that has the id.
+_KNOWN = """
+SELECT 1, id, token, status, created_at, run_at, payload FROM holdfast_jobs
+WHERE type = $1 AND key = $2 AND key_held
+UNION ALL
+SELECT 2, id, token, status, created_at, run_at, NULL FROM holdfast_jobs WHERE id = $3
+ORDER BY 1 LIMIT 1
+"""
 
 _DEPTHS = "SELECT type, pending + scheduled FROM holdfast_counts WHERE type = ANY ($1::text[])"
 
 _ALONE = "SELECT pg_advisory_xact_lock(1751346276, hashtext($1))"
 
 _TRIES = 5
+_BY_KEY = 1
 
 
 def insert_jobs(jobs: Sequence[NewJob], now: int | None, *, alone: bool = False) -> Steps:
@@ -93,14 +132,29 @@ def _sure(jobs: Sequence[NewJob], depths: dict[str, int]) -> int:
 def _insert_if_room(
     job: NewJob, depths: dict[str, int], now: int | None
 ) -> Generator[Statement, list[Any], Verdict]:
-    if job.max_depth is not None and depths.get(job.type, 0) >= job.max_depth:
-        known = yield from _known(job, now)
-        if known is None or known.error.__class__ is DuplicateJob:
-            return Verdict(id=job.id, error=QueueFull(job.type, job.max_depth))
-        return known
+    full = yield from _full(job, depths, now)
+    if full is not None:
+        return full
     [verdict] = yield from _insert([job], now)
     depths[job.type] = depths.get(job.type, 0) + verdict.inserted
     return verdict
+
+
+def refuse_if_full(job: NewJob, now: int | None) -> Generator[Statement, list[Any], Verdict | None]:
+    """The verdict on a job for which there is no room, if that is so."""
+    depths = yield from _depths([job])
+    return (yield from _full(job, depths, now))
+
+
+def _full(
+    job: NewJob, depths: dict[str, int], now: int | None
+) -> Generator[Statement, list[Any], Verdict | None]:
+    if job.max_depth is None or depths.get(job.type, 0) < job.max_depth:
+        return None
+    known = yield from _known(job, now)
+    if known is None or known.error.__class__ is DuplicateJob:
+        return Verdict(id=job.id, error=QueueFull(job.type, job.max_depth))
+    return known
 
 
 def insert_all_or_none(jobs: Sequence[NewJob], now: int | None, *, alone: bool = False) -> Steps:
@@ -113,18 +167,24 @@ def insert_all_or_none(jobs: Sequence[NewJob], now: int | None, *, alone: bool =
     return verdicts
 
 
+def is_plain(job: NewJob) -> bool:
+    """Whether no other job can be in its way: it has no key, and its id is new."""
+    return job.key is None and job.has_new_id
+
+
 def is_one(jobs: Sequence[NewJob]) -> bool:
     """Whether they are inserted by one statement."""
     return sum(1 for _ in parts(jobs, _length)) <= 1
 
 
-def run(steps: Steps, execute: Callable[[str, Sequence[Any]], list[Any]]) -> list[Verdict]:
+def run(steps: Steps, execute: Execute, execute_apart: Execute | None = None) -> list[Verdict]:
     """Take the steps, one after another; they are told of errors, too."""
     try:
         statement = next(steps)
         while True:
+            how = execute_apart if execute_apart is not None and isinstance(statement, Apart) else execute
             try:
-                rows = execute(*statement)
+                rows = how(*statement)
             except BaseException as error:
                 statement = steps.throw(error)
             else:
@@ -149,15 +209,15 @@ def _insert(jobs: Sequence[NewJob], now: int | None) -> Steps:
     keyed = [job for job in jobs if job.key is not None]
     if keyed:
         yield FREE_EXPIRED, [now, [job.type for job in keyed], [job.key for job in keyed]]
-    inserted: dict[str, Any] = {}
+    came: dict[str, Any] = {}
     for part in parts(jobs, _length):
-        rows = yield _INSERT, [now, *_columns(part)]
-        inserted |= {row[0]: row for row in rows}
+        rows = yield _INSERT, [now, *columns(part)]
+        came |= {row[0]: row for row in rows}
     verdicts = []
     for job in jobs:
-        row = inserted.pop(job.id, None)
+        row = came.pop(job.id, None)
         if row is not None:
-            verdicts.append(_inserted(job, *row[1:]))
+            verdicts.append(inserted(job, *row[1:]))
         else:
             verdicts.append((yield from _refused(job, now)))
     return verdicts
@@ -169,38 +229,36 @@ def _refused(job: NewJob, now: int | None) -> Generator[Statement, list[Any], Ve
         if known is not None:
             return known
         # What was in the way may be gone since: a job that held the key has finished, or is deleted.
-        rows = yield _INSERT, [now, *_columns([job])]
+        rows = yield _INSERT, [now, *columns([job])]
         if rows:
-            return _inserted(job, *rows[0][1:])
+            return inserted(job, *rows[0][1:])
     return Verdict(id=job.id, error=DuplicateJob(job.id))
 
 
 def _known(job: NewJob, now: int | None) -> Generator[Statement, list[Any], Verdict | None]:
-    """The verdict on a job that is there already: by its key, by an enqueue whose commit was in doubt, or
-    because its id is another's."""
+    """The verdict on a job that is there already."""
     if job.key is not None:
-        yield FREE_EXPIRED, [now, [job.type], [job.key]]
-        rows = yield _HOLDER, [job.type, job.key]
-        if rows:
-            id, payload, status, created_at, token = rows[0]
-            error: HoldfastError | None = None
-            if not same_json(payload, job.payload):
-                error = KeyTaken(id, job.key)
-            return Verdict(
-                id=id,
-                error=error,
-                inserted=token == job.token,
-                status=Status(status),
-                created_at=created_at,
-            )
-    rows = yield _OWN, [job.id]
+        yield Apart(FREE_EXPIRED, [now, [job.type], [job.key]])
+    return (yield from find_known(job))
+
+
+def find_known(job: NewJob) -> Generator[Statement, list[Any], Verdict | None]:
+    """The same: by its key, by an enqueue whose commit was in doubt, or because its id is another's."""
+    rows = yield _KNOWN, [job.type, job.key, job.id]
     if not rows:
         return None
-    token, *rest = rows[0]
-    return _inserted(job, *rest) if token == job.token else Verdict(id=job.id, error=DuplicateJob(job.id))
+    [(how, id, token, status, created_at, run_at, payload)] = rows
+    if how == _BY_KEY:
+        error = None if same_json(payload, job.payload) else KeyTaken(id, job.key or "")
+        return Verdict(
+            id=id, error=error, inserted=token == job.token, status=Status(status), created_at=created_at
+        )
+    if token == job.token:
+        return inserted(job, status, created_at, run_at)
+    return Verdict(id=job.id, error=DuplicateJob(job.id))
 
 
-def _inserted(job: NewJob, status: str, created_at: int, run_at: int | None) -> Verdict:
+def inserted(job: NewJob, status: str, created_at: int, run_at: int | None) -> Verdict:
     return Verdict(id=job.id, inserted=True, status=Status(status), created_at=created_at, run_at=run_at)
 
 
@@ -208,7 +266,7 @@ def _length(job: NewJob) -> int:
     return len(job.payload)
 
 
-def _columns(jobs: Sequence[NewJob]) -> list[list[Any]]:
+def columns(jobs: Sequence[NewJob]) -> list[list[Any]]:
     return [
         [job.id for job in jobs],
         [job.type for job in jobs],

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import NoReturn
 
-from psycopg.errors import LockNotAvailable, UniqueViolation
+import psycopg
+from psycopg.errors import DeadlockDetected, LockNotAvailable, UniqueViolation
 
 from holdfast.core.job import Status
 from holdfast.core.lifecycle import sources
-from holdfast.errors import JobNotFound, KeyHeld, WrongState
+from holdfast.errors import JobNotFound, KeyHeld, StoreBusy, WrongState
 from holdfast.store.postgres.arrays import given
 from holdfast.store.postgres.clock import CLOCK
 from holdfast.store.postgres.finish import CHILD_PATIENCE
@@ -31,14 +33,25 @@ UPDATE holdfast_jobs AS j SET cancel_requested = true, updated_at = clock.now
 FROM clock WHERE j.id = $2 AND j.status = 'processing'
 """
 
+_RETRIED = """
+status = 'pending', attempts = 0, due_at = clock.now, updated_at = clock.now,
+    finished_at = NULL, cancel_requested = false, result = NULL, progress = NULL, progress_message = NULL,
+    error_group = NULL
+"""
+
 _RETRY = f"""
 WITH {CLOCK}
-UPDATE holdfast_jobs AS j SET status = 'pending', attempts = 0, due_at = clock.now, updated_at = clock.now,
-    finished_at = NULL, cancel_requested = false, result = NULL, progress = NULL, progress_message = NULL,
-    error_group = NULL, key = coalesce($4, j.key), key_held = coalesce($4, j.key) IS NOT NULL,
-    key_until = NULL, payload = coalesce($3, j.payload)
+UPDATE holdfast_jobs AS j SET {_RETRIED}, key = coalesce($4, j.key),
+    key_held = coalesce($4, j.key) IS NOT NULL, key_until = NULL, payload = coalesce($3, j.payload)
 FROM clock
 WHERE j.id = $2 AND (j.status IN ('failed', 'cancelled') OR (j.status = 'scheduled' AND j.attempts > 0))
+"""
+
+# Of those that have no key, all at once: nobody can be in their way.
+_RETRY_FREE = f"""
+WITH {CLOCK}
+UPDATE holdfast_jobs AS j SET {_RETRIED}
+FROM clock WHERE j.seq = ANY ($2::bigint[]) AND j.status || '' = 'failed' RETURNING j.id
 """
 
 _DELETE = "DELETE FROM holdfast_jobs WHERE id = $1 AND status IN ('completed', 'failed', 'cancelled')"
@@ -73,31 +86,55 @@ RETURNING id
 """
 
 
+@contextmanager
+def _apart(session: Session, patience: float) -> Iterator[None]:
+    """Around what is done to one job, perhaps of many: a lock that stays taken is StoreBusy, and leaves the
+    transaction as it was."""
+    session.rows("SAVEPOINT holdfast_one")
+    session.wait_at_most(patience)
+    try:
+        yield
+    except BaseException as error:
+        with suppress(psycopg.Error):  # the connection may be gone
+            session.rows("ROLLBACK TO SAVEPOINT holdfast_one")
+            session.rows("RELEASE SAVEPOINT holdfast_one")
+        if isinstance(error, LockNotAvailable | DeadlockDetected):
+            raise StoreBusy(patience) from error
+        raise
+    session.rows("RELEASE SAVEPOINT holdfast_one")
+
+
 def cancel_job(session: Session, job_id: str, now: int | None) -> None:
-    session.wait_at_most(PATIENCE + 1)  # a handler may be inside ctx.transaction()
-    for sql in (_CANCEL_WAITING, _CANCEL_RUNNING):
-        if session.count(sql, [now, job_id]):
-            return
-    # It may have been claimed between the two, or given back; now nothing moves it until we are through.
-    session.rows("SELECT 1 FROM holdfast_jobs WHERE id = $1 FOR UPDATE", [job_id])
-    for sql in (_CANCEL_WAITING, _CANCEL_RUNNING):
-        if session.count(sql, [now, job_id]):
-            return
+    with _apart(session, PATIENCE + 1):  # a handler may be inside ctx.transaction()
+        for sql in (_CANCEL_WAITING, _CANCEL_RUNNING):
+            if session.count(sql, [now, job_id]):
+                return
+        # It may have been claimed between the two, or given back; now nothing moves it until we are through.
+        session.rows("SELECT 1 FROM holdfast_jobs WHERE id = $1 FOR UPDATE", [job_id])
+        for sql in (_CANCEL_WAITING, _CANCEL_RUNNING):
+            if session.count(sql, [now, job_id]):
+                return
     _refuse(session, job_id, "cancelled", "a finished job can be retried or deleted")
 
 
 def retry_job(session: Session, job_id: str, payload: str | None, key: str | None, now: int | None) -> None:
-    session.wait_at_most(LOCK_PATIENCE)
-    rows = session.rows(
-        "SELECT type, coalesce($2, key) FROM holdfast_jobs WHERE id = $1 FOR UPDATE", [job_id, key]
-    )
-    if rows and rows[0][1] is not None:
-        session.rows(FREE_EXPIRED, [now, [rows[0][0]], [rows[0][1]]])
+    _retry(session, job_id, payload, key, now, LOCK_PATIENCE)
+
+
+def _retry(
+    session: Session, job_id: str, payload: str | None, key: str | None, now: int | None, patience: float
+) -> None:
+    type = held = ""
     try:
-        with session.connection.transaction():
+        with _apart(session, patience):
+            rows = session.rows(
+                "SELECT type, coalesce($2, key) FROM holdfast_jobs WHERE id = $1 FOR UPDATE", [job_id, key]
+            )
+            if rows and rows[0][1] is not None:
+                [(type, held)] = rows
+                session.rows(FREE_EXPIRED, [now, [type], [held]])
             retried = session.count(_RETRY, [now, job_id, payload, key])
     except UniqueViolation:
-        [(type, held)] = rows
         holders = session.rows(
             "SELECT id FROM holdfast_jobs WHERE type = $1 AND key = $2 AND key_held", [type, held]
         )
@@ -110,30 +147,35 @@ def retry_job(session: Session, job_id: str, payload: str | None, key: str | Non
 def retry_failed_jobs(
     session: Session, type: str | None, after: int, limit: int, now: int | None
 ) -> tuple[int, list[tuple[str, str]], int | None]:
-    session.wait_at_most(CHILD_PATIENCE)  # for each of many keys
     session.rows("SET LOCAL enable_bitmapscan = off")  # the first of them are wanted, in order
     rows = session.rows(
         "SELECT seq, id, type, key FROM holdfast_jobs"
         " WHERE status || '' = 'failed' AND seq > $1"
-        " AND ($2::text IS NULL OR type = $2) ORDER BY seq LIMIT $3 FOR UPDATE",
+        " AND ($2::text IS NULL OR type = $2) ORDER BY seq LIMIT $3 FOR UPDATE SKIP LOCKED",
         [after, type, limit],
     )
-    retried = []
-    for _, id, own_type, key in rows:
-        if key is not None:
-            session.rows(FREE_EXPIRED, [now, [own_type], [key]])
-        # Where another job holds the key, or is about to, the job is left as it is.
-        try:
-            with session.connection.transaction():
-                session.count(_RETRY, [now, id, None, None])
-        except (UniqueViolation, LockNotAvailable):
-            continue
-        retried.append((id, own_type))
+    free = [seq for seq, _, _, key in rows if key is None]
+    done = {id for (id,) in session.rows(_RETRY_FREE, [now, free])} if free else set()
+    for _, id, _, key in rows:
+        if key is not None and _retry_if_free(session, id, now):
+            done.add(id)
+    retried = [(id, own_type) for _, id, own_type, _ in rows if id in done]
     return len(rows), retried, rows[-1][0] if len(rows) == limit else None
 
 
+def _retry_if_free(session: Session, job_id: str, now: int | None) -> bool:
+    """Where another job holds the key, or is about to, the job is left as it is."""
+    try:
+        _retry(session, job_id, None, None, now, CHILD_PATIENCE)
+    except (KeyHeld, StoreBusy):
+        return False
+    return True
+
+
 def delete_job(session: Session, job_id: str) -> None:
-    if not session.count(_DELETE, [job_id]):
+    with _apart(session, LOCK_PATIENCE):
+        deleted = session.count(_DELETE, [job_id])
+    if not deleted:
         _refuse(session, job_id, "deleted", "cancel it first; completed, failed and cancelled jobs can be")
 
 

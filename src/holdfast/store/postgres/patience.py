@@ -5,3 +5,6 @@ PATIENCE = 5.0
 
 LOCK_PATIENCE = 2.0
 """Seconds to wait for somebody's open transaction that has a job, or is about to insert its key or id."""
+
+BRIEF = 0.01
+"""The same where others would wait behind it."""

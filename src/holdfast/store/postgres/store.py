@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
+from random import uniform
 from typing import Any, TypeVar
 
 from holdfast.config import Value
@@ -19,7 +20,7 @@ from holdfast.store.postgres.bounds import BULK, SHORT
 from holdfast.store.postgres.clock import CLOCK
 from holdfast.store.postgres.database import Database
 from holdfast.store.postgres.errors import ConnectionLost
-from holdfast.store.postgres.patience import LOCK_PATIENCE, PATIENCE
+from holdfast.store.postgres.patience import BRIEF, LOCK_PATIENCE, PATIENCE
 from holdfast.store.postgres.schema import SEQ
 from holdfast.store.postgres.watch import PostgresWatch
 from holdfast.store.protocol import (
@@ -126,20 +127,26 @@ class PostgresStore(Reads):
 
     # Enqueue.
 
-    def insert_jobs(self, jobs: Sequence[NewJob], *, atomic: bool = False) -> list[Verdict]:
+    def insert_jobs(
+        self, jobs: Sequence[NewJob], *, atomic: bool = False, wait: bool = True
+    ) -> list[Verdict]:
         how = insert.insert_all_or_none if atomic else insert.insert_jobs
         try:
-            return self._certainly(lambda: self._insert(how, jobs))
+            if atomic and len(jobs) > 1:
+                return self._despite_others(lambda patience: self._insert(how, jobs, patience))
+            return self._certainly(lambda: self._insert(how, jobs, LOCK_PATIENCE if wait else BRIEF))
         except StoreBusy as error:
             # Somebody's open transaction has one of the keys; that is no reason to refuse the others.
             if atomic or self.database.session is not None:
                 raise
             if len(jobs) == 1:
                 return [Verdict(id=jobs[0].id, error=error)]
-            return [self.insert_jobs([job])[0] for job in jobs]
+            return self._insert_apart(jobs, wait)
 
-    def _insert(self, how: Callable[..., insert.Steps], jobs: Sequence[NewJob]) -> list[Verdict]:
-        is_plain = all(job.has_new_id and job.key is None and job.max_depth is None for job in jobs)
+    def _insert(
+        self, how: Callable[..., insert.Steps], jobs: Sequence[NewJob], patience: float
+    ) -> list[Verdict]:
+        is_plain = all(insert.is_plain(job) and job.max_depth is None for job in jobs)
         if is_plain and how is insert.insert_jobs and self.database.commits_alone and insert.is_one(jobs):
             self.database.refuse_nested()
             verdicts = insert.run(how(jobs, self.database.instant), self.database.write)
@@ -148,10 +155,28 @@ class PostgresStore(Reads):
         bounds = SHORT if len(jobs) <= _FEW else BULK
         with self.database.transaction(bounds=bounds) as session:
             if not is_plain:
-                session.wait_at_most(LOCK_PATIENCE)
+                session.wait_at_most(patience)
             verdicts = insert.run(how(jobs, self.database.instant, alone=True), session.rows)
             session.wakes = True
             return verdicts
+
+    def _insert_apart(self, jobs: Sequence[NewJob], wait: bool) -> list[Verdict]:
+        """Those that wait for nobody in one commit, each of the others in one of its own."""
+        plain = [job for job in jobs if insert.is_plain(job)]
+        found = dict(zip(plain, self.insert_jobs(plain), strict=True)) if plain else {}
+        return [found.get(job) or self.insert_jobs([job], wait=wait)[0] for job in jobs]
+
+    def _despite_others(self, action: Callable[[float], T]) -> T:
+        """Insert many keys at once. Whoever does the same in another order may wait for us while we wait for
+        him, until one of us gives in: each after a time of its own, and tries again."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                return self._certainly(lambda: action(uniform(0.2, 0.5)))
+            except StoreBusy:
+                if time.monotonic() >= deadline:
+                    raise
+            time.sleep(uniform(0.01, 0.1))
 
     def _certainly(self, action: Callable[[], T]) -> T:
         """Do what may be done twice, again if the connection breaks: a row of ours that did get through is

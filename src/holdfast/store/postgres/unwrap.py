@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext, suppress
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
@@ -20,6 +20,10 @@ from holdfast.errors import ConfigError
 from holdfast.store.postgres.attempt import HandlerConnection
 from holdfast.store.unwrap import Engine, Unwrapped, refused
 from holdfast.store.unwrap import unwrap as unwrap_library
+
+SAVEPOINT = "SAVEPOINT holdfast"
+RELEASE = "RELEASE SAVEPOINT holdfast"
+UNDO = ("ROLLBACK TO SAVEPOINT holdfast", RELEASE)
 
 POSTGRES = Engine("postgresql", "PostgreSQL", "a psycopg connection")
 
@@ -38,6 +42,30 @@ class Driver(Protocol):
     def state(self) -> State: ...
 
     def execute(self, sql: str, parameters: Sequence[Any]) -> list[Any]: ...
+
+    def execute_apart(self, sql: str, parameters: Sequence[Any]) -> list[Any]:
+        """Inside a savepoint."""
+
+
+class _InSavepoint:
+    """What is the same for drivers that send one statement at a time."""
+
+    def execute_apart(self: Driver, sql: str, parameters: Sequence[Any]) -> list[Any]:
+        self.execute(SAVEPOINT, ())
+        try:
+            rows = self.execute(sql, parameters)
+        except BaseException:
+            undo(self)
+            raise
+        self.execute(RELEASE, ())
+        return rows
+
+
+def undo(driver: Driver) -> None:
+    """Back to the savepoint. The connection may be gone; what went wrong first is what is told."""
+    with suppress(Exception):
+        for sql in UNDO:
+            driver.execute(sql, ())
 
 
 def unwrap(connection: Any) -> tuple[Driver, Unwrapped]:
@@ -96,6 +124,21 @@ class _Psycopg:
             self._check()
         return cursor.fetchall() if cursor.description is not None else []
 
+    def execute_apart(self, sql: str, parameters: Sequence[Any]) -> list[Any]:
+        """All in one round trip."""
+        cursor = psycopg.RawCursor(self._connection, row_factory=tuple_row)
+        try:
+            with self._connection.pipeline():
+                psycopg.RawCursor(self._connection).execute(SAVEPOINT)
+                cursor.execute(sql, parameters)
+                psycopg.RawCursor(self._connection).execute(RELEASE)
+        except BaseException:
+            undo(self)
+            raise
+        finally:
+            self._check()
+        return cursor.fetchall()
+
     def _check(self) -> None:
         if isinstance(self._connection, HandlerConnection):
             self._connection.check()
@@ -124,6 +167,20 @@ class AsyncPsycopg:
             await cursor.execute(sql, parameters)
         return await cursor.fetchall() if cursor.description is not None else []
 
+    async def execute_apart(self, sql: str, parameters: Sequence[Any]) -> list[Any]:
+        cursor = psycopg.AsyncRawCursor(self._connection, row_factory=tuple_row)
+        try:
+            async with self._connection.pipeline():
+                await psycopg.AsyncRawCursor(self._connection).execute(SAVEPOINT)
+                await cursor.execute(sql, parameters)
+                await psycopg.AsyncRawCursor(self._connection).execute(RELEASE)
+        except BaseException:
+            with suppress(Exception):  # the connection may be gone
+                for undoing in UNDO:
+                    await self.execute(undoing, ())
+            raise
+        return await cursor.fetchall()
+
     def _answered(self) -> AbstractAsyncContextManager[Any]:
         piped = self._connection.info.pipeline_status != PipelineStatus.OFF
         return self._connection.pipeline() if piped else nullcontext()
@@ -150,8 +207,17 @@ class _Psycopg2:
             cursor.execute(*_by_name(sql, parameters))
             return cursor.fetchall() if cursor.description is not None else []
 
+    def execute_apart(self, sql: str, parameters: Sequence[Any]) -> list[Any]:
+        try:
+            rows = self.execute(f"{SAVEPOINT}; {sql}", parameters)
+        except BaseException:
+            undo(self)
+            raise
+        self.execute(RELEASE, ())
+        return rows
 
-class _Adapted:
+
+class _Adapted(_InSavepoint):
     """psycopg's AsyncConnection in SQLAlchemy's clothes. Each statement is awaited where run_sync was."""
 
     def __init__(self, adapted: Any, connection: Any) -> None:

@@ -88,7 +88,13 @@ class SqliteStore(Reads):
 
     # Enqueue.
 
-    def insert_jobs(self, jobs: Sequence[NewJob], *, atomic: bool = False) -> list[Verdict]:
+    def insert_jobs(
+        self,
+        jobs: Sequence[NewJob],
+        *,
+        atomic: bool = False,
+        wait: bool = True,  # noqa: ARG002 -- whoever writes has the lock to himself
+    ) -> list[Verdict]:
         how = insert.insert_all_or_none if atomic else insert.insert_jobs
         try:
             with self.database.transaction() as connection:
