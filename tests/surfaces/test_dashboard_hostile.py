@@ -136,8 +136,9 @@ def fill(home: Path, queue: Queue, change: Change, turn: int = 0) -> None:
             insert(
                 connection, "holdfast_workers", id=texts[place], host=texts[place + 20],
                 state=texts[place + 40], pid=place, concurrency=2, types='["odd"]', slots="{}",
-                started_at=now + place, heartbeat_at=now + HOUR,
+                started_at=now + place, heartbeat_at=now,
             )  # fmt: skip
+        insert(connection, "holdfast_settings", name="lease_seconds", type="", value="3600")  # they live on
         for name, text in zip(("max_attempts", "backoff_strategy", "max_log_bytes"), texts, strict=False):
             insert(connection, "holdfast_settings", name=name, type="", value=json.dumps(text))
             insert(connection, "holdfast_settings", name=name, type="all", value=json.dumps(text))

@@ -79,6 +79,7 @@ def _sweep(call: Call) -> Callable[[], None]:
     def sweep() -> None:
         settings = call.queue.settings()
         reaper.sweep(settings.heartbeat_seconds, settings)
+        reaper.looked()
 
     return sweep
 
