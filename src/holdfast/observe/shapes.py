@@ -17,12 +17,12 @@ COUNTED = 10_000
 
 
 def task(job: Job, shown: Callable[[Any], Any] = lambda value: value) -> dict[str, Any]:
-    """Everything about a job; its payload and result as `shown` gives them."""
+    """Everything about a job; its payload, result and details of failures as `shown` gives them."""
     return {
         **task_item(job),
         "payload": shown(job.payload),
         "result": shown(job.result),
-        "errors": [failure(entry) for entry in job.errors],
+        "errors": [failure(entry, shown) for entry in job.errors],
     }
 
 
@@ -56,10 +56,10 @@ def task_item(job: Job) -> dict[str, Any]:
     }
 
 
-def failure(entry: Failure) -> dict[str, Any]:
-    """One failed attempt of a job's history."""
+def failure(entry: Failure, shown: Callable[[Any], Any] = lambda value: value) -> dict[str, Any]:
+    """One failed attempt of a job's history; its details as `shown` gives them."""
     return {
-        **(entry.detail or {}),
+        **shown(entry.detail or {}),
         "attempt": entry.attempt,
         "startedAt": instant(entry.started_at),
         "finishedAt": instant(entry.finished_at),
