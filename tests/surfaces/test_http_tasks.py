@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from holdfast import Context, Job, Queue
+from holdfast import Context, Fail, Job, Queue
 from holdfast.jobs import install
 from holdfast.operate import operate
 from holdfast.testing import MovableClock
@@ -767,6 +767,22 @@ def test_secrets_in_payload_and_result_are_redacted(jobs: Queue, api: httpx.Clie
         assert answer["result"] == SHOWN
     text = api.get("/api/tasks/secret").text + api.get("/api/tasks?full=true").text
     assert not [word for word in ("sesame", "k-1", "Bearer x") if word in text]
+
+
+def test_secrets_in_details_of_failures_are_redacted(jobs: Queue, api: httpx.Client) -> None:
+    def bad(payload: object, ctx: Context) -> None:
+        ctx.detail(**SECRET)
+        raise Fail("no")
+
+    jobs.unregister("bad")
+    jobs.register("bad", bad)
+    jobs.enqueue("bad", id="secret")
+    jobs.drain()
+    [failure] = got(api.get("/api/tasks/secret"))["errors"]
+    assert {name: failure[name] for name in SHOWN} == SHOWN
+    texts = [api.get(path).text for path in ("/api/tasks/secret", "/api/tasks?full=true", "/jobs/secret")]
+    assert "redacted" in texts[-1]
+    assert not [word for word in ("sesame", "k-1", "Bearer x") if word in "".join(texts)]
 
 
 UNKNOWN = (

@@ -74,6 +74,33 @@ SECRET = [
     "pin",
     "cvv",
     "ssn",
+    "dbpass",
+    "auth",
+    "basic_auth",
+    "X-Auth",
+    "pw",
+    "smtp_pw",
+    "creds",
+    "session",
+    "sessionid",
+    "session_id",
+    "ssh_key",
+    "account_key",
+    "AccountKey",
+    "master_key",
+    "client_key",
+    "license_key",
+    "hmac_key",
+    "sharedKey",
+    "key",
+    "Key",
+    "dsn",
+    "sas",
+    "signature",
+    "database_url",
+    "DATABASE_URL",
+    "connectionString",
+    "webhook_url",
 ]
 PLAIN = [
     "",
@@ -81,8 +108,13 @@ PLAIN = [
     "to",
     "url",
     "user",
-    "key",
     "keys",
+    "public_key",
+    "object_key",
+    "callback_url",
+    "sessions",
+    "assigned",
+    "sass",
     "keyboard",
     "monkey",
     "primary_key",
@@ -133,6 +165,14 @@ def test_secret_of_any_kind_is_replaced_whole(value: Any) -> None:
 @pytest.mark.parametrize("value", [None, ""])
 def test_secret_that_is_not_there_is_shown_as_absent(value: Any) -> None:
     assert redact({"password": value}) == {"password": value}
+
+
+@pytest.mark.parametrize("label", ["name", "Name", "key", "header"])
+def test_value_of_a_pair_is_secret_if_its_name_is(label: str) -> None:
+    secret, plain = {label: "Authorization", "value": "hunter2"}, {label: "Accept", "value": "text/html"}
+    assert redact([secret, plain]) == [{label: "Authorization", "value": REDACTED}, plain]
+    assert restore([{label: "Authorization", "value": REDACTED}, plain], [secret, plain]) == [secret, plain]
+    assert restore({label: "Authorization", "value": REDACTED}, secret) == secret
 
 
 def test_secrets_are_found_at_any_depth() -> None:
@@ -227,7 +267,7 @@ def test_entries_of_a_list_that_were_not_touched_keep_their_secrets() -> None:
     "edited", [{"token": REDACTED}, {"smtp": {"password": REDACTED}}, {"to": {"password": REDACTED}}]
 )
 def test_marker_is_never_stored_as_the_secret_itself(edited: dict[str, Any]) -> None:
-    with pytest.raises(InvalidPayload, match="no stored value"):
+    with pytest.raises(InvalidPayload, match="nothing stored to restore"):
         restore(edited, {"to": "a@b.c", "password": "hunter2"})
 
 

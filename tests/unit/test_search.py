@@ -135,6 +135,12 @@ def test_secret_further_down_is_not_confirmed_either(text: str) -> None:
     assert not parse_search(text).finds_in(PAYLOAD)
 
 
+def test_secret_value_of_a_pair_is_not_confirmed_either() -> None:
+    payload = {"headers": [{"name": "Authorization", "value": "hush"}, {"name": "Accept", "value": "text"}]}
+    assert not parse_search("payload.headers.0.value:hush").finds_in(payload)
+    assert parse_search("payload.headers.1.value:text").finds_in(payload)
+
+
 def test_long_searches_are_refused() -> None:
     assert len(parse_search(" ".join(map(str, range(MOST_WORDS)))).words) == MOST_WORDS
     assert parse_search("x" * LONGEST).words == ("x" * LONGEST,)

@@ -1,8 +1,9 @@
-"""Secrets in payloads and results, told by the names of their fields: what is shown, and what is kept."""
+"""Secrets in payloads, results and details, told by their fields' names: what is shown, what is kept."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -12,11 +13,15 @@ from holdfast.errors import InvalidPayload
 
 REDACTED = "[redacted]"
 _LONGEST_NAME = 200
+_LABELS = frozenset({"name", "key", "header"})
 
 # A word of a name, or two together; and words that are plain enough to be found at the end of a longer one.
 _WORDS = re.compile(
-    r"pass(?:word|wd|phrase|code)?|pwd|secrets?|tokens?|authori[sz]ation|credentials?|cookies?|"
-    r"(?:api|access|private|secret|signing|encryption)_?keys?|bearer|jwt|otp|pin|cvv|ssn|"
+    r"pass(?:word|wd|phrase|code)?|pwd?|(?:db|smtp|imap|ftp|ldap|sql|pg|root|admin|user)(?:pass|pwd?)|"
+    r"secrets?|tokens?|auth|authori[sz]ation|credentials?|creds?|cookies?|session(?:_?id)?|signature|"
+    r"(?:api|access|private|secret|signing|encryption|ssh|account|master|client|shared|storage|hmac|"
+    r"licen[sc]e|service)_?keys?|bearer|jwt|otp|pin|cvv|ssn|sas|dsn|"
+    r"(?:database|db|connection|webhook)_?(?:url|uri|string)|"
     r".*(?:password|passwd|passphrase|secret|token|credential)s?",
     re.IGNORECASE,
 )
@@ -27,15 +32,36 @@ _BORDERS = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][
 def is_secret(name: str) -> bool:
     """Whether a field of that name holds a secret; its end tells."""
     parts = [part for word in _BORDERS.split(name[-_LONGEST_NAME:]) if (part := word.rstrip("0123456789"))]
+    if len(parts) == 1 and parts[0].lower() == "key":  # a longer name may be a primary key or a sort key
+        return True
     pairs = ["_".join(pair) for pair in pairwise(parts)]
     return any(_WORDS.fullmatch(part) for part in (*parts, *pairs))
+
+
+def hides(fields: Mapping[str, Any], name: str) -> bool:
+    """Whether a field of an object is secret: by its own name or, in a pair, by the name beside the value.
+
+    A pair is `{"name": "Authorization", "value": …}`, as headers, variables and tags are often written.
+    """
+    label = _label(fields)
+    if label is None:
+        return is_secret(name)
+    return name != label and (is_secret(name) or (name.lower() == "value" and is_secret(fields[label])))
+
+
+def _label(fields: Mapping[str, Any]) -> str | None:
+    """The field that names the value beside it; None if there are no such two."""
+    if not any(name.lower() == "value" for name in fields):
+        return None
+    labels = (name for name in fields if name.lower() in _LABELS and isinstance(fields[name], str))
+    return next(labels, None)
 
 
 def redact(value: Any) -> Any:
     """The value with every secret replaced by a marker."""
     if isinstance(value, dict):
         return {
-            name: REDACTED if is_secret(name) and item not in (None, "") else redact(item)
+            name: REDACTED if item not in (None, "") and hides(value, name) else redact(item)
             for name, item in value.items()
         }
     if isinstance(value, list):
@@ -52,9 +78,7 @@ def restore(edited: Any, stored: Any, where: str = "payload", depth: int = 1) ->
     if depth > MAX_DEPTH:
         raise InvalidPayload("payload", f"is nested deeper than {MAX_DEPTH}")
     if isinstance(edited, dict):
-        return {
-            name: _restored(name, item, stored, f"{where}.{name}", depth) for name, item in edited.items()
-        }
+        return {name: _restored(edited, name, stored, f"{where}.{name}", depth) for name in edited}
     if isinstance(edited, list):
         before = stored if isinstance(stored, list) else []
         return [
@@ -66,10 +90,11 @@ def restore(edited: Any, stored: Any, where: str = "payload", depth: int = 1) ->
     return edited
 
 
-def _restored(name: str, item: Any, stored: Any, where: str, depth: int) -> Any:
+def _restored(edited: Mapping[str, Any], name: str, stored: Any, where: str, depth: int) -> Any:
+    item = edited[name]
     known = isinstance(stored, dict) and name in stored
-    if item == REDACTED and is_secret(name):
+    if item == REDACTED and hides(edited, name):
         if not known:
-            raise InvalidPayload(where, f"shows {REDACTED}, and no stored value belongs there; say it anew")
+            raise InvalidPayload(where, f"shows {REDACTED}: nothing stored to restore; enter the value again")
         return stored[name]
     return restore(item, stored[name] if known else None, where, depth + 1)

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from holdfast.core.redact import is_secret, redact
+from holdfast.core.redact import hides, is_secret, redact
 from holdfast.errors import ConfigError, shown
 
 LONGEST = 500
@@ -36,6 +36,8 @@ class Field(Struct, frozen=True):
     def found_in(self, payload: Any) -> bool:
         value = payload
         for step in self.path:
+            if isinstance(value, dict) and hides(value, step):
+                return False
             value = _step(value, step)
         if value is _MISSING:
             return False

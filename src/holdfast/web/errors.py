@@ -79,7 +79,7 @@ def error_response(refused: Refused) -> Response:
 def methods_at(request: Request) -> set[str]:
     """The methods that a path takes, whichever of its endpoints has them."""
     methods: set[str] = set()
-    path = request.url.path.removeprefix(request.scope.get("root_path", ""))
+    path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
     for route in request.app.state.routes:
         is_word = path.rpartition("/")[2] in RESERVED_IDS and "{id}" in route.path
         if route.path_regex.match(path) and not is_word:

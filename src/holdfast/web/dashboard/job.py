@@ -59,7 +59,7 @@ def timeline(job: Job) -> list[Step]:
                 worker=failure.worker_id,
                 error=failure.error,
                 traceback=failure.traceback,
-                detail=failure.detail,
+                detail=redact(failure.detail),
             )
         )
     match job.status:
