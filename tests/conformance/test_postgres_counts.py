@@ -6,6 +6,7 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from typing import Any
 
@@ -17,6 +18,7 @@ from holdfast.core.lifecycle import Completed, Errored, Outcome, Released
 from holdfast.errors import JobNotFound, StoreError, WrongState
 from holdfast.store.open import open_store
 from holdfast.store.postgres import PostgresStore, tallies
+from holdfast.store.protocol import Activity
 from holdfast.testing import MovableClock
 from tests import postgres
 from tests.conformance.steps import BACK_OFF, claim, claim_one, ending, finish, finished, insert, new_job
@@ -197,6 +199,56 @@ def test_looking_folds_nothing_where_there_are_only_many_types(
     store.list_active_types()
     tallies.fold(store.database)
     assert store.database.read("SELECT number FROM holdfast_tallies ORDER BY number") == before
+
+
+def test_enqueues_fold_now_and_then_where_there_is_no_worker(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(20):
+        insert(store, f"job-{number}")
+    assert additions(store) > 10
+    monkeypatch.setattr(tallies, "_ONE_IN", 1)
+    insert(store, "the last")
+    assert additions(store) == 1
+    check(store)
+
+
+# What triggers have missed.
+
+
+def test_jobs_that_the_counts_miss_are_found_and_counted(store: PostgresStore, connection: Any) -> None:
+    insert(store, "seen", "gone", type="crawl")
+    connection.execute("SET session_replication_role = replica")  # as a bulk load may
+    connection.execute("UPDATE holdfast_jobs SET type = 'mail' WHERE id = 'seen'")
+    connection.execute("DELETE FROM holdfast_jobs WHERE id = 'gone'")
+    assert [finding.level for finding in store.examine() if finding.check == "counts"] == ["warning"]
+    assert store.list_active_types(unpaused=True) == {"mail": Activity(1, 0)}
+    assert [found.id for found in claim(store, "mail")] == ["seen"]
+    assert "counts" not in {finding.check for finding in store.examine()}
+    check(store)
+
+
+def test_two_who_recount_at_once_add_the_difference_once(store: PostgresStore, connection: Any) -> None:
+    connection.execute("SET session_replication_role = replica")
+    insert(store, "a")
+    connection.execute("UPDATE holdfast_jobs SET type = 'mail'")
+    with store.transaction(), ThreadPoolExecutor(1) as pool:
+        tallies.recount(store.database, ["mail"])
+        pool.submit(tallies.recount, store.database, ["mail"]).result(10)
+    assert store.list_active_types()["mail"] == Activity(1, 0)
+
+
+def test_counts_are_looked_at_once_in_a_while(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[object] = []
+
+    def look(database: object) -> list[str]:
+        looks.append(database)
+        return []
+
+    monkeypatch.setattr(tallies, "miscounted", look)
+    for _ in range(5):
+        store.list_active_types(unpaused=True)
+    assert len(looks) == 1
 
 
 def test_fold_that_is_killed_changes_no_count(store: PostgresStore, connection: Any) -> None:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-_TRANSACTION_TIMEOUT_SINCE = 170000
-
 
 class Bounds(NamedTuple):
     """Seconds."""
@@ -21,14 +19,14 @@ class Bounds(NamedTuple):
     transaction: float
     """The whole of it; a server before PostgreSQL 17 knows no such bound."""
 
-    def settings(self, server_version: int) -> dict[str, str]:
-        """As the server takes them, for one transaction."""
+    def settings(self, *, whole: bool) -> dict[str, str]:
+        """As the server takes them, for one transaction; with `whole`, one that bounds the whole of it."""
         seconds = {
             "idle_in_transaction_session_timeout": self.idle,
             "lock_timeout": self.lock,
             "statement_timeout": self.statement,
         }
-        if server_version >= _TRANSACTION_TIMEOUT_SINCE:
+        if whole:
             seconds["transaction_timeout"] = self.transaction
         return {name: f"{round(1000 * value)}ms" for name, value in seconds.items()}
 

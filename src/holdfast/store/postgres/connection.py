@@ -42,6 +42,8 @@ class Greeting(NamedTuple):
     encoding: str
     is_plain: bool
     """Whether a statement without a BEGIN runs as it would after ours."""
+    bounds_whole: bool
+    """Whether it knows a bound for a whole transaction."""
     now: int
 
     def refuse_unfit(self, url: str) -> None:
@@ -86,7 +88,8 @@ SELECT coalesce(quote_ident(coalesce($1, current_schema())), ''),
     current_setting('server_version_num')::integer, {_SYNCHRONOUS},
     pg_is_in_recovery(), current_setting('server_encoding'),
     current_setting('default_transaction_isolation') = 'read committed'
-        AND current_setting('default_transaction_read_only') = 'off', {NOW},
+        AND current_setting('default_transaction_read_only') = 'off',
+    current_setting('transaction_timeout', true) IS NOT NULL, {NOW},
     CASE WHEN pg_backend_pid() = $3 THEN concat({_SET_OWN}) END
 """
 

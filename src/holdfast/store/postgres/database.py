@@ -71,6 +71,7 @@ class Database:
         """Whether a statement without a BEGIN runs as it would after ours."""
         self.synchronous_commit = "on"
         """How durable our commits are: never less than the address says, or `on`."""
+        self._bounds_whole = False
         self._idle = SHORT.idle
         self._texts: dict[str, str] = {}
         self.server_clock = ServerClock(lambda: self.read_one(f"SELECT {NOW}")[0])
@@ -151,6 +152,7 @@ class Database:
         self.place = greeting.place
         self.server_version = greeting.version
         self._is_plain = greeting.is_plain
+        self._bounds_whole = greeting.bounds_whole
         self.synchronous_commit = greeting.synchronous_commit
         if not greeting.is_own:
             self.is_pooled = True
@@ -200,7 +202,7 @@ class Database:
         if self.session is not None:
             yield
             return
-        settings = _ALONG_INDEXES | bounds.settings(self.server_version)
+        settings = _ALONG_INDEXES | bounds.settings(whole=self._bounds_whole)
         with self._opened([_SNAPSHOT, _set_locally(settings)], bounds) as session:
             try:
                 yield
@@ -247,7 +249,7 @@ class Database:
             return
         if bounds is SHORT:
             bounds = bounds._replace(idle=self._idle)
-        begin = self._begin(bounds.settings(self.server_version))
+        begin = self._begin(bounds.settings(whole=self._bounds_whole))
         begins_later = may_fail and not self.is_pooled
         with self._opened([] if begins_later else begin, bounds) as session:
             if begins_later:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from holdfast.core.clock import SECOND, system_clock, to_datetime
+from holdfast.store.postgres import tallies
 from holdfast.store.postgres.database import Database
 from holdfast.store.protocol import Finding
 
@@ -83,6 +84,7 @@ def examine(database: Database) -> list[Finding]:
         *_old_transactions(database),
         *_slots(database),
         *_vacuum(database),
+        *_counts(database),
         *_clock(database),
     ]
 
@@ -192,6 +194,17 @@ def _vacuum(database: Database) -> Iterator[Finding]:
         text = f"the oldest is {age // 1_000_000} million transactions old; at 2,000 the server stops"
         advice = "VACUUM FREEZE, as a superuser, in the database that has it"
         yield Finding(level="problem", check="transaction numbers", text=text, advice=advice)
+
+
+def _counts(database: Database) -> Iterator[Finding]:
+    wrong = tallies.miscounted(database)
+    if wrong:
+        yield Finding(
+            level="warning",
+            check="counts",
+            text=f"jobs of {', '.join(wrong[:3])} were written or deleted without the queue's triggers",
+            advice="a running worker corrects the counts within seconds; leave the triggers on",
+        )
 
 
 def _clock(database: Database) -> Iterator[Finding]:

@@ -10,10 +10,12 @@ from contextlib import AbstractContextManager, suppress
 from random import uniform
 from typing import Any, TypeVar
 
+from psycopg.errors import QueryCanceled
+
 from holdfast.config import Value
 from holdfast.core.job import Job, Status
 from holdfast.core.rate_limit import Bucket
-from holdfast.errors import CommitUncertain, StoreBusy, StoreError
+from holdfast.errors import CommitUncertain, StoreBusy, StoreError, StoreUnavailable
 from holdfast.store.postgres import caller, claim, finish, health, insert, keep, operate, tallies
 from holdfast.store.postgres.attempt import PostgresAttemptTransaction
 from holdfast.store.postgres.bounds import BULK, SHORT
@@ -108,6 +110,7 @@ class PostgresStore(Reads):
         self.url = database.url
         self.now = database.now
         self._limit_locks = claim.LimitLocks()
+        self._count_check = tallies.CountCheck(database)
 
     def close(self) -> None:
         self.database.close()
@@ -133,8 +136,10 @@ class PostgresStore(Reads):
         how = insert.insert_all_or_none if atomic else insert.insert_jobs
         try:
             if atomic and len(jobs) > 1:
-                return self._despite_others(lambda patience: self._insert(how, jobs, patience))
-            return self._certainly(lambda: self._insert(how, jobs, LOCK_PATIENCE if wait else BRIEF))
+                verdicts = self._despite_others(lambda patience: self._insert(how, jobs, patience))
+            else:
+                patience = LOCK_PATIENCE if wait else BRIEF
+                verdicts = self._certainly(lambda: self._insert(how, jobs, patience))
         except StoreBusy as error:
             # Somebody's open transaction has one of the keys; that is no reason to refuse the others.
             if atomic or self.database.session is not None:
@@ -142,6 +147,9 @@ class PostgresStore(Reads):
             if len(jobs) == 1:
                 return [Verdict(id=jobs[0].id, error=error)]
             return self._insert_apart(jobs, wait)
+        if self.database.session is None:
+            tallies.fold_sometimes(self.database)
+        return verdicts
 
     def _insert(
         self, how: Callable[..., insert.Steps], jobs: Sequence[NewJob], patience: float
@@ -211,9 +219,16 @@ class PostgresStore(Reads):
     # The turn.
 
     def list_active_types(self, *, unpaused: bool = False) -> dict[str, Activity]:
-        active, additions = claim.activity_from(
-            self.database.read(claim.UNPAUSED_TYPES if unpaused else claim.ACTIVE_TYPES)
-        )
+        if self.database.session is None:
+            self._count_check.make()
+        sql = claim.UNPAUSED_TYPES if unpaused else claim.ACTIVE_TYPES
+        try:
+            active, additions = claim.activity_from(self.database.read(sql))
+        except StoreUnavailable as error:  # so many additions that a role's statement_timeout was too short?
+            if self.database.session is not None or not isinstance(error.__cause__, QueryCanceled):
+                raise
+            tallies.fold(self.database)
+            active, additions = claim.activity_from(self.database.read(sql))
         if additions > tallies.LONG and self.database.session is None:
             with suppress(StoreError):
                 tallies.fold(self.database)

@@ -1,12 +1,26 @@
-"""Keeping the counts short: many additions to them become one, which changes no count."""
+"""Keeping the counts short and right: many additions to them become one, and what triggers missed is added.
+
+Counts are made by triggers, which do not run for everybody: not for a replica's or a bulk load's session that
+has turned them off. What is waiting there must be found all the same.
+"""
 
 from __future__ import annotations
 
+import random
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from holdfast.errors import StoreError
+from holdfast.store.postgres.bounds import LONG as LONG_BOUNDS
 from holdfast.store.postgres.database import Database
 
 LONG = 100
-"""Additions at which some are added up."""
-_AT_ONCE = 20_000
+"""Additions at which a worker adds some up."""
+_ONE_IN = 500
+"""One enqueue in so many adds up what enqueues have left, where there may be no worker."""
+_AT_ONCE = 100_000
+_CHECK_EVERY = 5.0
 
 # Whoever else is at it has locked its rows, which are left to it. What is found to be nothing is dropped, but
 # for types: how many jobs of one there ever were is never forgotten.
@@ -34,6 +48,71 @@ WITH gone AS (
 INSERT INTO holdfast_error_tallies (type, error_group, jobs, last_at)
 SELECT type, error_group, sum(jobs), max(last_at) FROM gone GROUP BY type, error_group HAVING sum(jobs) <> 0
 """
+
+# In one statement, which sees the jobs and their counts as of one moment: from type to type along the index
+# of pending jobs.
+_MISCOUNTED = """
+WITH RECURSIVE waiting (type) AS (
+    (SELECT type FROM holdfast_jobs WHERE status = 'pending' ORDER BY type LIMIT 1)
+    UNION ALL
+    SELECT (SELECT type FROM holdfast_jobs WHERE status = 'pending' AND type > waiting.type
+        ORDER BY type LIMIT 1) FROM waiting WHERE waiting.type IS NOT NULL)
+SELECT coalesce(w.type, c.type) FROM (SELECT type FROM waiting WHERE type IS NOT NULL) AS w
+FULL JOIN holdfast_counts AS c ON c.type = w.type
+WHERE (w.type IS NOT NULL) IS DISTINCT FROM (coalesce(c.pending, 0) > 0)
+"""
+
+# Two who add the same difference would be wrong again; whoever comes second leaves it to the first.
+_RECOUNT_ALONE = "SELECT pg_try_advisory_xact_lock(1751346277, hashtext($1))"
+_LIVE = ("scheduled", "pending", "processing")
+_RECOUNT = f"""
+INSERT INTO holdfast_tallies (type, scheduled, pending, processing, completed, failed, cancelled, enqueued)
+SELECT t.type, {
+    ", ".join(
+        f"(SELECT count(*) FROM holdfast_jobs WHERE status = '{status}' AND type = t.type)"
+        f" - coalesce((SELECT {status} FROM holdfast_counts AS c WHERE c.type = t.type), 0)"
+        for status in _LIVE
+    )
+}, 0, 0, 0, 0
+FROM unnest($1::text[]) AS t (type)
+"""
+
+
+def fold_sometimes(database: Database) -> None:
+    """After an enqueue: one in many adds some of them up."""
+    if random.random() < 1 / _ONE_IN:
+        with suppress(StoreError):  # the next one, then
+            fold(database)
+
+
+class CountCheck:
+    """Finds now and then what the counts miss, and adds it: a job they don't know of is never claimed."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._next_at = 0.0
+
+    def make(self) -> None:
+        """If it is time."""
+        now = time.monotonic()
+        if now >= self._next_at:
+            self._next_at = now + _CHECK_EVERY
+            wrong = miscounted(self._database)
+            if wrong:
+                recount(self._database, wrong)
+
+
+def miscounted(database: Database) -> list[str]:
+    """The types that have pending jobs of which the counts say nothing, or none though they say so."""
+    with database.snapshot():
+        return [row[0] for row in database.read(_MISCOUNTED)]
+
+
+def recount(database: Database, types: Sequence[str]) -> None:
+    """Add what is missing in the counts of jobs that wait or run."""
+    with database.transaction(bounds=LONG_BOUNDS) as session:
+        if session.rows(_RECOUNT_ALONE, [database.schema])[0][0]:
+            session.rows(_RECOUNT, [list(types)])
 
 
 def fold(database: Database) -> None:
