@@ -8,7 +8,6 @@ from typing import NoReturn
 from psycopg.errors import LockNotAvailable, UniqueViolation
 
 from holdfast.core.job import Status
-from holdfast.core.lifecycle import sources
 from holdfast.errors import JobNotFound, KeyHeld, WrongState
 from holdfast.store.postgres.clock import CLOCK
 from holdfast.store.postgres.finish import CHILD_PATIENCE
@@ -73,7 +72,7 @@ def cancel_job(session: Session, job_id: str, now: int | None) -> None:
     for sql in (_CANCEL_WAITING, _CANCEL_RUNNING):
         if session.count(sql, [now, job_id]):
             return
-    _refuse(session, job_id, "cancelled", "a finished job can be retried or deleted")
+    _refuse(session, job_id, "cancelled")
 
 
 def retry_job(session: Session, job_id: str, payload: str | None, key: str | None, now: int | None) -> None:
@@ -93,8 +92,7 @@ def retry_job(session: Session, job_id: str, payload: str | None, key: str | Non
         )
         raise KeyHeld(holders[0][0] if holders else "?", held) from None
     if not retried:
-        allowed = ", ".join(sorted(sources("retry") - {Status.SCHEDULED}))
-        _refuse(session, job_id, "retried", f"a job that is {allowed}, or waits for a retry, can be")
+        _refuse(session, job_id, "retried")
 
 
 def retry_failed_jobs(
@@ -124,7 +122,7 @@ def retry_failed_jobs(
 
 def delete_job(session: Session, job_id: str) -> None:
     if not session.count(_DELETE, [job_id]):
-        _refuse(session, job_id, "deleted", "cancel it first; completed, failed and cancelled jobs can be")
+        _refuse(session, job_id, "deleted")
 
 
 def prune_jobs(
@@ -141,8 +139,8 @@ def prune_jobs(
     return ids
 
 
-def _refuse(session: Session, job_id: str, action: str, allowed: str) -> NoReturn:
+def _refuse(session: Session, job_id: str, action: str) -> NoReturn:
     rows = session.rows("SELECT status FROM holdfast_jobs WHERE id = $1", [job_id])
     if not rows:
         raise JobNotFound(job_id)
-    raise WrongState(job_id, rows[0][0], action, allowed)
+    raise WrongState(job_id, rows[0][0], action)
