@@ -158,11 +158,26 @@ class UnknownType(HoldfastError):
         self.type = type
 
 
+_OF_FINISHED = {
+    "completed": "it can be deleted; to do its work again, enqueue a new job",
+    "failed": "it can be retried or deleted",
+    "cancelled": "it can be retried or deleted",
+}
+"""What may be done to a finished job, by its state."""
+
+_OF_UNFINISHED = {
+    "retried": "failed and cancelled jobs can be, and those that wait for a retry",
+    "deleted": "cancel it first",
+}
+"""What has to be so before something may be done to a job, by what was asked for."""
+
+
 class WrongState(HoldfastError):
     """The job's state does not allow this."""
 
-    def __init__(self, job_id: str, status: str, action: str, allowed: str) -> None:
-        super().__init__(f"job {job_id!r} is {status} and can't be {action}", hint=allowed)
+    def __init__(self, job_id: str, status: str, action: str, allowed: str | None = None) -> None:
+        hint = allowed or _OF_FINISHED.get(status) or _OF_UNFINISHED.get(action)
+        super().__init__(f"job {job_id!r} is {status} and can't be {action}", hint=hint)
         self.job_id = job_id
         self.status = status
         self.action = action

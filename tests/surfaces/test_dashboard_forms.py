@@ -15,6 +15,7 @@ from holdfast import Job, Queue, listing
 from holdfast.config import SETTINGS
 from holdfast.core.lifecycle import Errored
 from holdfast.jobs import install
+from holdfast.store.protocol import TypeRecord, WorkerRecord
 from holdfast.testing import MovableClock
 from holdfast.web import create_app
 from tests.conformance.steps import OUTCOMES, everything, finished, insert, run
@@ -1056,6 +1057,20 @@ def test_same_key_and_payload_leads_to_the_job_that_is_there(typed: Queue, web: 
     after = web.submit(form, changes={"payload": '{"name": "Ada"}', "key": "k"})
     assert after.address == "/jobs/first"
     assert len(typed.jobs()) == 1
+
+
+def test_form_says_why_no_type_is_offered(queue: Queue) -> None:
+    with live(create_app(queue)) as address, client(address) as made:
+        assert "No type is known yet" in Reader(made).open("/enqueue").root.text
+        record = WorkerRecord(
+            id="w1", host="here", pid=17, state="running", concurrency=4, types=("shell", "webhook")
+        )
+        known = [TypeRecord(type=type, executor="thread", schema={}) for type in record.types]
+        queue.store.register_worker(record, known)
+        text = Reader(made).open("/enqueue").root.text
+    assert "No type is known yet" not in text
+    assert "The running workers handle built-in types only (shell, webhook)" in text
+    assert "--allow-type shell" in text
 
 
 def test_built_in_types_are_not_offered_and_refused_unless_allowed(queue: Queue) -> None:

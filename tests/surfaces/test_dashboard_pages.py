@@ -765,6 +765,17 @@ def test_duration_is_that_of_the_last_attempt_not_of_the_wait_after_it(
     assert web.open("/jobs").root.one("td", data_label="Duration").text in ("2.0 s", "–")
 
 
+def test_page_of_a_failed_job_shows_one_duration(web: Reader, queue: Queue, clock: MovableClock) -> None:
+    claimed = run(queue.store, "j1")
+    clock.advance(seconds=5)  # while it was held ready
+    began_at = clock()
+    clock.advance(seconds=7)
+    finish(queue.store, claimed, OUTCOMES["failed for good"], started_at=began_at)
+    page = web.open("/jobs/j1")
+    assert page.section("facts").facts()["Duration"] == "7.0 s"
+    assert "in 7.0 s" in page.section("timeline").text
+
+
 def test_numbers_of_payload_and_result_are_exact(web: Reader, queue: Queue) -> None:
     queue.register("echo", lambda payload: payload)
     queue.enqueue("echo", {"big": 2**200, "small": 1e-7, "odd": 2**53 + 1}, id="j1")

@@ -259,6 +259,11 @@ def test_the_document_of_a_mounted_application_says_where_it_is(typed: Queue) ->
             page = Page(web.get("/the/queue/docs").text)
             assert [server["url"] for server in document["servers"]] == ["/the/queue"]
             assert web.get("/the/queue/healthz").json() == {"status": "ok"}
+            urls = [word for command in page.commands for word in command if word.startswith("http")]
+            assert len(urls) == len(page.commands)
+            assert all(url.startswith(f"{address}/the/queue/") for url in urls)
+            assert "GET /the/queue/api/tasks" in page.text
+            assert "GET /api/tasks" not in page.text
             for path in page.addresses:
                 assert path.startswith("#") or web.get(path).status_code == 200, path
     finally:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from holdfast import errors
+from holdfast.core.job import FINISHED, Status
+from holdfast.core.lifecycle import sources
 from holdfast.errors import (
     BatchRefused,
     Fail,
@@ -191,3 +193,19 @@ def test_what_a_handler_raises_is_no_error_of_holdfast() -> None:
 
 def test_an_interruption_passes_a_handlers_except_exception() -> None:
     assert not issubclass(Interrupted, Exception)
+
+
+@pytest.mark.parametrize("status", sorted(FINISHED))
+@pytest.mark.parametrize("action", ["retried", "cancelled"])
+def test_refusal_for_a_finished_job_advises_what_its_state_allows(status: Status, action: str) -> None:
+    hint = WrongState("job1", status, action).hint or ""
+    assert ("retried" in hint) == (status in sources("retry"))
+    assert "deleted" in hint
+    assert "cancel" not in hint
+
+
+@pytest.mark.parametrize("status", sorted(set(Status) - FINISHED))
+def test_refusal_for_an_unfinished_job_says_what_it_would_take(status: Status) -> None:
+    assert WrongState("job1", status, "deleted").hint == "cancel it first"
+    retry = WrongState("job1", status, "retried").hint or ""
+    assert all(state in retry for state in sources("retry") - {Status.SCHEDULED})

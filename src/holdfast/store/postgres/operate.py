@@ -10,7 +10,6 @@ import psycopg
 from psycopg.errors import DeadlockDetected, LockNotAvailable, UniqueViolation
 
 from holdfast.core.job import Status
-from holdfast.core.lifecycle import sources
 from holdfast.errors import JobNotFound, KeyHeld, StoreBusy, WrongState
 from holdfast.store.postgres.arrays import given
 from holdfast.store.postgres.clock import CLOCK
@@ -114,7 +113,7 @@ def cancel_job(session: Session, job_id: str, now: int | None) -> None:
         for sql in (_CANCEL_WAITING, _CANCEL_RUNNING):
             if session.count(sql, [now, job_id]):
                 return
-    _refuse(session, job_id, "cancelled", "a finished job can be retried or deleted")
+    _refuse(session, job_id, "cancelled")
 
 
 def retry_job(session: Session, job_id: str, payload: str | None, key: str | None, now: int | None) -> None:
@@ -140,8 +139,7 @@ def _retry(
         )
         raise KeyHeld(holders[0][0] if holders else "?", held) from None
     if not retried:
-        allowed = ", ".join(sorted(sources("retry") - {Status.SCHEDULED}))
-        _refuse(session, job_id, "retried", f"a job that is {allowed}, or waits for a retry, can be")
+        _refuse(session, job_id, "retried")
 
 
 def retry_failed_jobs(
@@ -176,7 +174,7 @@ def delete_job(session: Session, job_id: str) -> None:
     with _apart(session, LOCK_PATIENCE):
         deleted = session.count(_DELETE, [job_id])
     if not deleted:
-        _refuse(session, job_id, "deleted", "cancel it first; completed, failed and cancelled jobs can be")
+        _refuse(session, job_id, "deleted")
 
 
 def prune_jobs(
@@ -199,8 +197,8 @@ def prune_jobs(
     return [row[0] for row in session.rows(_PRUNE, [now, seqs, finished_before])]
 
 
-def _refuse(session: Session, job_id: str, action: str, allowed: str) -> NoReturn:
+def _refuse(session: Session, job_id: str, action: str) -> NoReturn:
     rows = session.rows("SELECT status FROM holdfast_jobs WHERE id = $1", [job_id])
     if not rows:
         raise JobNotFound(job_id)
-    raise WrongState(job_id, rows[0][0], action, allowed)
+    raise WrongState(job_id, rows[0][0], action)

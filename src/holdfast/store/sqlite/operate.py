@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from holdfast.core.job import Status
-from holdfast.core.lifecycle import sources
 from holdfast.errors import JobNotFound, KeyHeld, WrongState
 from holdfast.store.prune import Place, PrunePass
 from holdfast.store.sqlite.insert import free_expired_key
@@ -57,7 +56,7 @@ def cancel_job(connection: sqlite3.Connection, job_id: str, now: int) -> None:
     if connection.execute(_CANCEL_WAITING, (now, job_id)).rowcount == 0 and (
         connection.execute(_CANCEL_RUNNING, (now, job_id)).rowcount == 0
     ):
-        _refuse(connection, job_id, "cancelled", "a finished job can be retried or deleted")
+        _refuse(connection, job_id, "cancelled")
 
 
 def retry_job(
@@ -79,8 +78,7 @@ def retry_job(
         ).fetchone()[0]
         raise KeyHeld(holder, key) from None
     if retried == 0:
-        allowed = ", ".join(sorted(sources("retry") - {Status.SCHEDULED}))
-        _refuse(connection, job_id, "retried", f"a job that is {allowed}, or waits for a retry, can be")
+        _refuse(connection, job_id, "retried")
 
 
 def retry_failed_jobs(
@@ -105,7 +103,7 @@ def retry_failed_jobs(
 
 def delete_job(connection: sqlite3.Connection, job_id: str) -> None:
     if connection.execute(_DELETE, (job_id,)).rowcount == 0:
-        _refuse(connection, job_id, "deleted", "cancel it first; completed, failed and cancelled jobs can be")
+        _refuse(connection, job_id, "deleted")
 
 
 def prune_jobs(
@@ -133,8 +131,8 @@ def prune_jobs(
     return [row[0] for row in deleted.fetchall()]
 
 
-def _refuse(connection: sqlite3.Connection, job_id: str, action: str, allowed: str) -> NoReturn:
+def _refuse(connection: sqlite3.Connection, job_id: str, action: str) -> NoReturn:
     row = connection.execute("SELECT status FROM holdfast_jobs WHERE id = ?", (job_id,)).fetchone()
     if row is None:
         raise JobNotFound(job_id)
-    raise WrongState(job_id, row[0], action, allowed)
+    raise WrongState(job_id, row[0], action)

@@ -18,7 +18,7 @@ from holdfast.queue import Queue
 from holdfast.web.api.control import known_types
 from holdfast.web.dashboard.form import fields_of, problem_at, read_form
 from holdfast.web.dashboard.page import FORM_FIELD, done, page, query_of, require_change, submitted
-from holdfast.web.desk import Desk, desk_of
+from holdfast.web.desk import desk_of
 
 router = APIRouter(include_in_schema=False)
 
@@ -45,7 +45,8 @@ async def _show(
     wrong: dict[str, str] | None = None,
 ) -> Response:
     desk = desk_of(request)
-    types = await desk.call(_types, desk)
+    known = await desk.call(known_types, desk)
+    types = _enqueueable(known)
     schema = _schema_of(type, types)
     fields = [] if schema is None or as_text else fields_of(schema)
     values = values or {field.name: field.initial for field in fields} | {"new_id": new_id()}
@@ -55,6 +56,7 @@ async def _show(
         status,
         type=type,
         types=list(types),
+        refused_types=[found["type"] for found in known if not found["enqueueable"] and found["workers"]],
         is_known=schema is not None,
         fields=fields,
         as_text=as_text or schema is None,
@@ -64,9 +66,9 @@ async def _show(
     )
 
 
-def _types(desk: Desk) -> dict[str, dict[str, Any]]:
+def _enqueueable(known: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """The schemas of the payloads of the types that may be enqueued here."""
-    return {known["type"]: known["payloadSchema"] for known in known_types(desk) if known["enqueueable"]}
+    return {found["type"]: found["payloadSchema"] for found in known if found["enqueueable"]}
 
 
 def _schema_of(type: str, types: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
@@ -84,7 +86,7 @@ async def create(request: Request) -> Response:
     if not type:
         return await _show(request, "", 400, wrong={"type": "Say which type of job it is."})
     desk.require_enqueueable(type)
-    schema = _schema_of(type, await desk.call(_types, desk)) or {}
+    schema = _schema_of(type, _enqueueable(await desk.call(known_types, desk))) or {}
     payload, wrong = _read_text(values) if as_text else read_form(schema, values)
     options, wrong_options = _read_options(values)
     wrong |= wrong_options

@@ -38,8 +38,12 @@ def actions_for(job: Job) -> list[str]:
 def duration(job: Job, now: datetime) -> float | None:
     """How long its last attempt took, or takes until now; None if that is not known.
 
-    A job may be cancelled long after its last attempt has ended.
+    A job may be cancelled long after its last attempt has ended. A failed one knows when its handler began,
+    which may be later than its claim, unless its history was not read.
     """
+    if job.status is Status.FAILED and job.errors:
+        last = job.errors[-1]
+        return max(0.0, (last.finished_at - last.started_at).total_seconds())
     if job.started_at is None or job.status in (Status.PENDING, Status.SCHEDULED, Status.CANCELLED):
         return None
     end = now if job.status is Status.PROCESSING else job.finished_at

@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from holdfast.web.dashboard.page import page, scheme
+from holdfast.web.desk import root_of
 from holdfast.web.openapi import example_of
 
 router = APIRouter(include_in_schema=False)
@@ -20,7 +21,8 @@ _DEEPEST = 4
 @router.get("/docs")
 async def docs(request: Request) -> Response:
     document = await request.app.state.document(request)
-    base = str(request.base_url.replace(scheme=scheme(request))).rstrip("/")
+    # Not request.base_url: below a mounted application it lacks the path that we are mounted at.
+    base = f"{scheme(request)}://{request.headers['host']}{root_of(request)}"
     return page(request, "docs.html", document=document, sections=_sections(document, base))
 
 
