@@ -63,6 +63,7 @@ class Attempt:
         "started",
         "started_at",
         "stop_reason",
+        "used_transaction",
         "written_off",
     )
 
@@ -72,6 +73,7 @@ class Attempt:
         self.host = host
         self.children: list[NewJob] = []
         self.committed = False
+        self.used_transaction = False
         self.stop_reason: str | None = None
         self.detail: dict[str, Any] | None = None
         self.on_interrupt: Callable[[], None] | None = None
@@ -237,6 +239,7 @@ class Context:
         """
         if self._transaction is not None:
             raise HoldfastError("ctx.transaction() can be used once: leaving it completes the job")
+        self._attempt.used_transaction = True
         self._transaction = Transaction(self, self._attempt)
         return self._transaction
 

@@ -18,6 +18,7 @@ from psycopg import RawCursor
 from holdfast.core.clock import Clock, system_clock
 from holdfast.errors import CommitUncertain, NestedWrite, StoreError, StoreUnavailable
 from holdfast.store.postgres.address import Address
+from holdfast.store.postgres.attempt_pool import AttemptPool
 from holdfast.store.postgres.clock import NOW
 from holdfast.store.postgres.connection import Connection, OwnConnection, greet, roll_back
 from holdfast.store.postgres.errors import ConnectionLost, means_lost, raise_translated
@@ -72,6 +73,8 @@ class Database:
         self.server_clock = ServerClock(lambda: self.read_one(f"SELECT {NOW}")[0])
         self._reset()
         self.pool = Pool(self.connect, address.pool, after_fork=self._reset)
+        self.attempts = AttemptPool(self, address.pool)
+        """The sessions of ctx.transaction()."""
 
     def _reset(self) -> None:
         self._local = _Local()
@@ -154,6 +157,7 @@ class Database:
     def close(self) -> None:
         self.notifier.close()
         self.pool.close()
+        self.attempts.close()
 
     # Reading.
 
@@ -282,6 +286,11 @@ class Database:
             self.pool.forget_idle()
             raise
         return connection
+
+    @property
+    def begin_sql(self) -> str:
+        """How a write transaction begins."""
+        return self._begin
 
     def begin(self, connection: Connection, begin: str | None = None) -> None:
         try:
