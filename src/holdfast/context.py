@@ -66,6 +66,7 @@ class Attempt:
         "started",
         "started_at",
         "stop_reason",
+        "used_transaction",
         "written_off",
     )
 
@@ -78,6 +79,7 @@ class Attempt:
         self.max_result_bytes = max_result_bytes
         self.children: list[NewJob] = []
         self.committed = False
+        self.used_transaction = False
         self.stop_reason: str | None = None
         self.detail: dict[str, Any] | None = None
         self.exception: BaseException | None = None
@@ -254,6 +256,7 @@ class Context:
         """
         if self._transaction is not None:
             raise HoldfastError("ctx.transaction() can be used once: leaving it completes the job")
+        self._attempt.used_transaction = True
         self._transaction = Transaction(self, self._attempt)
         return self._transaction
 

@@ -68,7 +68,7 @@ class Doubtful:
     def __init__(self, row: tuple[Status, int] | None) -> None:
         self._row = row
 
-    def commit(self, connection: Any) -> None:
+    def commit(self) -> None:
         raise CommitUncertain
 
     def read_one(self, sql: str, parameters: Sequence[Any] = ()) -> Any:
@@ -77,7 +77,8 @@ class Doubtful:
 
 
 def test_commit_in_doubt_that_got_through_is_no_error() -> None:
-    commit_completion(Doubtful((Status.COMPLETED, CLAIM.version)), None, CLAIM)
+    database = Doubtful((Status.COMPLETED, CLAIM.version))
+    commit_completion(database, database.commit, CLAIM)
 
 
 @pytest.mark.parametrize(
@@ -86,5 +87,6 @@ def test_commit_in_doubt_that_got_through_is_no_error() -> None:
     ids=["not completed", "completed by a later attempt", "pruned"],
 )
 def test_commit_in_doubt_that_did_not_get_through_stays_in_doubt(row: tuple[Status, int] | None) -> None:
+    database = Doubtful(row)
     with pytest.raises(CommitUncertain):
-        commit_completion(Doubtful(row), None, CLAIM)
+        commit_completion(database, database.commit, CLAIM)

@@ -15,7 +15,8 @@ import pytest
 
 from holdfast import Context, Job, Queue
 from holdfast.errors import HoldfastError, LeaseLost, NestedWrite, TransactionExpired
-from holdfast.events import HandlerErrorIgnored, JobCompleted, OutcomeRefused
+from holdfast.events import HandlerErrorIgnored, HandlerStuck, JobCompleted, OutcomeRefused
+from holdfast.store.postgres.attempt_pool import AttemptPool
 from tests import postgres
 from tests.support import Recorder, both_engines, wait_until
 from tests.worker import handlers
@@ -713,3 +714,90 @@ def test_effect_is_not_held_for_a_block_that_sqlite_has_rolled_back(queue: Queue
     queue.drain()
     assert get(queue, job.id).status == "failed"
     assert effects == []
+
+
+on_postgres = pytest.mark.parametrize("engine", ["postgres"], indirect=True)
+
+
+@on_postgres
+@pytest.mark.parametrize("what", ["progress", "timeout", "held timeout"])
+def test_worker_goes_on_while_a_job_is_inside_its_block(
+    queue: Queue, start_worker: StartWorker, gate: Gate, recorder: Recorder, what: str
+) -> None:
+    """Its row is locked for as long: a turn that writes about it passes over it."""
+
+    @queue.job(max_attempts=1, timeout=0.05 if "timeout" in what else None)
+    def slow(ctx: Context) -> None:
+        with ctx.transaction():
+            if what == "held timeout":
+                ctx.hold()
+            ctx.progress(0.9, "saving")
+            gate.enter()
+
+    queue.job(name="quick")(lambda: None)
+    queue.set_config("lease_seconds", 60)
+    start_worker()
+    job = slow.enqueue()
+    gate.wait_entered()
+    if "timeout" in what:
+        recorder.wait(HandlerStuck, job_id=job.id)
+    for _ in range(3):
+        assert run_one(queue, "quick").status == "completed"
+    assert get(queue, job.id).status == "processing"
+    gate.open()
+    assert queue.wait(job.id, timeout=PATIENCE).status == "completed"
+
+
+@on_postgres
+def test_shutdown_that_comes_inside_the_block_charges_no_attempt(
+    queue: Queue, start_worker: StartWorker, gate: Gate
+) -> None:
+    """The release of the job has to wait until the block ends."""
+
+    @queue.job(max_attempts=1)
+    def slow(ctx: Context) -> None:
+        with suppress(RuntimeError), ctx.transaction():
+            gate.enter()
+            raise RuntimeError
+
+    worker = start_worker()
+    job = slow.enqueue()
+    gate.wait_entered()
+    stopping = threading.Thread(target=worker.stop, kwargs={"timeout": 0.1})
+    stopping.start()
+    wait_until(lambda: worker._dispatcher._held_up)
+    gate.open()
+    stopping.join(PATIENCE)
+    assert (get(queue, job.id).status, get(queue, job.id).attempts) == ("pending", 0)
+
+
+@on_postgres
+def test_job_that_waits_for_a_connection_at_the_shutdown_is_given_back(
+    queue: Queue, start_worker: StartWorker, gate: Gate
+) -> None:
+    store_of_queue: Any = queue.store
+    store_of_queue.database.attempts = AttemptPool(store_of_queue.database, 1)
+
+    @queue.job(max_attempts=1)
+    def hog(ctx: Context) -> None:
+        with ctx.transaction():
+            gate.enter()
+
+    @queue.job(max_attempts=1)
+    def waits(ctx: Context) -> None:
+        gate.count()
+        with ctx.transaction():
+            pass
+
+    queue.set_config("lease_seconds", 60)
+    worker = start_worker()
+    first = hog.enqueue()
+    gate.wait_entered()
+    second = waits.enqueue()
+    gate.wait_entered(2)
+    stopping = threading.Thread(target=worker.stop)
+    stopping.start()
+    wait_until(lambda: get(queue, second.id).status == "pending")
+    gate.open()
+    stopping.join(PATIENCE)
+    assert (get(queue, first.id).status, get(queue, second.id).attempts) == ("completed", 0)

@@ -85,10 +85,8 @@ class TimeLimit:
                 self._settling.release()
 
 
-class Committing(Protocol):
-    """A database on which an attempt's transaction is committed."""
-
-    def commit(self, connection: Any) -> None: ...
+class Reading(Protocol):
+    """A database that can tell what became of a commit."""
 
     def read_one(self, sql: str, parameters: Sequence[Any] = ()) -> Any: ...
 
@@ -106,10 +104,10 @@ def completion_of(claim: Claim, decision: Decision, children: Sequence[NewJob]) 
     )
 
 
-def commit_completion(database: Committing, connection: Any, claim: Claim) -> None:
+def commit_completion(database: Reading, commit: Callable[[], None], claim: Claim) -> None:
     """Commit; where nobody can say whether that was done, the job's row does."""
     try:
-        database.commit(connection)
+        commit()
     except CommitUncertain:
         row = database.read_one("SELECT status, version FROM holdfast_jobs WHERE seq = ?", [claim.seq])
         if row != (Status.COMPLETED, claim.version):

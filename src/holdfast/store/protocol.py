@@ -8,7 +8,7 @@ the store's own clock (`now`); delays and leases travel as durations in seconds.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
 from enum import IntEnum
@@ -111,7 +111,8 @@ class Claimed(Struct, frozen=True):
 class Finish(Struct, frozen=True, kw_only=True):
     """The end of an attempt, to be written if the attempt still holds its job.
 
-    `expired_only` is the reaper's guard: the lease must have run out as well.
+    `expired_only` is the reaper's guard: the lease must have run out as well. `may_be_locked` says that the
+    attempt has been inside ctx.transaction(), and might still be.
     """
 
     seq: int
@@ -122,6 +123,7 @@ class Finish(Struct, frozen=True, kw_only=True):
     started_at: int
     children: tuple[NewJob, ...] = ()
     expired_only: bool = False
+    may_be_locked: bool = False
 
 
 class Expired(Struct, frozen=True):
@@ -432,8 +434,8 @@ class Store(Protocol):
         """Write the ends of attempts; return the state each accepted one led to, by (seq, version).
 
         An attempt that no longer holds its job is left out, not raised: another worker owns that job now. One
-        whose children have to wait for somebody's open transaction stays PROCESSING: it is to be offered
-        again.
+        that would have to wait for somebody's open transaction, for its job or for its children, stays
+        PROCESSING: it is to be offered again.
         """
 
     def finish_and_claim(
@@ -454,8 +456,13 @@ class Store(Protocol):
     def list_ended(self, attempts: Sequence[tuple[int, int]]) -> dict[tuple[int, int], Status]:
         """Which of the (seq, version) have ended, and in which state their jobs are since."""
 
-    def write_progress(self, worker_id: str, reports: Iterable[tuple[int, int, float, str | None]]) -> None:
-        """Note (seq, version, fraction, message) of attempts that still hold their jobs."""
+    def write_progress(
+        self, worker_id: str, reports: Iterable[tuple[int, int, float, str | None]]
+    ) -> Collection[int]:
+        """Note (seq, version, fraction, message) of attempts that still hold their jobs.
+
+        Returns the seqs of those that would have to wait for an open transaction: to be offered again.
+        """
 
     def write_log_tail(self, claim: Claim, tail: LogTail) -> None:
         """Keep the end of an attempt's output, if the attempt still holds its job and `is_shared`."""

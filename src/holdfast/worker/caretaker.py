@@ -5,9 +5,10 @@ A database that is locked or in trouble must not make the supervisor deaf to sig
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from queue import SimpleQueue
 
@@ -87,16 +88,24 @@ class Caretaker:
         return self._queues[database]
 
     def _free(self, worker: Notice, stopping: bool) -> None:
+        """Until it is done: the database may be in trouble, or still hold what the dead have left open."""
+        worker_id, queue = worker.worker_id or "", self._queue(worker.database)
+        lease_ends_at = math.inf
         while True:
             try:
-                freed = self._reap(worker.worker_id or "", self._queue(worker.database))
-                break
-            except StoreError as error:
-                if isinstance(error, DatabaseReplaced):
-                    self._queue(worker.database).close()  # and open the one that is there now
-                if self._closing_at is not None and time.monotonic() >= self._closing_at:
-                    return  # their leases will run out
-                time.sleep(_PAUSE)
+                self._announce(self._reap(worker_id, queue), stopping)
+                if not queue.store.list_held(worker_id):
+                    return
+                lease_ends_at = min(lease_ends_at, time.monotonic() + queue.settings().lease_seconds)
+            except DatabaseReplaced:
+                queue.close()  # and open the one that is there now
+            except StoreError:
+                pass
+            if time.monotonic() >= min(lease_ends_at, self._closing_at or math.inf):
+                return  # their leases will run out
+            time.sleep(_PAUSE)
+
+    def _announce(self, freed: Sequence[tuple[Expired, Status]], stopping: bool) -> None:
         self.cut_short += len(freed) if stopping else 0
         for lost, status in freed:
             for event in events_of_loss(lost, status):

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from holdfast import events as e
 from holdfast.context import LOST, Attempt
 from holdfast.core.clock import lease_clock
+from holdfast.core.job import Status
 from holdfast.core.lifecycle import Errored, Released
 from holdfast.errors import DatabaseReplaced, QueueClosed, StoreError
 from holdfast.store.protocol import Claimed, StopRequest
@@ -371,6 +372,8 @@ class Dispatcher:
             self._held_up_until = time.monotonic() + HELD_UP_PAUSE
         if progress:
             self._progress_at = time.monotonic() + PROGRESS_PAUSE
+            with self._progress_lock:
+                self._progress = {seq: progress[seq] for seq in self._turn.unreported} | self._progress
         self._hold(claimed, began, leased_until)
         # Where a server does the work, there is time to run while it is at the next turn.
         if not self._store.is_shared or not self._is_pressed():
@@ -432,7 +435,7 @@ class Dispatcher:
         if self._closed or self._stop_at is None:
             return self._closed
         now = time.monotonic()
-        held_up = self._held_up and now < self._stop_at
+        held_up = any(now < self._stop_at + _longest_wait(end) for end in self._held_up)
         busy = self._inbox or self._unwritten or held_up or self._slots.held()
         # What can't be written long after the deadline is left to its lease.
         given_up = now > self._stop_at + GRACE + float(self._settings.lease_seconds)
@@ -509,3 +512,12 @@ class Dispatcher:
             moments.append(self._stop_at if now < self._stop_at else now + 0.1)
         due = now + self._maintenance.seconds_until_due()
         return max(0.0, min(*moments, due) - now)
+
+
+def _longest_wait(held_up: Ended) -> float:
+    """Seconds after the deadline of a shutdown that an outcome which has to wait is still offered.
+
+    The transaction that a handler was in when it was stopped ends soon; that of an application may not.
+    """
+    decision = held_up.decision
+    return 0.0 if decision is not None and decision.status is Status.COMPLETED else GRACE

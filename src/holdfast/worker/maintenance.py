@@ -230,7 +230,8 @@ def reap(
             )
         )
     ended = store.finish_jobs(finishes)
-    return [(x, ended[x.seq, x.version]) for x in attempts if (x.seq, x.version) in ended]
+    freed = {name: status for name, status in ended.items() if status is not Status.PROCESSING}
+    return [(x, freed[x.seq, x.version]) for x in attempts if (x.seq, x.version) in freed]
 
 
 def events_of_loss(lost: Expired, status: Status) -> list[e.Event]:

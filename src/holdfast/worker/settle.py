@@ -44,6 +44,7 @@ class Ended:
             decision=decision,
             started_at=self.attempt.started_at or claim.due_at,
             children=tuple(self.attempt.children) if decision.status is Status.COMPLETED else (),
+            may_be_locked=self.attempt.used_transaction,
         )
 
     @property

@@ -52,6 +52,8 @@ class Turn:
         self._uncounted: list[Finished] = []
         self.held_up: list[Ended] = []
         """Outcomes that somebody's open transaction stands in the way of, to be offered again."""
+        self.unreported: Collection[int] = ()
+        """The seqs of progress reports that are to be offered again for the same reason."""
         self.seen: Mapping[str, Activity] | None = None
         """What a look has found: it holds for as long as there is as much of it as can be taken."""
         self.goes_on = False
@@ -142,7 +144,7 @@ class Turn:
     ) -> None:
         """What has to be written now and then beside the outcomes."""
         if progress:
-            self._store.write_progress(self._worker_id, progress)
+            self.unreported = self._store.write_progress(self._worker_id, progress)
         if any(_waits(end) for end in ended):
             self._maintenance.look()
         self._maintenance.run(settings)

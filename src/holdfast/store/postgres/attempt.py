@@ -1,162 +1,161 @@
 """ctx.transaction() on PostgreSQL: the handler's own transaction, which completes its job as it commits.
 
-It holds a lock on its job's row, and nothing else of the queue's: other jobs go on. Whoever renews leases or
-takes jobs from lost workers passes over a row that is locked. When its time is up it is rolled back, and its
-connection shut to the handler; should this process be gone, the server itself ends it.
+It holds a lock on its job's row, and nothing else of the queue's: other jobs go on. Whoever else writes about
+jobs passes over a row that is locked. When its time is up it is rolled back, and its connection shut to the
+handler; should this process be gone, the server itself ends it.
 """
 
 from __future__ import annotations
 
-import re
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import NoReturn
 
 import psycopg
-from psycopg.pq import TransactionStatus
+from psycopg import RawCursor, sql
+from psycopg.errors import QueryCanceled, error_from_result
+from psycopg.pq import PipelineStatus, TransactionStatus
+from psycopg.pq.abc import PGresult
 
 from holdfast.core.job import Status
 from holdfast.core.lifecycle import Decision
-from holdfast.errors import HoldfastError, LeaseLost, StoreBusy, StoreUnavailable
-from holdfast.store.attempt import Guarded, TimeLimit, commit_completion, completion_of
-from holdfast.store.postgres.connection import OwnConnection, roll_back
+from holdfast.errors import CommitUncertain, HoldfastError, LeaseLost, StoreBusy, StoreUnavailable
+from holdfast.store.attempt import TimeLimit, commit_completion, completion_of
+from holdfast.store.postgres.attempt_pool import COMPLETE, HOLD, RESET, Prepared, is_reset
+from holdfast.store.postgres.connection import Connection, roll_back
 from holdfast.store.postgres.database import Database
-from holdfast.store.postgres.errors import raise_translated
-from holdfast.store.postgres.finish import finish_jobs
-from holdfast.store.postgres.patience import LOCK_PATIENCE, PATIENCE
+from holdfast.store.postgres.errors import ConnectionLost, means_lost, raise_translated
+from holdfast.store.postgres.finish import NOT_HELD, finish_jobs
+from holdfast.store.postgres.handler_connection import HandlerConnection
+from holdfast.store.postgres.message import exchange, has_failed, raise_failure, sqlstate
+from holdfast.store.postgres.patience import LOCK_PATIENCE
 from holdfast.store.postgres.session import Session
 from holdfast.store.protocol import Claim, NewJob
 
-_HELD = """
-SELECT 1 FROM holdfast_jobs WHERE seq = $1 AND status = 'processing' AND version = $2 AND worker_id = $3
-FOR UPDATE
-"""
-
 # The server ends what its client has left alone for so long, and finds out when the client is gone.
-_BOUNDED = """
-SELECT set_config('idle_in_transaction_session_timeout', $1, true),
-    set_config('tcp_keepalives_idle', '5', true), set_config('tcp_keepalives_interval', '3', true),
-    set_config('tcp_keepalives_count', '3', true)
+_BOUNDS = "SET LOCAL idle_in_transaction_session_timeout = {0}; SET LOCAL statement_timeout = {0}"
+_KEEPALIVES = """
+SET LOCAL tcp_keepalives_idle = 5; SET LOCAL tcp_keepalives_interval = 3; SET LOCAL tcp_keepalives_count = 3
 """
 _MARGIN = 1.0
+_LAST_STATEMENT = 1.0
+"""Seconds that a statement of another thread has to end when the block ends."""
 
-_QUOTED = re.compile(
-    r"--[^\n]*|/\*.*?\*/|(?<!\w)[eE]'(?:[^'\\]|''|\\.)*'|'(?:[^']|'')*'"
-    r"|\"[^\"]*\"|\$(\w*)\$.*?\$\1\$",
-    re.DOTALL,
-)
-_ENDS_IT = re.compile(
-    r"(?:^|;)\s*(?:commit|end|abort|begin|start\s+transaction|prepare\s+transaction"
-    r"|rollback(?!\s+(?:\w+\s+)?to\b))\b",
-    re.IGNORECASE,
-)
-
-
-class HandlerCursor(psycopg.Cursor[Any]):
-    """A cursor that stops working when its transaction is over."""
-
-    def execute(self, query: Any, *args: Any, **kwargs: Any) -> Any:
-        with self._guarded(query):
-            return super().execute(query, *args, **kwargs)
-
-    def executemany(self, query: Any, *args: Any, **kwargs: Any) -> Any:
-        with self._guarded(query):
-            return super().executemany(query, *args, **kwargs)
-
-    def stream(self, query: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        with self._guarded(query):
-            yield from super().stream(query, *args, **kwargs)
-
-    @contextmanager
-    def copy(self, statement: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        with self._guarded(statement), super().copy(statement, *args, **kwargs) as copy:
-            yield copy
-
-    @contextmanager
-    def _guarded(self, query: Any) -> Iterator[None]:
-        connection = self.connection
-        assert isinstance(connection, HandlerConnection)
-        connection.check()
-        text = query.as_string(connection) if hasattr(query, "as_string") else query
-        text = text.decode(errors="replace") if isinstance(text, bytes) else text
-        if _ENDS_IT.search(_QUOTED.sub(" ", text)):
-            raise HoldfastError(
-                "leaving the block ends the transaction", hint="connection.transaction() makes a savepoint"
-            )
-        try:
-            yield
-        finally:
-            connection.check()  # a statement that was cut short says why
-
-
-class HandlerConnection(Guarded, OwnConnection):
-    """The connection a handler gets: a plain one, but for what would end the transaction early."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.cursor_factory = HandlerCursor
-
-    def cursor(self, *args: Any, **kwargs: Any) -> Any:
-        self.check()
-        return super().cursor(*args, **kwargs)
-
-    def close(self) -> None:
-        if not self.over:
-            raise HoldfastError("leaving the block closes the connection")
-        super().close()
+_SERIALIZATION_FAILURE = b"40001"
+_NOT_PREPARED = b"26000"
+_MOST_TRIES = 5
 
 
 class PostgresAttemptTransaction:
-    """See AttemptTransaction in the protocol."""
+    """See AttemptTransaction in the protocol.
+
+    The handler's statements aside, it takes two messages: one that begins and holds the job, and one that
+    completes it, commits, and makes the session ready for the next handler.
+    """
 
     connection: HandlerConnection
+    _own: Connection
+    """The same session, for our own statements."""
 
     def __init__(self, database: Database, claim: Claim, seconds: float) -> None:
         self._database = database
         self._claim = claim
         self._seconds = seconds
+        self._settings: list[str] = []
+        """What the handler has said of its transaction before anything else."""
         self._time = TimeLimit(seconds, self._expire)
 
-    def begin(self, check_wait: Callable[[], None] = lambda: None) -> None:
-        connection = self._connect(check_wait)
-        assert isinstance(connection, HandlerConnection)
-        self.connection = connection
-        self._session = Session(connection, self._database)
-        claim = self._claim
-        try:
-            self._database.begin(connection)
-            milliseconds = round(1000 * (self._seconds + _MARGIN))
-            self._session.rows(_BOUNDED, [str(milliseconds)])
-            if not self._session.rows(_HELD, [claim.seq, claim.version, claim.worker_id]):
-                raise LeaseLost
-        except psycopg.Error as error:
-            self._close()
-            raise_translated(error, self._database.url)
-        except BaseException:
-            self._close()
-            raise
-        self._time.start()
+    # Beginning.
 
-    def _connect(self, check_wait: Callable[[], None]) -> psycopg.Connection[Any]:
-        """As patient as SQLite is with its lock: a server that is just starting costs no attempt."""
-        deadline = time.monotonic() + PATIENCE
+    def begin(self, check_wait: Callable[[], None] = lambda: None) -> None:
         while True:
+            self._take(check_wait)
             try:
-                return self._database.connect(HandlerConnection)
-            except StoreUnavailable:
-                if time.monotonic() > deadline:
-                    raise
-            check_wait()
-            time.sleep(0.1)
+                self._open()
+                self._time.start()
+                return
+            except (ConnectionLost, StoreBusy):
+                # Nothing has begun. The server was restarted since the connection was last used, or somebody
+                # holds the job's row.
+                self._give_back()
+                check_wait()
+            except BaseException:
+                self._give_back()
+                raise
+
+    def _take(self, check_wait: Callable[[], None]) -> None:
+        self._own = self._database.attempts.take_patiently(check_wait)
+        self.connection = HandlerConnection(self._own, self._restart)
+        self.connection.prepare_threshold = None if self._database.is_pooled else 5
+        self._is_alone = True
+        """Whether no statement of the handler's was under way when the block ended."""
+        self._is_reset = False
+        """Whether nothing of the handler's is left in the session."""
+
+    def _open(self) -> None:
+        try:
+            with self._own.lock:
+                results = exchange(self._own, self._beginning())
+            raise_failure(results)
+        except QueryCanceled as error:
+            raise StoreBusy(self._seconds) from error
+        except psycopg.Error as error:
+            raise_translated(error, self._database.url)
+        self._check_held(results)
+
+    def _beginning(self) -> str:
+        """All that comes before the handler's first statement."""
+        bounds = _BOUNDS.format(round(1000 * (self._seconds + _MARGIN)))
+        is_local = self._own.info.host.startswith(("/", "@"))
+        return ";".join(
+            [
+                self._database.begin_sql,
+                bounds if is_local else f"{bounds};{_KEEPALIVES}",
+                *self._settings,
+                self._prepared(HOLD),
+            ]
+        )
+
+    def _prepared(self, statement: Prepared, **more: int | str | None) -> str:
+        if self._database.is_pooled:
+            return self._spelled_out(statement, **more)
+        return statement.execution(self._values(more))
+
+    def _spelled_out(self, statement: Prepared, **more: int | str | None) -> str:
+        return self._database.text(statement.sql).format(**self._values(more))
+
+    def _values(self, more: Mapping[str, int | str | None]) -> dict[str, str]:
+        claim = self._claim
+        given = {"seq": claim.seq, "version": claim.version, "worker_id": claim.worker_id, **more}
+        return {name: _literal(value, self._own) for name, value in given.items()}
+
+    def _check_held(self, results: Sequence[PGresult]) -> None:
+        if not results[-1].ntuples:
+            raise LeaseLost
+        self.connection.begun = True
+
+    def _restart(self, setting: str) -> None:
+        """Begin again, with what the handler says of its transaction before the query that holds the job."""
+        self._settings.append(setting.strip().rstrip(";"))
+        for _ in range(_MOST_TRIES):
+            with self._own.lock:
+                if self.connection.is_used:  # by another thread: the server says that it is too late
+                    return
+                results = exchange(self._own, f"ROLLBACK;{self._beginning()}")
+            if sqlstate(results[-1]) != _SERIALIZATION_FAILURE:  # the lease was renewed at that very moment
+                break
+        raise_failure(results)
+        self._check_held(results)
 
     def hold(self) -> None:
         with self._time.lifted():
             self.connection.check()
             try:
-                self._session.rows("SELECT set_config('idle_in_transaction_session_timeout', '0', true)")
+                RawCursor(self._own).execute(_BOUNDS.format(0))
             except psycopg.Error as error:
                 raise_translated(error, self._database.url)
+
+    # Ending.
 
     def commit(
         self, decision: Decision, children: Sequence[NewJob], done: Callable[[], None] = lambda: None
@@ -165,33 +164,89 @@ class PostgresAttemptTransaction:
             try:
                 self.connection.check()
                 self._check_open()
-                self._finish(decision, children)
-                commit_completion(self._database, self.connection, self._claim)
+                commit_completion(self._database, lambda: self._commit(decision, children), self._claim)
                 done()
             finally:
-                self._close()
+                self._give_back()
         if children:
             self._database.notifier.touch()
 
     def rollback(self) -> None:
         with self._time.lifted():
-            self._close()
+            self._give_back()
+
+    def _shut(self) -> bool:
+        """From here on no statement of the handler's, or of a thread of its, gets through.
+
+        False if one is still at it, or has not been read to its end.
+        """
+        if not self.connection.over:
+            self._is_alone = self._own.lock.acquire(timeout=_LAST_STATEMENT)
+            self.connection.over = True
+            if self._is_alone:
+                self._own.lock.release()
+        return self._is_alone
 
     def _check_open(self) -> None:
-        status = self.connection.info.transaction_status
-        if status == TransactionStatus.INERROR:
+        is_alone, info = self._shut(), self._own.info
+        if info.transaction_status == TransactionStatus.INERROR:
             raise HoldfastError(
                 "a statement inside ctx.transaction() failed, so nothing of it can be committed",
                 hint="try what may fail inside connection.transaction(), which makes a savepoint",
             )
-        if status == TransactionStatus.IDLE:
-            raise HoldfastError("some SQL inside ctx.transaction() has ended the transaction")
+        is_between_statements = info.transaction_status == TransactionStatus.INTRANS
+        if not is_alone or not is_between_statements or info.pipeline_status != PipelineStatus.OFF:
+            raise HoldfastError("a pipeline, a COPY or a stream() is still open at the end of the block")
+
+    def _commit(self, decision: Decision, children: Sequence[NewJob]) -> None:
+        result = decision.result
+        if children or not (result is None or result.isascii()):
+            self._finish(decision, children)
+            self._send_commit([])
+            return
+        values = {"now": self._database.instant, "result": result}
+        try:
+            self._send_commit(["SAVEPOINT holdfast", self._prepared(COMPLETE, **values)])
+        except _NotPrepared:  # the handler, or psycopg for it, has deallocated all
+            self._send_commit(["ROLLBACK TO SAVEPOINT holdfast", self._spelled_out(COMPLETE, **values)])
+
+    def _send_commit(self, completion: Sequence[str]) -> None:
+        """Send a COMMIT with what belongs before it, and after it the reset, which may fail on its own."""
+        before, url = len(completion), self._database.url
+        after = [] if self._database.is_pooled else [RESET]
+        uncertain = f"{url}: the connection broke at the commit"
+        try:
+            with self._own.lock:
+                results = exchange(self._own, ";".join([*completion, "COMMIT", *after]))
+        except psycopg.Error as error:
+            raise CommitUncertain(uncertain) from error
+        if len(results) <= before:  # it did not come to the COMMIT
+            self._raise_refusal(results[-1])
+        answer = results[before]
+        if has_failed(answer):
+            failure = error_from_result(answer)
+            if means_lost(failure):
+                raise CommitUncertain(uncertain) from failure
+            raise_translated(failure, url)
+        if answer.command_status != b"COMMIT":
+            raise StoreUnavailable(f"{url}: a statement had failed, so all of it was rolled back")
+        self._is_reset = is_reset(results)
+
+    def _raise_refusal(self, answer: PGresult) -> NoReturn:
+        if sqlstate(answer) == _NOT_PREPARED:
+            raise _NotPrepared
+        if sqlstate(answer) == NOT_HELD:
+            raise LeaseLost
+        raise_translated(error_from_result(answer), self._database.url)
 
     def _finish(self, decision: Decision, children: Sequence[NewJob]) -> None:
         finish = completion_of(self._claim, decision, children)
         try:
             accepted = finish_jobs(
-                self._session, [finish], self._database.instant, child_patience=LOCK_PATIENCE
+                Session(self._own, self._database),
+                [finish],
+                self._database.instant,
+                child_patience=LOCK_PATIENCE,
             )
         except psycopg.Error as error:
             raise_translated(error, self._database.url)
@@ -201,16 +256,43 @@ class PostgresAttemptTransaction:
             raise StoreBusy(LOCK_PATIENCE)
 
     def _expire(self) -> None:
-        connection = self.connection
-        connection.expired_after = self._seconds
-        with suppress(psycopg.Error):
-            connection.cancel()
-        with suppress(psycopg.Error):  # waits until the handler's statement has ended
-            # A statement that is on its way already finds a transaction that can't write.
-            psycopg.RawCursor(connection).execute("ROLLBACK; BEGIN READ ONLY")
+        self.connection.expired_after = self._seconds
+        self._cancel()
+        if self._own.lock.acquire(timeout=_LAST_STATEMENT):
+            self._own.lock.release()
+            roll_back(self._own)
+        else:
+            self._own.close()  # what was not read to its end can't be rolled back: the server does it
 
-    def _close(self) -> None:
-        connection = self.connection
-        connection.over = True
-        roll_back(connection)  # or the server would find out a moment after we have gone on
-        connection.close()
+    def _cancel(self) -> None:
+        with suppress(psycopg.Error):
+            self._own.cancel()
+
+    def _give_back(self) -> None:
+        if not self._is_lendable():
+            self._own.close()
+        self._database.attempts.give(self._own)
+
+    def _is_lendable(self) -> bool:
+        """Whether the next handler may have the session, which is brought to where it can."""
+        if not self._shut():
+            self._cancel()
+            return False
+        # One that was cancelled is not lent again: the cancellation may come late. A pooler keeps its own.
+        if self.connection.expired_after is not None or self._database.is_pooled:
+            return False
+        return self._is_reset or self._database.attempts.make_ready(self._own)
+
+
+class _NotPrepared(Exception):
+    """A statement that we had prepared is gone."""
+
+
+def _literal(value: int | str | None, connection: Connection) -> str:
+    if value is None:
+        return "NULL"
+    if isinstance(value, int):
+        return str(value)
+    if "\\" in value:  # what it means is a setting of the session's
+        return sql.quote(value, connection)
+    return "'" + value.replace("'", "''") + "'"

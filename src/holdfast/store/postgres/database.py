@@ -21,6 +21,7 @@ from psycopg import RawCursor
 from holdfast.core.clock import Clock, system_clock
 from holdfast.errors import CommitUncertain, NestedWrite, StoreError, StoreUnavailable
 from holdfast.store.postgres.address import Address
+from holdfast.store.postgres.attempt_pool import AttemptPool
 from holdfast.store.postgres.bounds import LONGEST_IDLE, READ, SHORT, Bounds
 from holdfast.store.postgres.clock import NOW
 from holdfast.store.postgres.connection import Connection, OwnConnection, greet, roll_back
@@ -77,6 +78,8 @@ class Database:
         self.server_clock = ServerClock(lambda: self.read_one(f"SELECT {NOW}")[0])
         self._reset()
         self.pool = Pool(self.connect, address.pool, after_fork=self._reset)
+        self.attempts = AttemptPool(self, address.pool)
+        """The sessions of ctx.transaction()."""
 
     def _reset(self) -> None:
         self._local = _Local()
@@ -161,6 +164,7 @@ class Database:
     def close(self) -> None:
         self.notifier.close()
         self.pool.close()
+        self.attempts.close()
 
     # Reading.
 
@@ -306,9 +310,10 @@ class Database:
             raise
         return connection
 
-    def begin(self, connection: Connection) -> None:
-        """Begin a transaction whose bounds are its owner's business."""
-        self._execute(connection, "; ".join(self._begin({})))
+    @property
+    def begin_sql(self) -> str:
+        """How a transaction begins whose bounds are its owner's business."""
+        return "; ".join(self._begin({}))
 
     def _execute(self, connection: Connection, sql: str) -> None:
         try:

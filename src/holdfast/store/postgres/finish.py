@@ -16,7 +16,7 @@ from holdfast.core.clock import microseconds
 from holdfast.core.error_group import error_group
 from holdfast.core.job import FINISHED, Status
 from holdfast.store.postgres.arrays import MOST_TEXT, given, parts
-from holdfast.store.postgres.clock import CLOCK
+from holdfast.store.postgres.clock import CLOCK, NOW
 from holdfast.store.postgres.insert import insert_jobs, run
 from holdfast.store.postgres.session import Answer, Session
 from holdfast.store.protocol import Finish, NewJob
@@ -36,19 +36,35 @@ CHILD_PATIENCE = 0.05
 
 _KEY_UNTIL = "clock.now + (j.key_for * 1000000)::bigint"
 
+_COMPLETED = f"""
+    status = 'completed', error = NULL, worker_id = NULL, lease_expires_at = NULL,
+    finished_at = clock.now, updated_at = clock.now,
+    key_held = j.key_held AND j.key_for IS NOT NULL, key_until = {_KEY_UNTIL}
+"""
+
 # Nearly every attempt ends so.
 _COMPLETE = f"""
 WITH {CLOCK}
-UPDATE holdfast_jobs AS j SET
-    status = 'completed', error = NULL, result = f.result, worker_id = NULL, lease_expires_at = NULL,
-    finished_at = clock.now, updated_at = clock.now,
-    key_held = j.key_held AND j.key_for IS NOT NULL, key_until = {_KEY_UNTIL}
+UPDATE holdfast_jobs AS j SET result = f.result, {_COMPLETED}
 FROM clock, {given("$2::bigint[], $3::bigint[], $4::text[]")} AS f (seq, version, result)
 WHERE j.seq = f.seq AND {is_held("j", "f.version", "$5")}
 RETURNING j.seq, j.version
 """
 
-# A cancellation may have been asked for until this very moment; then whatever is not a completion is one.
+# The same for one job, as part of a message that commits: if the job is not held, the division by zero keeps
+# the COMMIT behind it from being carried out.
+COMPLETE_OR_FAIL = f"""
+WITH clock AS MATERIALIZED (SELECT coalesce({{now}}, {NOW}) AS now), done AS (
+    UPDATE holdfast_jobs AS j SET result = {{result}}, {_COMPLETED}
+    FROM clock WHERE j.seq = {{seq}} AND {is_held("j", "{version}", "{worker_id}")}
+    RETURNING 1)
+SELECT 1 / count(*) FROM done
+"""
+NOT_HELD = b"22012"
+
+# A cancellation may have been asked for until this very moment; then whatever is not a completion is one. A
+# handler that is inside ctx.transaction() has locked its job: it is alive whatever its lease says, and nobody
+# is to wait for it.
 _END = f"""
 WITH {CLOCK}
 UPDATE holdfast_jobs AS j SET
@@ -71,7 +87,16 @@ FROM clock, {
 } AS f (seq, version, worker_id, status, final, delay, error, attempts_back, expired_only, error_group)
 WHERE j.seq = f.seq AND {is_held("j", "f.version", "f.worker_id")}
     AND (NOT f.expired_only OR j.lease_expires_at <= clock.now)
+    AND j.seq = ANY (ARRAY(
+        SELECT held.seq FROM {given("$2::bigint[], $3::bigint[], $4::text[]")} AS h (seq, version, worker_id)
+        JOIN holdfast_jobs AS held ON held.seq = h.seq AND {is_held("held", "h.version", "h.worker_id")}
+        ORDER BY held.seq FOR UPDATE OF held SKIP LOCKED))
 RETURNING j.seq, j.version, j.status, j.updated_at
+"""
+
+_STILL_HELD = f"""
+SELECT j.seq, j.version FROM {given("$1::bigint[], $2::bigint[], $3::text[]")} AS h (seq, version, worker_id)
+JOIN holdfast_jobs AS j ON j.seq = h.seq AND {is_held("j", "h.version", "h.worker_id")}
 """
 
 # A worker knows the server's clock to within the time of a message: nothing ends before it has begun.
@@ -91,7 +116,6 @@ SELECT j.seq, j.version, j.status FROM {given("$1::bigint[], $2::bigint[]")} AS 
 JOIN holdfast_jobs AS j ON j.seq = e.seq AND j.version = e.version WHERE j.status <> 'processing'
 """
 
-# A handler that is inside ctx.transaction() has locked its job, and is alive whatever its lease says.
 _UNLOCKED = "SELECT seq FROM holdfast_jobs WHERE seq = ANY ($1::bigint[]) ORDER BY seq FOR UPDATE SKIP LOCKED"
 
 _LINK = """
@@ -107,7 +131,8 @@ def finish_jobs(
     ordered = sorted(finishes, key=lambda finish: finish.seq)
     completed = [f for f in ordered if f.decision.status is Status.COMPLETED]
     others = [f for f in ordered if f.decision.status is not Status.COMPLETED]
-    ended: dict[tuple[int, int], Status] = {}
+    ended = _locked(session, [finish for finish in completed if finish.may_be_locked])
+    completed = [finish for finish in completed if (finish.seq, finish.version) not in ended]
     plain = [finish for finish in completed if not _may_wait(finish)]
     for worker_id in {finish.worker_id for finish in plain}:
         own = [finish for finish in plain if finish.worker_id == worker_id]
@@ -117,14 +142,16 @@ def finish_jobs(
         if _may_wait(finish):
             ended |= _complete_if_free(session, finish, now, child_patience)
     if others:
-        for part in parts(_not_locked(session, others), _length_of_failure):
+        for part in parts(others, _length_of_failure):
             ended |= _end(session, part, now)
     return {(f.seq, f.version): ended[f.seq, f.version] for f in finishes if (f.seq, f.version) in ended}
 
 
 def complete_ahead(session: Session, finishes: Sequence[Finish], now: int | None) -> Answer | None:
     """Complete jobs of one worker together with the next statement, if nothing else hangs on it."""
-    is_plain = all(f.decision.status is Status.COMPLETED and not f.children for f in finishes)
+    is_plain = all(
+        f.decision.status is Status.COMPLETED and not f.children and not f.may_be_locked for f in finishes
+    )
     workers = {finish.worker_id for finish in finishes}
     texts = sum(len(finish.decision.result or "") for finish in finishes)
     if not is_plain or len(workers) != 1 or texts > MOST_TEXT:
@@ -169,6 +196,11 @@ def _end(session: Session, finishes: Sequence[Finish], now: int | None) -> dict[
     for seq, version, status, instant in session.rows(_END, [now, *_endings(finishes)]):
         ended[seq, version] = Status(status)
         now = instant  # one instant for the end of an attempt and the record of it
+    missing = [f for f in finishes if (f.seq, f.version) not in ended and not f.expired_only]
+    if missing:
+        held = session.rows(_STILL_HELD, _names(missing))
+        ended |= dict.fromkeys(held, Status.PROCESSING)
+        finishes = [f for f in finishes if (f.seq, f.version) not in held]
     _record_failures(session, [f for f in finishes if (f.seq, f.version) in ended], now)
     return ended
 
@@ -178,12 +210,21 @@ def _length_of_failure(finish: Finish) -> int:
     return len(finish.decision.error or "") + len(finish.decision.traceback or "") + detail
 
 
-def _not_locked(session: Session, finishes: list[Finish]) -> list[Finish]:
-    reaped = [finish.seq for finish in finishes if finish.expired_only]
-    if not reaped:
-        return finishes
-    unlocked = {row[0] for row in session.rows(_UNLOCKED, [reaped])}
-    return [finish for finish in finishes if not finish.expired_only or finish.seq in unlocked]
+def _locked(session: Session, finishes: Sequence[Finish]) -> dict[tuple[int, int], Status]:
+    """Those whose jobs somebody has locked: they go on."""
+    if not finishes:
+        return {}
+    unlocked = {seq for (seq,) in session.rows(_UNLOCKED, [[finish.seq for finish in finishes]])}
+    return {(f.seq, f.version): Status.PROCESSING for f in finishes if f.seq not in unlocked}
+
+
+def _names(finishes: Sequence[Finish]) -> list[list[Any]]:
+    """What the guard knows attempts by."""
+    return [
+        [finish.seq for finish in finishes],
+        [finish.version for finish in finishes],
+        [finish.worker_id for finish in finishes],
+    ]
 
 
 def _completions(finishes: Sequence[Finish]) -> list[list[Any]]:
@@ -196,9 +237,7 @@ def _completions(finishes: Sequence[Finish]) -> list[list[Any]]:
 
 def _endings(finishes: Sequence[Finish]) -> list[list[Any]]:
     return [
-        [finish.seq for finish in finishes],
-        [finish.version for finish in finishes],
-        [finish.worker_id for finish in finishes],
+        *_names(finishes),
         [finish.decision.status.value for finish in finishes],
         [finish.decision.status in FINISHED for finish in finishes],
         [microseconds(finish.decision.delay) for finish in finishes],

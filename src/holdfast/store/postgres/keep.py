@@ -68,12 +68,17 @@ CANCELLING = """
 SELECT seq, version FROM holdfast_jobs WHERE status = 'processing' AND cancel_requested AND worker_id = $1
 """
 
+# Inside ctx.transaction() a job is all but complete, and its row locked: nobody is to wait for it.
 _PROGRESS = f"""
-WITH {CLOCK}
+WITH {CLOCK}, p AS MATERIALIZED (
+    SELECT held.seq, p.fraction, p.message
+    FROM {given("$3::bigint[], $4::bigint[], $5::double precision[], $6::text[]")}
+        AS p (seq, version, fraction, message)
+    JOIN holdfast_jobs AS held ON held.seq = p.seq AND {is_held("held", "p.version", "$2")}
+    ORDER BY held.seq FOR UPDATE OF held SKIP LOCKED)
 UPDATE holdfast_jobs AS j SET progress = p.fraction, progress_message = p.message, updated_at = clock.now
-FROM clock, {given("$3::bigint[], $4::bigint[], $5::double precision[], $6::text[]")}
-    AS p (seq, version, fraction, message)
-WHERE j.seq = p.seq AND {is_held("j", "p.version", "$2")}
+FROM clock, p WHERE j.seq = p.seq
+RETURNING j.seq
 """
 
 _REGISTER = f"""
@@ -148,19 +153,24 @@ def write_progress(
     worker_id: str,
     reports: Sequence[tuple[int, int, float, str | None]],
     now: int | None,
-) -> None:
+) -> set[int]:
     reports = sorted(reports, key=lambda report: report[0])
-    session.rows(
+    seqs, versions = [seq for seq, _, _, _ in reports], [version for _, version, _, _ in reports]
+    rows = session.rows(
         _PROGRESS,
         [
             now,
             worker_id,
-            [seq for seq, _, _, _ in reports],
-            [version for _, version, _, _ in reports],
+            seqs,
+            versions,
             [float(fraction) for _, _, fraction, _ in reports],
             [message for _, _, _, message in reports],
         ],
     )
+    if len(rows) == len(reports):
+        return set()
+    held = session.rows(_STILL_HELD, [seqs, versions, worker_id])
+    return {seq for seq, _ in held} - {seq for (seq,) in rows}
 
 
 def register_worker(

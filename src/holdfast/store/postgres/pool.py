@@ -44,14 +44,14 @@ class Pool:
         self._idle: list[tuple[Connection, float]] = []
         self._taken = 0
 
-    def take(self, *, fresh: bool = False) -> Connection:
+    def take(self, *, fresh: bool = False, patience: float = PATIENCE) -> Connection:
         """A connection, to be given back. A `fresh` one is new."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + patience
         with self._changed:
             while not self._closed and self._taken >= self._size:
                 if not self._changed.wait(deadline - time.monotonic()):
                     raise StoreUnavailable(
-                        f"all {self._size} connections were in use for {PATIENCE:g} s",
+                        f"all {self._size} connections were in use for {patience:g} s",
                         hint="say ?pool= in the address for more",
                     )
             if self._closed:
@@ -69,6 +69,12 @@ class Pool:
         except BaseException:
             self._leave()
             raise
+
+    def wait_for_change(self, seconds: float) -> None:
+        """Wait until a connection is given back, at most so long."""
+        with self._changed:
+            if not self._idle:
+                self._changed.wait(seconds)
 
     def _leave(self) -> None:
         with self._changed:

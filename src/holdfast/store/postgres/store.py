@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 from random import uniform
 from typing import Any, TypeVar
@@ -286,9 +286,11 @@ class PostgresStore(Reads):
         )
         return {(seq, version): Status(status) for seq, version, status in rows}
 
-    def write_progress(self, worker_id: str, reports: Iterable[tuple[int, int, float, str | None]]) -> None:
+    def write_progress(
+        self, worker_id: str, reports: Iterable[tuple[int, int, float, str | None]]
+    ) -> Collection[int]:
         with self.database.transaction() as session:
-            keep.write_progress(session, worker_id, list(reports), self.database.instant)
+            return keep.write_progress(session, worker_id, list(reports), self.database.instant)
 
     def write_log_tail(self, claim: Claim, tail: LogTail) -> None:
         with self.database.transaction() as session:

@@ -17,7 +17,7 @@ from psycopg.pq import PipelineStatus, TransactionStatus
 from psycopg.rows import tuple_row
 
 from holdfast.errors import ConfigError
-from holdfast.store.postgres.attempt import HandlerConnection
+from holdfast.store.postgres.handler_connection import HandlerConnection
 from holdfast.store.unwrap import Engine, Unwrapped, refused
 from holdfast.store.unwrap import unwrap as unwrap_library
 

@@ -152,7 +152,7 @@ class SqliteAttemptTransaction:
                 connection.check()
                 connection.set_authorizer(None)
                 self._finish(decision, children)
-                commit_completion(self._database, connection, self._claim)
+                commit_completion(self._database, lambda: self._database.commit(connection), self._claim)
                 done()
             finally:
                 self._close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -156,9 +156,12 @@ class SqliteStore(Reads):
         rows = self.database.read(finish.ENDED, (json.dumps(attempts),))
         return {(seq, version): Status(status) for seq, version, status in rows}
 
-    def write_progress(self, worker_id: str, reports: Iterable[tuple[int, int, float, str | None]]) -> None:
+    def write_progress(
+        self, worker_id: str, reports: Iterable[tuple[int, int, float, str | None]]
+    ) -> Collection[int]:
         with self.database.transaction() as connection:
             keep.write_progress(connection, worker_id, list(reports), self.now())
+        return ()
 
     def write_log_tail(self, claim: Claim, tail: LogTail) -> None:
         """Nothing: whoever can read this file can read the log files beside it."""

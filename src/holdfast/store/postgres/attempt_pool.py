@@ -1,0 +1,131 @@
+"""The sessions of ctx.transaction(): lent to one handler at a time, and reset in between.
+
+Behind a pooler nothing is kept in a session, and no session is kept: that is what the pooler is for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
+
+import psycopg
+from psycopg.pq.abc import PGresult
+
+from holdfast.errors import QueueClosed, StoreUnavailable
+from holdfast.store.postgres.connection import Connection, roll_back
+from holdfast.store.postgres.finish import COMPLETE_OR_FAIL, is_held
+from holdfast.store.postgres.message import exchange, has_failed
+from holdfast.store.postgres.pool import Pool
+
+_FIRST_PAUSE = 0.05
+_LONGEST_PAUSE = 1.0
+_REFUSED = 0.25
+"""Seconds after which the server is asked again for a connection that it had none of."""
+
+
+class Prepared(NamedTuple):
+    """A statement that each session has prepared, with its parameters and their types."""
+
+    name: str
+    types: Mapping[str, str]
+    sql: str
+
+    def preparation(self, text: Callable[[str], str]) -> str:
+        numbers = {name: f"${number}" for number, name in enumerate(self.types, 1)}
+        types = f"({', '.join(self.types.values())})" if self.types else ""
+        return f"PREPARE {self.name}{types} AS {text(self.sql).format(**numbers)}"
+
+    def execution(self, values: Mapping[str, str]) -> str:
+        return f"EXECUTE {self.name} ({', '.join(values[name] for name in self.types)})"
+
+
+_GUARD = {"seq": "bigint", "version": "bigint", "worker_id": "text"}
+
+HOLD = Prepared(
+    "holdfast_hold",
+    _GUARD,
+    f"SELECT 1 FROM holdfast_jobs AS j WHERE seq = {{seq}} AND {is_held('j', '{version}', '{worker_id}')}"
+    " FOR UPDATE",
+)
+COMPLETE = Prepared("holdfast_complete", {**_GUARD, "now": "bigint", "result": "text"}, COMPLETE_OR_FAIL)
+_LEFT = Prepared(
+    "holdfast_left",
+    {},
+    "SELECT pg_advisory_unlock_all(),"
+    " (SELECT count(*) FROM pg_prepared_statements WHERE name NOT LIKE 'holdfast\\_%')",
+)
+
+# Together what DISCARD ALL does, but for DISCARD PLANS. Plans are seen by nobody, and without those that our
+# triggers keep a completion would cost the server a third more.
+_CLEAR = """
+CLOSE ALL; SET SESSION AUTHORIZATION DEFAULT; RESET ALL; UNLISTEN *; DISCARD TEMP; DISCARD SEQUENCES
+"""
+RESET = f"{_CLEAR}; EXECUTE {_LEFT.name}"
+"""What takes a session from its handler, as statements of one message."""
+_UNLOCK = "SELECT pg_advisory_unlock_all()"
+
+
+def is_reset(results: list[PGresult]) -> bool:
+    """Whether a message that ended with RESET has left nothing of the handler's in the session."""
+    last = results[-1]
+    return not has_failed(last) and last.nfields == 2 and last.get_value(0, 1) == b"0"
+
+
+class Sessions(Protocol):
+    """Where sessions come from."""
+
+    @property
+    def is_pooled(self) -> bool: ...
+
+    def connect(self) -> Connection: ...
+
+    def text(self, sql: str) -> str: ...
+
+
+class AttemptPool(Pool):
+    """Whoever needs a session waits for it, whatever is the reason that there is none."""
+
+    def __init__(self, sessions: Sessions, size: int) -> None:
+        super().__init__(self._ask_for, size, after_fork=lambda: None)
+        self._sessions = sessions
+        self._refused_until = 0.0
+
+    def take_patiently(self, check_wait: Callable[[], None]) -> Connection:
+        """Wait for a session until there is one, or `check_wait` raises."""
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                return self.take(patience=pause)
+            except QueueClosed:
+                raise
+            except StoreUnavailable:
+                check_wait()
+            self.wait_for_change(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _ask_for(self) -> Connection:
+        if time.monotonic() < self._refused_until:  # many wait, and one of them asks
+            raise StoreUnavailable("the server had no connection to spare")
+        try:
+            connection = self._sessions.connect()
+            connection.prepare_threshold = None
+            if not self._sessions.is_pooled and not self.make_ready(connection):
+                connection.close()
+                raise StoreUnavailable("the connection was lost at once")
+        except StoreUnavailable:
+            self._refused_until = time.monotonic() + _REFUSED
+            raise
+        self.know(connection)
+        return connection
+
+    def make_ready(self, connection: Connection) -> bool:
+        """Bring a session, in whatever state, to where the next handler may have it; False if it can't be."""
+        prepared = [each.preparation(self._sessions.text) for each in (HOLD, COMPLETE, _LEFT)]
+        message = ";".join([_CLEAR, _UNLOCK, "DEALLOCATE ALL", *prepared])
+        roll_back(connection)
+        try:
+            with connection.lock:
+                return not has_failed(exchange(connection, message)[-1])
+        except psycopg.Error:
+            return False
