@@ -80,7 +80,7 @@ def relations(connection: Any, schema: str) -> list[tuple[str, int]]:
 def test_queue_in_a_schema_of_any_name_is_backed_up_and_moved(
     connection: Any, name: str, tmp_path: Path
 ) -> None:
-    with made(connection, name) as url, made(connection, f"{name} 2") as target:
+    with made(connection, f"{name} 1") as url, made(connection, f"{name} 2") as target:
         with opened(url) as store:
             insert(store, "job", priority=7)
             store.back_up(str(tmp_path / "copy.db"))

@@ -43,6 +43,27 @@ def test_what_is_due_first_is_promoted_first(store: Store, clock: MovableClock) 
     assert store.promote_jobs(2) == [("late", "email")]
 
 
+def test_urgent_job_is_promoted_before_those_that_were_due_earlier(store: Store, clock: MovableClock) -> None:
+    insert(store, "early", "too", delay=10)
+    insert(store, "low", delay=10, priority=-5)
+    insert(store, "urgent", delay=30, priority=9)
+    insert(store, "not yet", delay=90, priority=10)
+    clock.advance(60)
+    assert store.promote_jobs(1) == [("urgent", "email")]
+    assert {id for id, _ in store.promote_jobs(2)} == {"early", "too"}
+    assert store.promote_jobs(2) == [("low", "email")]
+
+
+def test_due_job_is_promoted_however_many_priorities_wait_before_it(
+    store: Store, clock: MovableClock
+) -> None:
+    for priority in range(1, 121):
+        insert(store, f"later-{priority}", delay=3600, priority=priority)
+    insert(store, "due", "also", delay=10)
+    clock.advance(60)
+    assert [store.promote_jobs(1), store.promote_jobs(5)] == [[("due", "email")], [("also", "email")]]
+
+
 def test_promoted_job_takes_the_place_it_was_enqueued_in(store: Store, clock: MovableClock) -> None:
     insert(store, "first", delay=10)
     insert(store, "second")

@@ -30,13 +30,14 @@ from holdfast.store.sqlite.claim import CANDIDATES
 from holdfast.store.sqlite.insert import HOLDER
 from holdfast.store.sqlite.keep import CANCELLING
 from holdfast.store.sqlite.operate import FINISHED_SINCE, OLDEST_FINISHED
-from holdfast.store.sqlite.store import EXPIRED, PROMOTABLE
+from holdfast.store.sqlite.store import EXPIRED, FIRST_DUE, MOST_URGENT
 from holdfast.testing import MovableClock
 from tests.conformance.steps import claim, ending, finish, insert, new_job
 
 PLANS = {
     "claim": (CANDIDATES, "holdfast_jobs_pending"),
-    "promote": (PROMOTABLE, "holdfast_jobs_scheduled"),
+    "promote": (MOST_URGENT, "holdfast_jobs_due"),
+    "promote the rest": (FIRST_DUE, "holdfast_jobs_scheduled"),
     "reap": (EXPIRED, "holdfast_jobs_leased"),
     "key": (HOLDER, "holdfast_jobs_key"),
     "prune": (FINISHED_SINCE, "holdfast_jobs_finished"),

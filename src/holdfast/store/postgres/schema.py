@@ -4,7 +4,7 @@ What differs from SQLite's, and why:
 
 - Counts are not kept in one row a type, which every commit would have to wait for, but as additions to them,
   one row a statement and type. `holdfast_counts` adds them up, and now and then some are replaced by their
-  sum (see tallies.py). The errors of failed jobs are counted in the same way.
+  sum, by an insert or a worker (see tallies.py). The errors of failed jobs are counted in the same way.
 - A job changes its place in the indexes with every state, and each index that holds all jobs is written
   anew each time. So there are only two of those, by `seq` and by `id`; each of their pages has room for the
   entries that a job leaves behind on its way, and is not split at once.
@@ -261,7 +261,55 @@ _COUNTING = (
     REFERENCING OLD TABLE AS went FOR EACH STATEMENT EXECUTE FUNCTION holdfast_count_deleted()""",
 )
 
-MIGRATIONS = (Migration(5, "the queue", (*_TABLES, *_INDEXES, *_COUNTING)),)
+# Whoever else is at it has locked its rows, which are left to it. What is found to be nothing is dropped, but
+# for types: how many jobs of one there ever were is never forgotten.
+FOLD = """
+WITH gone AS (
+    DELETE FROM holdfast_tallies WHERE number = ANY (ARRAY(
+        SELECT number FROM holdfast_tallies
+        WHERE type IN (SELECT type FROM holdfast_tallies GROUP BY type HAVING count(*) > 1)
+        ORDER BY number LIMIT {limit} FOR UPDATE SKIP LOCKED))
+    RETURNING type, scheduled, pending, processing, completed, failed, cancelled, enqueued)
+INSERT INTO holdfast_tallies (type, scheduled, pending, processing, completed, failed, cancelled, enqueued)
+SELECT type, sum(scheduled), sum(pending), sum(processing), sum(completed), sum(failed), sum(cancelled),
+    sum(enqueued)
+FROM gone GROUP BY type
+"""
+FOLD_ERRORS = """
+WITH gone AS (
+    DELETE FROM holdfast_error_tallies WHERE number = ANY (ARRAY(
+        SELECT number FROM holdfast_error_tallies
+        WHERE (type, error_group) IN (
+            SELECT type, error_group FROM holdfast_error_tallies GROUP BY type, error_group
+            HAVING count(*) > 1)
+        ORDER BY number LIMIT {limit} FOR UPDATE SKIP LOCKED))
+    RETURNING type, error_group, jobs, last_at)
+INSERT INTO holdfast_error_tallies (type, error_group, jobs, last_at)
+SELECT type, error_group, sum(jobs), max(last_at) FROM gone GROUP BY type, error_group HAVING sum(jobs) <> 0
+"""
+
+# One insert in many adds up what inserts have left, whoever makes it: there may be no worker. Not where what
+# another has added up since the transaction began would be an error.
+_FOLDING = (
+    _function(
+        "holdfast_count_inserted",
+        _add_counts(_CAME, enqueued="count(*)")
+        + f"""
+        IF random() < 0.002 AND current_setting('transaction_isolation') = 'read committed' THEN
+            {FOLD.format(limit=2000)};
+        END IF;""",
+    ).replace("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION", 1),
+)
+
+# promote: the most urgent of those that are due
+_URGENT = (
+    "CREATE INDEX holdfast_jobs_due ON holdfast_jobs (priority DESC, due_at) WHERE status = 'scheduled'",
+)
+
+MIGRATIONS = (
+    Migration(5, "the queue", (*_TABLES, *_INDEXES, *_COUNTING)),
+    Migration(6, "due jobs by priority, and counts that inserts keep short", (*_URGENT, *_FOLDING)),
+)
 
 _NAMES = re.compile(
     r'"(?:[^"]|"")*"|'  # a schema may be called like one of them

@@ -46,12 +46,30 @@ from holdfast.store.protocol import (
 from holdfast.store.prune import PrunePass
 from holdfast.store.reads import Reads
 
+# From priority to priority along their index, and so the most urgent of those that are due; what is locked is
+# what is taken. Of very many priorities the last share the order in which they are due.
+_PRIORITIES = 100
 _PROMOTE = f"""
-WITH {CLOCK}
+WITH RECURSIVE {CLOCK},
+priorities (priority, place) AS (
+    (SELECT priority, 1 FROM holdfast_jobs WHERE status = 'scheduled' ORDER BY priority DESC LIMIT 1)
+    UNION ALL
+    SELECT (SELECT j.priority FROM holdfast_jobs AS j WHERE j.status = 'scheduled' AND j.priority < p.priority
+        ORDER BY j.priority DESC LIMIT 1), p.place + 1
+    FROM priorities AS p WHERE p.priority IS NOT NULL AND p.place < {_PRIORITIES})
 UPDATE holdfast_jobs AS j SET status = 'pending', updated_at = clock.now
 FROM clock WHERE j.seq = ANY (ARRAY(
-    SELECT seq FROM holdfast_jobs WHERE status = 'scheduled' AND due_at <= (SELECT now FROM clock)
-    ORDER BY due_at LIMIT $2 FOR UPDATE SKIP LOCKED))
+    SELECT seq FROM (
+        SELECT due.seq FROM priorities AS p CROSS JOIN LATERAL (
+            SELECT seq FROM holdfast_jobs WHERE status = 'scheduled' AND priority = p.priority
+                AND due_at <= (SELECT now FROM clock)
+            ORDER BY due_at LIMIT $2 FOR UPDATE SKIP LOCKED) AS due
+        UNION ALL
+        SELECT seq FROM (
+            SELECT seq FROM holdfast_jobs WHERE status = 'scheduled' AND due_at <= (SELECT now FROM clock)
+                AND priority < (SELECT priority FROM priorities WHERE place = {_PRIORITIES})
+            ORDER BY due_at LIMIT $2 FOR UPDATE SKIP LOCKED) AS others) AS urgent
+    LIMIT $2))
 RETURNING j.due_at, j.seq, j.id, j.type
 """
 
@@ -136,10 +154,8 @@ class PostgresStore(Reads):
         how = insert.insert_all_or_none if atomic else insert.insert_jobs
         try:
             if atomic and len(jobs) > 1:
-                verdicts = self._despite_others(lambda patience: self._insert(how, jobs, patience))
-            else:
-                patience = LOCK_PATIENCE if wait else BRIEF
-                verdicts = self._certainly(lambda: self._insert(how, jobs, patience))
+                return self._despite_others(lambda patience: self._insert(how, jobs, patience))
+            return self._certainly(lambda: self._insert(how, jobs, LOCK_PATIENCE if wait else BRIEF))
         except StoreBusy as error:
             # Somebody's open transaction has one of the keys; that is no reason to refuse the others.
             if atomic or self.database.session is not None:
@@ -147,9 +163,6 @@ class PostgresStore(Reads):
             if len(jobs) == 1:
                 return [Verdict(id=jobs[0].id, error=error)]
             return self._insert_apart(jobs, wait)
-        if self.database.session is None:
-            tallies.fold_sometimes(self.database)
-        return verdicts
 
     def _insert(
         self, how: Callable[..., insert.Steps], jobs: Sequence[NewJob], patience: float

@@ -6,48 +6,17 @@ has turned them off. What is waiting there must be found all the same.
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 
-from holdfast.errors import StoreError
 from holdfast.store.postgres.bounds import LONG as LONG_BOUNDS
 from holdfast.store.postgres.database import Database
+from holdfast.store.postgres.schema import FOLD, FOLD_ERRORS
 
 LONG = 100
 """Additions at which a worker adds some up."""
-_ONE_IN = 500
-"""One enqueue in so many adds up what enqueues have left, where there may be no worker."""
 _AT_ONCE = 100_000
 _CHECK_EVERY = 5.0
-
-# Whoever else is at it has locked its rows, which are left to it. What is found to be nothing is dropped, but
-# for types: how many jobs of one there ever were is never forgotten.
-_FOLD = """
-WITH gone AS (
-    DELETE FROM holdfast_tallies WHERE number = ANY (ARRAY(
-        SELECT number FROM holdfast_tallies
-        WHERE type IN (SELECT type FROM holdfast_tallies GROUP BY type HAVING count(*) > 1)
-        ORDER BY number LIMIT $1 FOR UPDATE SKIP LOCKED))
-    RETURNING type, scheduled, pending, processing, completed, failed, cancelled, enqueued)
-INSERT INTO holdfast_tallies (type, scheduled, pending, processing, completed, failed, cancelled, enqueued)
-SELECT type, sum(scheduled), sum(pending), sum(processing), sum(completed), sum(failed), sum(cancelled),
-    sum(enqueued)
-FROM gone GROUP BY type
-"""
-_FOLD_ERRORS = """
-WITH gone AS (
-    DELETE FROM holdfast_error_tallies WHERE number = ANY (ARRAY(
-        SELECT number FROM holdfast_error_tallies
-        WHERE (type, error_group) IN (
-            SELECT type, error_group FROM holdfast_error_tallies GROUP BY type, error_group
-            HAVING count(*) > 1)
-        ORDER BY number LIMIT $1 FOR UPDATE SKIP LOCKED))
-    RETURNING type, error_group, jobs, last_at)
-INSERT INTO holdfast_error_tallies (type, error_group, jobs, last_at)
-SELECT type, error_group, sum(jobs), max(last_at) FROM gone GROUP BY type, error_group HAVING sum(jobs) <> 0
-"""
 
 # In one statement, which sees the jobs and their counts as of one moment: from type to type along the index
 # of pending jobs.
@@ -76,13 +45,6 @@ SELECT t.type, {
 }, 0, 0, 0, 0
 FROM unnest($1::text[]) AS t (type)
 """
-
-
-def fold_sometimes(database: Database) -> None:
-    """After an enqueue: one in many adds some of them up."""
-    if random.random() < 1 / _ONE_IN:
-        with suppress(StoreError):  # the next one, then
-            fold(database)
 
 
 class CountCheck:
@@ -118,5 +80,5 @@ def recount(database: Database, types: Sequence[str]) -> None:
 def fold(database: Database) -> None:
     """Add some of them up, in a transaction of its own."""
     with database.transaction() as session:
-        for sql in (_FOLD, _FOLD_ERRORS):
-            session.rows(sql, [_AT_ONCE])
+        for sql in (FOLD, FOLD_ERRORS):
+            session.rows(sql.format(limit="$1"), [_AT_ONCE])

@@ -266,10 +266,16 @@ _RECONCILED = (
     )""",
 )
 
+# promote: the most urgent of those that are due
+_URGENT = (
+    "CREATE INDEX holdfast_jobs_due ON holdfast_jobs (priority DESC, due_at) WHERE status = 'scheduled'",
+)
+
 MIGRATIONS = (
     Migration(1, "the queue", (*_TABLES, *_INDEXES, *_COUNTING)),
     Migration(2, "workers can be asked to stop, and tell the slots of a type", _WORKERS),
     Migration(3, "metrics, and lists by state however long the queue", (*_WATCHED, *_LISTED)),
     Migration(4, "lists in every order, and failed jobs by their errors", (*_SORTED, *_GROUPED)),
     Migration(5, "the last reconciliation", _RECONCILED),
+    Migration(6, "due jobs by priority", _URGENT),
 )

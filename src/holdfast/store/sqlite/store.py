@@ -39,7 +39,21 @@ from holdfast.store.sqlite.attempt import SqliteAttemptTransaction
 from holdfast.store.sqlite.database import PATIENCE, Database, raise_if_moved
 from holdfast.store.sqlite.watch import SqliteWatch
 
-PROMOTABLE = """
+# From priority to priority along their index, and so the most urgent of those that are due. Of very many
+# priorities the last share the order in which they are due.
+MOST_URGENT = """
+WITH RECURSIVE priorities (priority) AS (
+    VALUES (9223372036854775807)
+    UNION ALL
+    SELECT (SELECT j.priority FROM holdfast_jobs AS j WHERE j.status = 'scheduled' AND j.priority < p.priority
+        ORDER BY j.priority DESC LIMIT 1)
+    FROM priorities AS p WHERE p.priority IS NOT NULL LIMIT 100)
+SELECT json_group_array(json_array(seq, id, type)) FROM (
+    SELECT j.seq, j.id, j.type FROM priorities AS p CROSS JOIN holdfast_jobs AS j
+    WHERE j.status = 'scheduled' AND j.priority = p.priority AND j.due_at <= ?
+    LIMIT ?)
+"""
+FIRST_DUE = """
 SELECT json_group_array(json_array(seq, id, type)) FROM (
     SELECT seq, id, type FROM holdfast_jobs WHERE status = 'scheduled' AND due_at <= ?
     ORDER BY due_at LIMIT ?)
@@ -167,16 +181,20 @@ class SqliteStore(Reads):
         """Nothing: whoever can read this file can read the log files beside it."""
 
     def promote_jobs(self, limit: int) -> list[tuple[str, str]]:
+        promoted: list[tuple[str, str]] = []
         with self.database.transaction() as connection:
-            text = connection.execute(PROMOTABLE, (self.now(), limit)).fetchone()[0]
-            rows = json.loads(text)
-            if rows:
-                connection.execute(
-                    "UPDATE holdfast_jobs SET status = 'pending', updated_at = ?"
-                    " WHERE seq IN (SELECT value FROM json_each(?)) AND +status = 'scheduled'",
-                    (self.now(), json.dumps([row[0] for row in rows])),
-                )
-            return [(id, type) for _, id, type in rows]
+            for sql in (MOST_URGENT, FIRST_DUE):
+                room = limit - len(promoted)
+                text = connection.execute(sql, (self.now(), room)).fetchone()[0] if room else "[]"
+                rows = json.loads(text)
+                if rows:
+                    connection.execute(
+                        "UPDATE holdfast_jobs SET status = 'pending', updated_at = ?"
+                        " WHERE seq IN (SELECT value FROM json_each(?)) AND +status = 'scheduled'",
+                        (self.now(), json.dumps([row[0] for row in rows])),
+                    )
+                promoted += [(id, type) for _, id, type in rows]
+        return promoted
 
     def list_expired(self) -> list[Expired]:
         return [Expired(*row) for row in self.database.read(EXPIRED, (self.now(),))]
