@@ -7,6 +7,7 @@ transaction. So a pooler in between may hand each transaction to another server 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
@@ -21,8 +22,9 @@ from holdfast.store.postgres.address import Address
 from holdfast.store.postgres.attempt_pool import AttemptPool
 from holdfast.store.postgres.clock import NOW
 from holdfast.store.postgres.connection import Connection, OwnConnection, greet, roll_back
-from holdfast.store.postgres.errors import ConnectionLost, means_lost, raise_translated
+from holdfast.store.postgres.errors import ConnectionLost, ConnectionsExhausted, means_lost, raise_translated
 from holdfast.store.postgres.notify import Notifier, Silence
+from holdfast.store.postgres.patience import PATIENCE
 from holdfast.store.postgres.pool import Pool
 from holdfast.store.postgres.schema import SEQ, qualified
 from holdfast.store.postgres.server_clock import ServerClock, ticks
@@ -72,7 +74,7 @@ class Database:
         self._texts: dict[str, str] = {}
         self.server_clock = ServerClock(lambda: self.read_one(f"SELECT {NOW}")[0])
         self._reset()
-        self.pool = Pool(self.connect, address.pool, after_fork=self._reset)
+        self.pool = Pool(self._connect_before_handlers, address.pool, after_fork=self._reset)
         self.attempts = AttemptPool(self, address.pool)
         """The sessions of ctx.transaction()."""
 
@@ -134,6 +136,17 @@ class Database:
             connection.close()
             raise
         return connection
+
+    def _connect_before_handlers(self) -> Connection:
+        """A connection for the queue's own needs: if the server has none, handlers make room."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                return self.connect()
+            except ConnectionsExhausted:
+                if time.monotonic() > deadline or not self.attempts.make_room():
+                    raise
+            self.attempts.wait_for_change(0.1)
 
     def _greet(self, connection: Connection) -> None:
         before = ticks()
