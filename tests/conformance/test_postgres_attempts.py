@@ -18,6 +18,7 @@ from holdfast.core.lifecycle import Completed, Errored, Outcome, Released, compl
 from holdfast.errors import HoldfastError, Interrupted, LeaseLost, StoreUnavailable, TransactionExpired
 from holdfast.store.postgres.attempt import PostgresAttemptTransaction
 from holdfast.store.postgres.attempt_pool import AttemptPool
+from holdfast.store.postgres.errors import ConnectionsExhausted
 from holdfast.store.postgres.store import PostgresStore
 from holdfast.testing import MovableClock
 from tests.conformance.engines import where
@@ -218,6 +219,40 @@ def test_block_waits_until_the_server_has_a_connection_to_spare(
         pass
     assert len(asked) == 3
     assert status(store, "a") is Status.COMPLETED
+
+
+@pytest.mark.parametrize("when", ["idle", "lent"])
+def test_handlers_make_room_for_the_queue_when_the_server_has_no_connection_to_spare(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Or a worker whose handlers have them all could not read, nor renew its leases."""
+    transaction = begun(store, "a")
+    session, connect = transaction._own, store.database.connect
+
+    def connect_if_there_is_room() -> Any:
+        if not session.closed:
+            if when == "lent":
+                transaction.rollback()
+            raise ConnectionsExhausted("too many clients")
+        return connect()
+
+    if when == "idle":
+        transaction.rollback()
+    store.database.pool.forget_idle()
+    monkeypatch.setattr(store.database, "connect", connect_if_there_is_room)
+    assert status(store, "a") is Status.PROCESSING
+    assert session.closed
+    store.database.pool.forget_idle()
+    monkeypatch.setattr(store.database, "connect", raiser(ConnectionsExhausted("too many clients")))
+    with pytest.raises(ConnectionsExhausted):
+        store.database.pool.take(fresh=True)
+
+
+def raiser(error: Exception) -> Any:
+    def fail() -> None:
+        raise error
+
+    return fail
 
 
 # Nobody waits for a block

@@ -90,6 +90,8 @@ class AttemptPool(Pool):
         super().__init__(self._ask_for, size, after_fork=lambda: None)
         self._sessions = sessions
         self._refused_until = 0.0
+        self._is_owed = False
+        """Whether the next session that comes back is to be closed."""
 
     def take_patiently(self, check_wait: Callable[[], None]) -> Connection:
         """Wait for a session until there is one, or `check_wait` raises."""
@@ -118,6 +120,23 @@ class AttemptPool(Pool):
             raise
         self.know(connection)
         return connection
+
+    def make_room(self) -> bool:
+        """Let the server have a connection back, at once or when a block ends; False if we have none."""
+        with self._changed:
+            self._refused_until = time.monotonic() + _REFUSED
+            spare = self._idle.pop(0)[0] if self._idle else None
+            self._is_owed = spare is None and self._taken > 0
+            has_any = self._is_owed or spare is not None
+        if spare is not None:
+            spare.close()
+        return has_any
+
+    def give(self, connection: Connection) -> None:
+        if self._is_owed:
+            self._is_owed = False
+            connection.close()
+        super().give(connection)
 
     def make_ready(self, connection: Connection) -> bool:
         """Bring a session, in whatever state, to where the next handler may have it; False if it can't be."""

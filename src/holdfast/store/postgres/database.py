@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
@@ -25,8 +26,15 @@ from holdfast.store.postgres.attempt_pool import AttemptPool
 from holdfast.store.postgres.bounds import LONGEST_IDLE, READ, SHORT, Bounds
 from holdfast.store.postgres.clock import NOW
 from holdfast.store.postgres.connection import Connection, OwnConnection, greet, roll_back
-from holdfast.store.postgres.errors import ConnectionLost, means_lost, means_too_slow, raise_translated
+from holdfast.store.postgres.errors import (
+    ConnectionLost,
+    ConnectionsExhausted,
+    means_lost,
+    means_too_slow,
+    raise_translated,
+)
 from holdfast.store.postgres.notify import Notifier, Silence
+from holdfast.store.postgres.patience import PATIENCE
 from holdfast.store.postgres.pool import Pool
 from holdfast.store.postgres.schema import SEQ, qualified
 from holdfast.store.postgres.server_clock import ServerClock, ticks
@@ -77,7 +85,7 @@ class Database:
         self._texts: dict[str, str] = {}
         self.server_clock = ServerClock(lambda: self.read_one(f"SELECT {NOW}")[0])
         self._reset()
-        self.pool = Pool(self.connect, address.pool, after_fork=self._reset)
+        self.pool = Pool(self._connect_before_handlers, address.pool, after_fork=self._reset)
         self.attempts = AttemptPool(self, address.pool)
         """The sessions of ctx.transaction()."""
 
@@ -145,6 +153,17 @@ class Database:
             connection.close()
             raise
         return connection
+
+    def _connect_before_handlers(self) -> Connection:
+        """A connection for the queue's own needs: if the server has none, handlers make room."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                return self.connect()
+            except ConnectionsExhausted:
+                if time.monotonic() > deadline or not self.attempts.make_room():
+                    raise
+            self.attempts.wait_for_change(0.1)
 
     def _greet(self, connection: Connection) -> None:
         before = ticks()

@@ -25,6 +25,8 @@ _HINTS = {
     "53100": "the server's disk is full: free some space; work goes on by itself",
 }
 
+_EXHAUSTED = "too many|connection slots|no more connections"
+
 # libpq tells of a connection that was refused in words alone.
 _REFUSALS = {
     "authentication failed": "check the user and the password in the address, or in ~/.pgpass",
@@ -34,9 +36,13 @@ _REFUSALS = {
     'role ".*" does not exist': "make it with createuser, or name another in the address",
     "startup parameter": "a pooler does not know it: leave it out of the address, or let PgBouncer's"
     " ignore_startup_parameters name it",
-    "too many|connection slots|no more connections": "raise max_connections there, or lower ?pool= here",
+    _EXHAUSTED: "raise max_connections there, or lower ?pool= here",
     "refused|No such file|timeout expired": "is the server running there?",
 }
+
+
+class ConnectionsExhausted(StoreUnavailable):
+    """The server, or a pooler, has no connection to spare."""
 
 
 class ConnectionLost(StoreUnavailable):
@@ -57,9 +63,12 @@ def raise_translated(error: psycopg.Error, url: str, *, connecting: bool = False
             raise ConfigError(f"{url}: {reason}") from error
         raise error
     hint = _HINTS.get(state, _HINTS.get(state[:2]))
+    kind: type[StoreUnavailable] = StoreUnavailable
     if connecting:
         hint = next((advice for words, advice in _REFUSALS.items() if re.search(words, reason)), hint)
-    kind = ConnectionLost if not connecting and means_lost(error) else StoreUnavailable
+        kind = ConnectionsExhausted if re.search(_EXHAUSTED, reason) else kind
+    elif means_lost(error):
+        kind = ConnectionLost
     raise kind(f"{url}: {reason}", hint=hint) from error
 
 
