@@ -29,6 +29,7 @@ from holdfast.errors import (
 )
 from holdfast.store.moved import error_of
 from holdfast.store.scope import attempt_transaction
+from holdfast.store.sqlite.connection import OwnConnection
 from holdfast.store.sqlite.fork import ForkGate
 
 PATIENCE = 5.0
@@ -105,7 +106,7 @@ class Database:
             lambda: not self.open_attempts, self._close_connections, self._abandon_connections
         )
 
-    def connect(self, factory: type[sqlite3.Connection] = sqlite3.Connection) -> sqlite3.Connection:
+    def connect(self, factory: type[sqlite3.Connection] = OwnConnection) -> sqlite3.Connection:
         """A new connection with our settings. Closing it is the caller's business, inside `using`."""
         self._refuse_forked_child()
         try:
