@@ -48,20 +48,27 @@ class MovableClock:
 
 
 @contextmanager
-def isolated(queue: Queue, folder: str | PathLike[str]) -> Iterator[MovableClock]:
-    """Point an application's own queue, with its handlers, at an empty database in `folder` for a while.
+def isolated(queue: Queue, place: str | PathLike[str]) -> Iterator[MovableClock]:
+    """Point an application's own queue, with its handlers, at another database for a while.
 
+    `place` is a folder, where an empty one is made. Or it is the address of a database: the one that the
+    application's own tables are in during the test, for jobs that are enqueued with connection=.
     Yields the clock, which stands still until it is moved.
     """
     before = queue.url, queue.clock
     movable = MovableClock()
     queue.close()
-    queue.url, queue.clock = f"sqlite:///{fspath(folder)}/holdfast.db", movable
+    queue.url, queue.clock = _address(fspath(place)), movable
     try:
+        queue.open()  # a first enqueue inside the application's transaction could not make the tables
         yield movable
     finally:
         queue.close()
         queue.url, queue.clock = before
+
+
+def _address(place: str) -> str:
+    return place if "://" in place else f"sqlite:///{place}/holdfast.db"
 
 
 def drain(queue: Queue, limit: int | None = None, *, raise_errors: bool = False) -> int:

@@ -686,6 +686,23 @@ def test_statements_of_an_async_connection_run_in_the_thread_of_its_driver(queue
     assert jobs(url) == ["eve"]
 
 
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="sqlite3 has no such mode")
+def test_autocommit_mode_of_an_async_connection_is_seen(queue: Queue, url: str) -> None:
+    async def enqueue(*, autocommit: bool) -> None:
+        engine = make_async_engine(url, connect_args={"autocommit": autocommit})
+        try:
+            async with engine.connect() as connection:
+                await queue.enqueue_async(TYPE, {"to": "eve"}, connection=connection)
+                await connection.commit()
+        finally:
+            await engine.dispose()
+
+    with pytest.raises(ConfigError, match="in no transaction"):
+        asyncio.run(enqueue(autocommit=True))
+    asyncio.run(enqueue(autocommit=False))
+    assert jobs(url) == ["eve"]
+
+
 @both_engines
 @pytest.mark.parametrize("ticks", range(0, 24, 2))
 def test_cancelled_enqueue_leaves_a_transaction_that_can_go_on(queue: Queue, url: str, ticks: int) -> None:

@@ -113,12 +113,12 @@ def fill(queue: Queue, type: str, number: int, payload: str = "{}") -> None:
     queue.open()
     with closing(sqlite3.connect(path_of(queue), isolation_level=None)) as connection:
         connection.execute(
-            "WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < ?3)"
+            "WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < :number)"
             " INSERT INTO holdfast_jobs (id, type, status, attempts, max_attempts, version, due_at,"
             " created_at, updated_at, started_at, finished_at, token, payload, result)"
-            " SELECT ?1 || '-' || n, ?1, 'completed', 1, 3, 1, ?2, ?2, ?2, ?2, ?2 + n * 1000000, 'token',"
-            " ?4, json_object('number', n) FROM numbers",
-            (type, 1_700_000_000_000_000, number, payload),
+            " SELECT :type || '-' || n, :type, 'completed', 1, 3, 1, :at, :at, :at, :at, :at + n * 1000000,"
+            " 'token', :payload, json_object('number', n) FROM numbers",
+            {"type": type, "at": 1_700_000_000_000_000, "number": number, "payload": payload},
         )
 
 

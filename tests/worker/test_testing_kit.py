@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from holdfast import Queue
-from holdfast.testing import MovableClock, assert_enqueued, drain, enqueued
+from holdfast.testing import MovableClock, assert_enqueued, drain, enqueued, isolated
 
 
 def test_movable_clock_stands_still_until_it_is_moved() -> None:
@@ -132,3 +134,27 @@ def test_plugin_costs_a_test_run_that_does_not_use_it_nothing(tmp_path: Path) ->
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_isolated_queue_takes_jobs_through_the_connection_of_the_test(queue: Queue, tmp_path: Path) -> None:
+    before = queue.enqueue("before").id
+    address, clock = queue.url, queue.clock
+    with closing(sqlite3.connect(tmp_path / "test.db")) as connection:
+        connection.execute("CREATE TABLE users (name TEXT)")
+        with isolated(queue, f"sqlite:///{tmp_path}/test.db") as movable:
+            with connection:
+                connection.execute("INSERT INTO users VALUES ('ada')")
+                queue.enqueue("welcome", {"to": "ada"}, delay=60, connection=connection)
+            assert_enqueued(queue, "welcome", {"to": "ada"}, count=1)
+            queue.register("welcome", lambda payload: None)
+            movable.advance(60)
+            assert drain(queue) == 1
+    assert (queue.url, queue.clock) == (address, clock)
+    assert [job.id for job in queue.jobs()] == [before]
+
+
+def test_isolated_queue_in_a_folder_is_empty(queue: Queue, tmp_path: Path) -> None:
+    queue.enqueue("before")
+    with isolated(queue, tmp_path):
+        assert queue.jobs() == []
+        assert Path(tmp_path, "holdfast.db").exists()

@@ -17,6 +17,7 @@ from holdfast.core.lifecycle import Decision
 from holdfast.errors import HoldfastError, LeaseLost, StoreBusy
 from holdfast.store.attempt import Guarded, TimeLimit, commit_completion, completion_of
 from holdfast.store.protocol import Claim, NewJob
+from holdfast.store.sqlite.connection import understood
 from holdfast.store.sqlite.database import Database, rollback
 from holdfast.store.sqlite.finish import finish_jobs
 
@@ -81,7 +82,7 @@ class HandlerConnection(Guarded, sqlite3.Connection):
         return super().cursor(factory)
 
     def execute(self, *args: Any, **kwargs: Any) -> Any:
-        return self.cursor().execute(*args, **kwargs)
+        return self.cursor().execute(*understood(*args, **kwargs))
 
     def executemany(self, *args: Any, **kwargs: Any) -> Any:
         return self.cursor().executemany(*args, **kwargs)

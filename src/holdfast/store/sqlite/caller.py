@@ -14,6 +14,13 @@ from holdfast.store.unwrap import ONE_DATABASE, in_no_transaction
 _LEGACY = getattr(sqlite3, "LEGACY_TRANSACTION_CONTROL", -1)  # the only mode before Python 3.12
 
 
+LOCKED = (
+    "begin with BEGIN IMMEDIATE, and give the connection a longer timeout;"
+    " holdfast.sqlalchemy.configure(engine) does both"
+)
+"""A note to SQLite's own words, where a caller's transaction could not write."""
+
+
 def checked(connection: Any, database: Database) -> sqlite3.Connection:
     """The sqlite3 connection beneath, inside a transaction, if it is one to the queue's own file.
 
@@ -47,6 +54,7 @@ def _file_of(connection: sqlite3.Connection) -> str:
 
 def _join_transaction(connection: sqlite3.Connection) -> None:
     """Begin what sqlite3 itself would begin before an INSERT: our savepoint alone would commit."""
-    manual = getattr(connection, "autocommit", _LEGACY) is not _LEGACY
-    if not manual and connection.isolation_level is not None and not connection.in_transaction:
+    if connection.in_transaction or connection.isolation_level is None:
+        return
+    if getattr(connection, "autocommit", _LEGACY) == _LEGACY:
         connection.execute(f"BEGIN {connection.isolation_level}")

@@ -30,6 +30,7 @@ from holdfast.errors import (
 from holdfast.store.moved import error_of
 from holdfast.store.own_files import DatabaseFiles
 from holdfast.store.scope import is_inside
+from holdfast.store.sqlite.connection import OwnConnection
 from holdfast.store.sqlite.file import DatabaseFile
 from holdfast.store.sqlite.fork import ForkGate
 
@@ -109,7 +110,7 @@ class Database:
             lambda: not self.open_attempts, self._close_connections, self._abandon_connections
         )
 
-    def connect(self, factory: type[sqlite3.Connection] = sqlite3.Connection) -> sqlite3.Connection:
+    def connect(self, factory: type[sqlite3.Connection] = OwnConnection) -> sqlite3.Connection:
         """A new connection with our settings. Closing it is the caller's business, inside `using`."""
         self._refuse_forked_child()
         try:

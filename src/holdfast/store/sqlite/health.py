@@ -60,7 +60,8 @@ def _version(database: Database) -> Iterator[Finding]:
             level="warning",
             check="SQLite",
             text=f"{text}, but {foreign} tables in the file are an application's",
-            advice="let it run PRAGMA wal_autocheckpoint = 0 on its connections, or upgrade SQLite",
+            advice="let it run PRAGMA wal_autocheckpoint = 0 on its connections (with SQLAlchemy:"
+            " holdfast.sqlalchemy.configure), or upgrade SQLite",
         )
     else:
         yield Finding(level="ok", check="SQLite", text=text)

@@ -36,7 +36,7 @@ from holdfast.store.prune import PrunePass
 from holdfast.store.reads import Reads
 from holdfast.store.sqlite import caller, claim, finish, insert, keep, operate
 from holdfast.store.sqlite.attempt import SqliteAttemptTransaction
-from holdfast.store.sqlite.database import PATIENCE, Database, raise_if_moved
+from holdfast.store.sqlite.database import PATIENCE, Database, is_locked, raise_if_moved
 from holdfast.store.sqlite.watch import SqliteWatch
 
 # From priority to priority along their index, and so the most urgent of those that are due. Of very many
@@ -124,6 +124,10 @@ class SqliteStore(Reads):
             return insert.insert_all_or_none(caller.checked(connection, self.database), jobs, self.now())
         except sqlite3.IntegrityError as error:
             raise_if_moved(error)
+            raise
+        except sqlite3.OperationalError as error:
+            if is_locked(error):
+                error.add_note(caller.LOCKED)
             raise
 
     async def insert_jobs_awaiting(self, connection: Any, jobs: Sequence[NewJob]) -> list[Verdict]:

@@ -37,8 +37,9 @@ class _Adapted:
 
     @property
     def autocommit(self) -> Any:
-        # aiosqlite does not hand it on. Before Python 3.12 there is none: an AttributeError, as on sqlite3's.
-        return self._driver._conn.autocommit
+        # aiosqlite does not hand it on, and sqlite3 tells it only in the thread of the connection. Before
+        # Python 3.12 there is none: an AttributeError, as on sqlite3's.
+        return self._adapted.run_async(lambda driver: driver._execute(getattr, driver._conn, "autocommit"))
 
     @property
     def in_transaction(self) -> bool:

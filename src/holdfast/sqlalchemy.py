@@ -1,0 +1,97 @@
+"""What an engine of SQLAlchemy needs where the queue is in the same SQLite file as the application's tables.
+
+from holdfast.sqlalchemy import configure
+
+engine = configure(create_engine("sqlite:///app.db"))
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from random import uniform
+from typing import Any, TypeVar
+from weakref import WeakSet
+
+from sqlalchemy import Connection, Engine, event
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from holdfast.errors import ConfigError, shown
+from holdfast.store.sqlite.health import has_wal_reset_bug
+
+E = TypeVar("E", bound=Engine | AsyncEngine)
+
+BUSY_SECONDS = 30.0
+"""Seconds for which a transaction waits for its turn to write."""
+
+
+def configure(engine: E, *, busy_seconds: float = BUSY_SECONDS) -> E:
+    """Let transactions of an engine wait for each other, and for the queue, instead of failing; return it.
+
+    Every transaction takes the write lock when it begins, by BEGIN IMMEDIATE, and waits for it up to
+    `busy_seconds`. Connections with the isolation level AUTOCOMMIT are left alone: use those for requests
+    that only read.
+
+    Call it right after create_engine() or create_async_engine(). Engines of other databases are returned
+    as they are.
+    """
+    given: object = engine
+    if not isinstance(given, Engine | AsyncEngine):
+        raise ConfigError(f"configure() takes an engine of SQLAlchemy, not {shown(given)}")
+    sync = engine.sync_engine if isinstance(engine, AsyncEngine) else engine
+    if sync.dialect.name == "sqlite" and sync not in _configured:
+        _configured.add(sync)
+        milliseconds = round(1000 * busy_seconds)
+        event.listen(sync, "connect", lambda connection, _: _prepare(connection, milliseconds))
+        event.listen(sync, "begin", lambda connection: _begin(connection, milliseconds))
+    return engine
+
+
+_configured: WeakSet[Engine] = WeakSet()
+
+
+def _prepare(connection: Any, milliseconds: int) -> None:
+    cursor = connection.cursor()
+    cursor.execute(f"PRAGMA busy_timeout = {milliseconds}")
+    if has_wal_reset_bug(sqlite3.sqlite_version_info):
+        cursor.execute("PRAGMA wal_autocheckpoint = 0")  # the queue checkpoints in a way that is safe
+    cursor.close()
+
+
+def _begin(connection: Connection, milliseconds: int) -> None:
+    if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
+        return
+    if getattr(connection.connection.driver_connection, "in_transaction", False):
+        raise ConfigError(
+            "the engine's connections are in a transaction before it has begun",
+            hint="leave autocommit=False out of its connect_args",
+        )
+    # SQLite's own way to wait sleeps ever longer: whoever has waited for long finds the lock taken again by
+    # those who have just come. So it is asked not to wait here.
+    connection.exec_driver_sql("PRAGMA busy_timeout = 0")
+    try:
+        _take_lock(connection, time.monotonic() + milliseconds / 1000)
+    finally:
+        connection.exec_driver_sql(f"PRAGMA busy_timeout = {milliseconds}")
+
+
+def _take_lock(connection: Connection, deadline: float) -> None:
+    while True:
+        try:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+            return
+        except OperationalError as error:
+            if time.monotonic() >= deadline or "locked" not in str(error.orig):
+                raise
+        _pause(connection, uniform(0.0005, 0.003))
+
+
+def _pause(connection: Connection, seconds: float) -> None:
+    if connection.dialect.is_async:
+        import asyncio
+
+        adapted: Any = connection.connection.dbapi_connection
+        adapted.run_async(lambda _driver: asyncio.sleep(seconds))
+    else:
+        time.sleep(seconds)
