@@ -137,6 +137,7 @@ def test_of_several_hosts_the_one_that_can_be_written_is_chosen() -> None:
         "postgresql://h/db?=",
         "postgresql://h/db?schema=",
         f"postgresql://h/db?schema={'s' * 64}",
+        "postgresql://h/db?schema=pg_jobs",
         "postgresql://h/db?synchronous_commit=maybe",
         "postgresql://h/db?pool=0",
         "postgresql://h/db?pool=-1",

@@ -158,6 +158,8 @@ def _defaults(known: dict[str, Any]) -> dict[str, str]:
 def _schema(url: str, name: str | None) -> str | None:
     if name is not None and not 0 < len(name.encode()) <= 63:
         raise ConfigError(f"{without_password(url)!r}: schema must be a name of 1 to 63 bytes")
+    if name is not None and name.startswith("pg_"):
+        raise ConfigError(f"{without_password(url)!r}: schema names that begin with pg_ are the server's own")
     return name
 
 
