@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -18,7 +19,6 @@ import uvicorn.server
 from fastapi import FastAPI
 
 from holdfast.events import Events
-from holdfast.web.desk import _SHORT_CALLS as SHORT_CALLS
 from holdfast.web.desk import Desk
 from holdfast.web.server import make_server
 from tests.support import wait_until
@@ -76,11 +76,15 @@ def standing(app: FastAPI) -> Iterator[str]:
     """Serve it for many tests. All threads for its calls are there, so that none is new in a test."""
     with live(app) as address:
         desk: Desk = app.state.desk
-        together = threading.Barrier(SHORT_CALLS)
-        for call in [desk._short.submit(together.wait, TIMEOUT) for _ in range(SHORT_CALLS)]:
-            call.result()
-        desk._long.submit(int).result()
+        for pool in (desk._short, desk._long, desk._slow._threads, desk.check_health._thread):
+            _start_all_threads(pool)
         yield address
+
+
+def _start_all_threads(pool: ThreadPoolExecutor) -> None:
+    together = threading.Barrier(pool._max_workers)
+    for call in [pool.submit(together.wait, TIMEOUT) for _ in range(pool._max_workers)]:
+        call.result()
 
 
 @contextmanager
