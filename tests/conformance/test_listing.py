@@ -150,7 +150,8 @@ def test_any_list_is_that_of_the_rows_both_ways_round_and_there_and_back(
             store.delete_job(row.job.id)
         elif row.job.status in ("pending", "scheduled") and chance.random() < 0.1:
             store.cancel_job(row.job.id)
-    insert(store, "waiting", "waiting-too", priority=5)
+    insert(store, "waiting", "waiting-too", "given-up", priority=5)
+    store.cancel_job("given-up")
     rows = rows_of(store, connection)
     assert set().union(*(row.words for row in rows)) == set(WORDS), "the rows hold every state"
     for _ in range(30):

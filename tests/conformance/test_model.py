@@ -307,11 +307,11 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(limit=few)
     def promote(self, limit: int) -> None:
-        due = self.model.due()
+        due = sorted(self.model.due(), key=_urgency)
         promoted = self.store.promote_jobs(limit)
         chosen = [self.model.jobs[id] for id, _ in promoted]
-        # Among those due at one instant, any may come first.
-        assert [job.due_at for job in chosen] == [job.due_at for job in due[:limit]]
+        # Among those of one priority that are due at one instant, any may come first.
+        assert sorted(map(_urgency, chosen)) == [_urgency(job) for job in due[:limit]]
         assert set(chosen) <= set(due)
         for id, type in promoted:
             assert self.model.jobs[id].new.type == type
@@ -476,6 +476,10 @@ class StoreMachine(RuleBasedStateMachine):
             found = self.store.get_job(id)
             assert found is not None
             assert len(found.errors) == modelled.failures
+
+
+def _urgency(job: ModelJob) -> tuple[int, int]:
+    return -job.new.priority, job.due_at
 
 
 def demand(type: str, limit: int, max_running: int | None = None) -> Demand:

@@ -5,9 +5,10 @@ Ours has parameters as `$1`, as the server itself does. Where a driver knows onl
 
 from __future__ import annotations
 
+import asyncio
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext, suppress
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
@@ -162,6 +163,9 @@ class AsyncPsycopg:
         return psycopg_state(self._connection)
 
     async def execute(self, sql: str, parameters: Sequence[Any]) -> list[Any]:
+        return await _to_its_end(self._execute(sql, parameters))
+
+    async def _execute(self, sql: str, parameters: Sequence[Any]) -> list[Any]:
         cursor = psycopg.AsyncRawCursor(self._connection, row_factory=tuple_row)
         async with self._answered():
             await cursor.execute(sql, parameters)
@@ -184,6 +188,17 @@ class AsyncPsycopg:
     def _answered(self) -> AbstractAsyncContextManager[Any]:
         piped = self._connection.info.pipeline_status != PipelineStatus.OFF
         return self._connection.pipeline() if piped else nullcontext()
+
+
+async def _to_its_end(statement: Coroutine[Any, Any, list[Any]]) -> list[Any]:
+    """Run a statement also if the task is cancelled: cut short, it would fail the caller's transaction."""
+    running = asyncio.ensure_future(statement)
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        running.exception()  # nobody else asks for it
+        raise
 
 
 class _Psycopg2:
