@@ -233,7 +233,7 @@ class Database:
                 roll_back(session.connection)
                 raise
             with suppress(StoreError):  # what was read is read
-                self.commit(session.connection)  # psycopg forgets what it has prepared at a ROLLBACK
+                self._execute(session.connection, "COMMIT")  # at a ROLLBACK psycopg forgets what it prepared
 
     # Writing.
 
