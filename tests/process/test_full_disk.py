@@ -113,7 +113,7 @@ def test_workers_resume_in_time_after_a_fill_longer_than_the_lease(
         lambda: database.unfinished() == 0, timeout=RESUMES, message="they resume by themselves in time"
     )
     # The lease of the held job was over long before there was space: it is not renewed again.
-    assert programs.log.starts(held)[-1].at - freed <= 2 * SWEEP + 1.0
+    assert programs.log.starts(held)[-1].at - freed <= 2 * SWEEP + 1.0 + oracle.LATE
     for worker in (holding, waiting):
         assert worker.is_running
         worker.stop()

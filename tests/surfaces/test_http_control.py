@@ -7,6 +7,7 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -717,6 +718,13 @@ def test_every_answer_is_not_to_be_stored(api: httpx.Client) -> None:
 # The same shapes at the shell
 
 
+@pytest.fixture
+def present(clock: MovableClock) -> None:
+    """The queue's clock is about that of the command, which has one of its own."""
+    clock.move_to(datetime.now(UTC))
+
+
+@pytest.mark.usefixtures("present")
 def test_command_line_looks_in_the_shapes_of_the_api(busy: Queue, api: httpx.Client, cli: Cli) -> None:
     busy.set_config("max_attempts", 7, type="echo")
     for words, path in (
@@ -737,10 +745,11 @@ def test_command_line_looks_in_the_shapes_of_the_api(busy: Queue, api: httpx.Cli
         assert ran.json == got(api.get(path)), words
 
 
+@pytest.mark.usefixtures("present")
 def test_command_line_lists_workers_in_the_shape_of_the_api(busy: Queue, api: httpx.Client, cli: Cli) -> None:
     shell, http = cli("worker", "list", "--json").json, got(api.get("/api/workers"))
     for worker in (*shell, *http):
-        del worker["heartbeatAge"]  # the command has a clock of its own
+        del worker["heartbeatAge"]
     assert shell == http
 
 
