@@ -310,8 +310,10 @@ class StoreMachine(RuleBasedStateMachine):
         due = self.model.due()
         promoted = self.store.promote_jobs(limit)
         chosen = [self.model.jobs[id] for id, _ in promoted]
-        # Among those due at one instant, any may come first.
-        assert [job.due_at for job in chosen] == [job.due_at for job in due[:limit]]
+        # Among those of one priority and due at one instant, any may come first.
+        assert [(job.new.priority, job.due_at) for job in chosen] == [
+            (job.new.priority, job.due_at) for job in due[:limit]
+        ]
         assert set(chosen) <= set(due)
         for id, type in promoted:
             assert self.model.jobs[id].new.type == type
