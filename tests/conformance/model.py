@@ -227,7 +227,7 @@ class Model:
 
     def due(self) -> list[ModelJob]:
         jobs = [j for j in self.jobs.values() if j.status is Status.SCHEDULED and j.due_at <= self.now]
-        return sorted(jobs, key=lambda job: job.due_at)
+        return sorted(jobs, key=lambda job: (-job.new.priority, job.due_at))
 
     def promote(self, id: str) -> None:
         self.jobs[id].status = Status.PENDING

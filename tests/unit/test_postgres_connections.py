@@ -23,7 +23,7 @@ from holdfast import Queue
 from holdfast.core.clock import SECOND, system_clock
 from holdfast.errors import CommitUncertain, ConfigError, ForeignDatabase, QueueClosed, StoreUnavailable
 from holdfast.store.open import open_store
-from holdfast.store.postgres import PostgresStore, pool
+from holdfast.store.postgres import PostgresStore, database, pool
 from tests import postgres
 from tests.support import wait_until
 
@@ -274,7 +274,7 @@ def test_begin_that_is_refused_does_not_come_back_with_the_same_connection(
     store: PostgresStore, server: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = own_pid(store)
-    monkeypatch.setattr(store.database, "_begin", lambda _: ["BEGIN", "SELECT pg_read_file('nowhere')"])
+    monkeypatch.setattr(database, "_BEGIN", "BEGIN; SELECT pg_read_file('nowhere')")
     with pytest.raises(StoreUnavailable), store.database.transaction():
         raise AssertionError("it has not begun")
     monkeypatch.undo()

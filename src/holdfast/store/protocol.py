@@ -468,7 +468,7 @@ class Store(Protocol):
         """Keep the end of an attempt's output, if the attempt still holds its job and `is_shared`."""
 
     def promote_jobs(self, limit: int) -> list[tuple[str, str]]:
-        """Make due jobs pending; return their (id, type)."""
+        """Make due jobs pending, the most urgent first; return their (id, type)."""
 
     def next_due_at(self) -> int | None:
         """When the first scheduled job is due."""

@@ -110,7 +110,7 @@ class Pipeline:
 
     psycopg sends a Sync and a Flush when the block ends. Until that Sync, and again after the Flush, the
     server does not count how long it is left alone, and would never end the transaction of a process that is
-    lost or frozen there. So the Sync is sent by `send`, and nothing after it.
+    lost or frozen there. So the Sync is sent by `send`, or at the end, and nothing after it.
     """
 
     def __init__(self, connection: Connection) -> None:

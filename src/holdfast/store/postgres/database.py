@@ -225,8 +225,8 @@ class Database:
         if self.session is not None:
             yield
             return
-        settings = _ALONG_INDEXES | bounds.settings(whole=self._bounds_whole)
-        with self._opened([_SNAPSHOT, _set_locally(settings)], bounds) as session:
+        settings = _ALONG_INDEXES | self._settings(bounds)
+        with self._opened(_with_settings(_SNAPSHOT, settings), bounds) as session:
             try:
                 yield
             except BaseException:
@@ -272,12 +272,12 @@ class Database:
             return
         if bounds is SHORT:
             bounds = bounds._replace(idle=self._idle)
-        begin = self._begin(bounds.settings(whole=self._bounds_whole))
+        settings = self._settings(bounds)
         begins_later = may_fail and not self.is_pooled
-        with self._opened([] if begins_later else begin, bounds) as session:
+        with self._opened(None if begins_later else _with_settings(_BEGIN, settings), bounds) as session:
             if begins_later:
-                for statement in begin:
-                    session.ahead(statement)
+                session.ahead(_BEGIN)
+                session.ahead(_set_locally(settings))
             try:
                 yield session
             except psycopg.Error as error:
@@ -295,17 +295,19 @@ class Database:
         for action in session.afterwards:
             action()
 
-    def _begin(self, settings: dict[str, str]) -> list[str]:
+    def _settings(self, bounds: Bounds | None = None) -> dict[str, str]:
+        """What a transaction has to say of itself."""
+        settings = {} if bounds is None else bounds.settings(whole=self._bounds_whole)
         if self.is_pooled:  # elsewhere each session has it, see greet
-            settings = settings | {"synchronous_commit": self.synchronous_commit}
-        return [_BEGIN, _set_locally(settings)] if settings else [_BEGIN]
+            settings["synchronous_commit"] = self.synchronous_commit
+        return settings
 
     def _slow_down(self, error: psycopg.Error) -> None:
         if means_too_slow(error):
             self._idle = min(LONGEST_IDLE, 2 * self._idle)
 
     @contextmanager
-    def _opened(self, begin: Sequence[str], bounds: Bounds) -> Iterator[Session]:
+    def _opened(self, begin: str | None, bounds: Bounds) -> Iterator[Session]:
         try:
             connection = self._take_begun(begin)
         except ConnectionLost:  # nothing has begun; the server was restarted since it was last used
@@ -317,11 +319,11 @@ class Database:
             self._local.session = None
             self.pool.give(connection)
 
-    def _take_begun(self, begin: Sequence[str], *, fresh: bool = False) -> Connection:
+    def _take_begun(self, begin: str | None, *, fresh: bool = False) -> Connection:
         connection = self.pool.take(fresh=fresh)
         try:
-            if begin:
-                self._execute(connection, "; ".join(begin))
+            if begin is not None:
+                self._execute(connection, begin)
         except BaseException:
             connection.close()
             self.pool.give(connection)
@@ -332,7 +334,7 @@ class Database:
     @property
     def begin_sql(self) -> str:
         """How a transaction begins whose bounds are its owner's business."""
-        return "; ".join(self._begin({}))
+        return _with_settings(_BEGIN, self._settings())
 
     def _execute(self, connection: Connection, sql: str) -> None:
         try:
@@ -353,8 +355,13 @@ class Database:
             raise StoreUnavailable(f"{self.url}: a statement had failed, so all of it was rolled back")
 
 
+def _with_settings(begin: str, settings: dict[str, str]) -> str:
+    """A BEGIN and what follows it, in one message."""
+    return "; ".join([begin, *(f"SET LOCAL {name} = '{value}'" for name, value in settings.items())])
+
+
 def _set_locally(settings: dict[str, str]) -> str:
-    """One statement: on the way to the server each costs more than what it says."""
+    """The same in one statement, for a pipeline, where each is a message and this one is soon prepared."""
     calls = (f"set_config('{name}', '{value}', true)" for name, value in settings.items())
     return f"SELECT {', '.join(calls)}"
 

@@ -123,8 +123,9 @@ class Session:
             with Pipeline(self.connection) as pipeline:
                 sent = [RawCursor(self.connection).execute(before, given) for _, before, given in ahead]
                 cursor.execute(text, [*map(storable, parameters)])
-                pipeline.send()
-                self.do_meanwhile()
+                if self.meanwhile is not None:
+                    pipeline.send()
+                    self.do_meanwhile()
         finally:
             self._is_sending = False
         for (answer, _, _), done in zip(ahead, sent, strict=True):

@@ -70,7 +70,7 @@ FROM clock WHERE j.seq = ANY (ARRAY(
                 AND priority < (SELECT priority FROM priorities WHERE place = {_PRIORITIES})
             ORDER BY due_at LIMIT $2 FOR UPDATE SKIP LOCKED) AS others) AS urgent
     LIMIT $2))
-RETURNING j.due_at, j.seq, j.id, j.type
+RETURNING -j.priority, j.due_at, j.seq, j.id, j.type
 """
 
 _KEEP_TAIL = """
@@ -316,7 +316,7 @@ class PostgresStore(Reads):
         with self.database.transaction() as session:
             promoted = sorted(session.rows(_PROMOTE, [self.database.instant, limit]))
             session.wakes |= bool(promoted)
-            return [(id, type) for _, _, id, type in promoted]
+            return [(id, type) for *_, id, type in promoted]
 
     def list_expired(self) -> list[Expired]:
         return [Expired(*row) for row in self.database.read(_EXPIRED, [self.database.instant])]
