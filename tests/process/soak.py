@@ -210,7 +210,8 @@ class Soak:
         fault()
         self.faults[fault.__name__.replace("_", " ")] += 1
         if time.monotonic() - began > LEASE / 3:  # nobody could renew meanwhile, so any job may be taken over
-            self._stopped |= {worker.pid: time.time() for worker in (self._steady_worker, *self._workers)}
+            for worker in (self._steady_worker, *self._workers):
+                self._stopped.setdefault(worker.pid, time.time())
 
     def kill_a_worker(self) -> None:
         self._kill(self._workers, self._start_worker)
