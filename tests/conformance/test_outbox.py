@@ -686,21 +686,22 @@ def test_statements_of_an_async_connection_run_in_the_thread_of_its_driver(queue
     assert jobs(url) == ["eve"]
 
 
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="sqlite3 has no such mode")
-def test_autocommit_mode_of_an_async_connection_is_seen(queue: Queue, url: str) -> None:
-    async def enqueue(*, autocommit: bool) -> None:
-        engine = make_async_engine(url, connect_args={"autocommit": autocommit})
-        try:
-            async with engine.connect() as connection:
-                await queue.enqueue_async(TYPE, {"to": "eve"}, connection=connection)
-                await connection.commit()
-        finally:
-            await engine.dispose()
+if sys.version_info >= (3, 12):  # sqlite3 has no such mode before
 
-    with pytest.raises(ConfigError, match="in no transaction"):
-        asyncio.run(enqueue(autocommit=True))
-    asyncio.run(enqueue(autocommit=False))
-    assert jobs(url) == ["eve"]
+    def test_autocommit_mode_of_an_async_connection_is_seen(queue: Queue, url: str) -> None:
+        async def enqueue(*, autocommit: bool) -> None:
+            engine = make_async_engine(url, connect_args={"autocommit": autocommit})
+            try:
+                async with engine.connect() as connection:
+                    await queue.enqueue_async(TYPE, {"to": "eve"}, connection=connection)
+                    await connection.commit()
+            finally:
+                await engine.dispose()
+
+        with pytest.raises(ConfigError, match="in no transaction"):
+            asyncio.run(enqueue(autocommit=True))
+        asyncio.run(enqueue(autocommit=False))
+        assert jobs(url) == ["eve"]
 
 
 @both_engines

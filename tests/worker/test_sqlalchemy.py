@@ -134,13 +134,14 @@ def test_what_is_no_engine_is_refused_in_one_line(wrong: Any) -> None:
         configure(wrong)
 
 
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="sqlite3 has no such mode")
-def test_engine_whose_driver_begins_by_itself_is_refused(queue: Queue) -> None:
-    url = f"sqlite:///{path_of(queue.open())}"
-    engine = configure(sa.create_engine(url, connect_args={"autocommit": False}))
-    with pytest.raises(ConfigError, match="leave autocommit=False out"), engine.begin():
-        pass
-    engine.dispose()
+if sys.version_info >= (3, 12):  # sqlite3 has no such mode before
+
+    def test_engine_whose_driver_begins_by_itself_is_refused(queue: Queue) -> None:
+        url = f"sqlite:///{path_of(queue.open())}"
+        engine = configure(sa.create_engine(url, connect_args={"autocommit": False}))
+        with pytest.raises(ConfigError, match="leave autocommit=False out"), engine.begin():
+            pass
+        engine.dispose()
 
 
 def test_lock_that_an_enqueue_does_not_get_says_what_to_do(queue: Queue) -> None:
