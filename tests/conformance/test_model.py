@@ -197,8 +197,9 @@ class StoreMachine(RuleBasedStateMachine):
             ending(claim, outcome, (self.new_child(claim, child),) if child else ())
             for (claim, _), outcome in zip(picked, ends, strict=False)
         ]
-        # A store may write completions first; which of them comes first decides who gets a key.
-        finishes.sort(key=lambda f: (f.decision.status is not Status.COMPLETED, f.worker_id))
+        # A store may write completions first, and each kind in the order of the jobs; who comes first gets a
+        # key, and its child the lower number.
+        finishes.sort(key=lambda f: (f.decision.status is not Status.COMPLETED, f.worker_id, f.seq))
         if child and child["key"] is not None:  # nor is it said whether all end before the first child comes
             for finish in finishes:
                 self.offer([finish])

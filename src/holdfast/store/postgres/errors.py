@@ -58,7 +58,7 @@ def raise_translated(error: psycopg.Error, url: str, *, connecting: bool = False
     if state[:2] in ("22", "23", "42") and state not in _HINTS:
         raise error
     reason = str(error).strip().partition("\n")[0]
-    if not state and not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+    if not state and not _is_of_connection(error):
         if connecting:
             raise ConfigError(f"{url}: {reason}") from error
         raise error
@@ -70,6 +70,16 @@ def raise_translated(error: psycopg.Error, url: str, *, connecting: bool = False
     elif means_lost(error):
         kind = ConnectionLost
     raise kind(f"{url}: {reason}", hint=hint) from error
+
+
+def _is_of_connection(error: psycopg.Error) -> bool:
+    """Of an error without a state: whether libpq has raised it, and not psycopg for what it was asked.
+
+    Answers that libpq makes up itself when the connection has ended come as the bare DatabaseError.
+    """
+    return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) or (
+        type(error) is psycopg.DatabaseError
+    )
 
 
 def _raise_if_moved(error: psycopg.Error) -> None:

@@ -134,7 +134,7 @@ def finish_jobs(
     ended = _locked(session, [finish for finish in completed if finish.may_be_locked])
     completed = [finish for finish in completed if (finish.seq, finish.version) not in ended]
     plain = [finish for finish in completed if not _may_wait(finish)]
-    for worker_id in {finish.worker_id for finish in plain}:
+    for worker_id in sorted({finish.worker_id for finish in plain}):
         own = [finish for finish in plain if finish.worker_id == worker_id]
         for part in parts(own, lambda finish: len(finish.decision.result or "")):
             ended |= _complete(session, part, now)
