@@ -87,11 +87,14 @@ def roots() -> list[str]:
     homes = _homes(os.path.expanduser("~"))
     if any(_is_inside(home, current) for home in homes):
         return []
-    return [] if _is_inside(current, os.path.realpath(home_folder())) else [current]
+    return [] if _is_inside(current, _resolved(home_folder())) else [current]
 
 
 def _is_inside(path: str, folder: str) -> bool:
-    return os.path.commonpath([path, folder]) == folder
+    return path == folder or bool(_names_below(folder, path))
+
+
+_resolved = lru_cache(maxsize=8)(os.path.realpath)
 
 
 @lru_cache(maxsize=8)
@@ -187,14 +190,18 @@ def _below_root(path: str) -> tuple[str, list[str]]:
     allowed = roots()
     whole = whole_path(path)
     for root in sorted(allowed, key=len, reverse=True):  # the innermost may be behind a link of an outer one
-        for spelling in dict.fromkeys((root, os.path.realpath(root))):
-            inside = spelling.rstrip("/") + "/"
-            if whole.startswith(inside):
-                return root, whole[len(inside) :].split("/")
+        names = _names_below(root, whole) or _names_below(os.path.realpath(root), whole)
+        if names:
+            return root, names
     if not allowed:
         advice = "" if VARIABLE in os.environ else "start it in a folder that is not a home, or "
         raise Fail(f"{path!r} can't be touched: this worker has no folder for files; {advice}set {VARIABLE}")
     raise Fail(f"{path!r} is outside the folders for files, {os.pathsep.join(allowed)} ({VARIABLE})")
+
+
+def _names_below(folder: str, path: str) -> list[str]:
+    inside = folder.rstrip("/") + "/"
+    return path[len(inside) :].split("/") if path.startswith(inside) else []
 
 
 def _step(folder: int, name: str, path: str, *, make: bool, again: bool) -> int:

@@ -33,7 +33,9 @@ class DatabaseFiles:
 
     def __init__(self, path: str) -> None:
         self._path = os.path.realpath(path)  # the others are beside the file, not beside a link to it
-        self._folder, self._name = os.path.split(self._path)
+        self._folder, name = os.path.split(self._path)
+        self._names = frozenset(_folded(name + suffix) for suffix in ("", *_SIDE_FILES))
+        self._side_names = self._names - {_folded(name)}
         self._opened: set[_Identity] = set()
         _open_databases[id(self)] = self
 
@@ -48,18 +50,22 @@ class DatabaseFiles:
         _open_databases.pop(id(self), None)
 
     def include(self, place: _Place) -> bool:
-        return place.file in self._opened or self._has_name(place, "") or self.include_beside(place)
+        return place.file in self._opened or self._has_name(place, self._names) or self._is_log(place)
 
     def include_beside(self, place: _Place) -> bool:
         """Whether it is what SQLite keeps beside the database: the log, its index, or the journal."""
-        if place.file is not None and place.file in (_find(f"{self._path}-wal"), _find(f"{self._path}-shm")):
-            return True
-        return self._has_name(place, *_SIDE_FILES)
+        return self._has_name(place, self._side_names) or self._is_log(place)
 
-    def _has_name(self, place: _Place, *suffixes: str) -> bool:
+    def _has_name(self, place: _Place, names: frozenset[str]) -> bool:
         """Whether the place has such a name. There need be no file yet: SQLite would take one for its own."""
-        names = [_folded(self._name + suffix) for suffix in suffixes]
         return _folded(place.name) in names and place.folder == _find(self._folder)
+
+    def _is_log(self, place: _Place) -> bool:
+        """Whether it is the log or its index, under any name."""
+        return place.file is not None and place.file in (
+            _find(f"{self._path}-wal"),
+            _find(f"{self._path}-shm"),
+        )
 
 
 _open_databases: weakref.WeakValueDictionary[int, DatabaseFiles] = weakref.WeakValueDictionary()

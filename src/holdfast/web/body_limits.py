@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from starlette.routing import BaseRoute, Match, Route
@@ -38,13 +39,17 @@ class BodyLimits:
         self._routes = routes
         self._desk = desk
 
-    async def limit(self, scope: Scope) -> int:
+    async def limit(self, scope: Scope, announced: int | None) -> int:
+        """Bytes that a body of the announced length, None for one of unknown length, may have."""
+        longest = math.inf if announced is None else announced
+        if longest <= NEARLY_NOTHING:  # allowed everywhere
+            return NEARLY_NOTHING
         path = None if scope["method"] in READING else self._route_path(scope)
         if path is None or path in OPEN or path == LOGOUT:
             return NEARLY_NOTHING
         if path in BATCH:
             return LARGEST_BATCH
-        if path in WITH_PAYLOAD:
+        if path in WITH_PAYLOAD and longest > SMALL:
             return SMALL + _ESCAPED * await self._desk.call(_largest_payload, self._desk.queue)
         return SMALL
 

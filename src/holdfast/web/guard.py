@@ -163,7 +163,7 @@ class Guard:
         if length == 0:
             yield b""
             return
-        limit = await self._limits.limit(scope)
+        limit = await self._limits.limit(scope, length)
         if length is not None and length > limit:
             raise too_large(limit)
         async with self._bodies.read(receive, limit) as body:
