@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -15,17 +15,22 @@ REDACTED = "[redacted]"
 _LONGEST_NAME = 200
 _LABELS = frozenset({"name", "key", "header"})
 
-# A word of a name, or two together; and words that are plain enough to be found at the end of a longer one.
-_WORDS = re.compile(
-    r"pass(?:word|wd|phrase|code)?|pwd?|(?:db|smtp|imap|ftp|ldap|sql|pg|root|admin|user)(?:pass|pwd?)|"
-    r"secrets?|tokens?|auth|authori[sz]ation|credentials?|creds?|cookies?|session(?:_?id)?|signature|"
-    r"(?:api|access|private|secret|signing|encryption|ssh|account|master|client|shared|storage|hmac|"
-    r"licen[sc]e|service)_?keys?|bearer|jwt|otp|pin|cvv|ssn|sas|dsn|"
-    r"(?:database|db|connection|webhook)_?(?:url|uri|string)|"
-    r".*(?:password|passwd|passphrase|secret|token|credential)s?",
-    re.IGNORECASE,
-)
 _BORDERS = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+
+
+@cache
+def _secret_words() -> re.Pattern[str]:
+    """A word of a name, or two together; and words that are plain enough to be found at the end of a longer
+    one. Compiled at the first question: most commands ask none."""
+    return re.compile(
+        r"pass(?:word|wd|phrase|code)?|pwd?|(?:db|smtp|imap|ftp|ldap|sql|pg|root|admin|user)(?:pass|pwd?)|"
+        r"secrets?|tokens?|auth|authori[sz]ation|credentials?|creds?|cookies?|session(?:_?id)?|signature|"
+        r"(?:api|access|private|secret|signing|encryption|ssh|account|master|client|shared|storage|hmac|"
+        r"licen[sc]e|service)_?keys?|bearer|jwt|otp|pin|cvv|ssn|sas|dsn|"
+        r"(?:database|db|connection|webhook)_?(?:url|uri|string)|"
+        r".*(?:password|passwd|passphrase|secret|token|credential)s?",
+        re.IGNORECASE,
+    )
 
 
 @lru_cache(4096)
@@ -35,7 +40,7 @@ def is_secret(name: str) -> bool:
     if len(parts) == 1 and parts[0].lower() == "key":  # a longer name may be a primary key or a sort key
         return True
     pairs = ["_".join(pair) for pair in pairwise(parts)]
-    return any(_WORDS.fullmatch(part) for part in (*parts, *pairs))
+    return any(_secret_words().fullmatch(part) for part in (*parts, *pairs))
 
 
 def hides(fields: Mapping[str, Any], name: str) -> bool:
