@@ -199,7 +199,7 @@ class StoreMachine(RuleBasedStateMachine):
         ]
         # A store may write completions first, and each kind in the order of the jobs; who comes first gets a
         # key, and its child the lower number.
-        finishes.sort(key=lambda f: (f.decision.status is not Status.COMPLETED, f.worker_id, f.seq))
+        finishes.sort(key=lambda f: (f.decision.status is not Status.COMPLETED, f.seq))
         if child and child["key"] is not None:  # nor is it said whether all end before the first child comes
             for finish in finishes:
                 self.offer([finish])
