@@ -76,6 +76,8 @@ class Engine:
     name: str
     url: str
     database: Database
+    can_be_away: bool
+    """Whether nobody can reach it during a long fault, so that any job may be taken over after it."""
 
     def faults(self) -> Mapping[Fault, int]:
         """What can be done to it, with weights."""
@@ -87,6 +89,7 @@ class Engine:
 
 class SQLiteEngine(Engine):
     name = "sqlite"
+    can_be_away = False  # who is only kept from writing keeps its jobs
 
     def __init__(self, folder: Path, chance: random.Random) -> None:
         self._path = folder / "queue.db"
@@ -108,6 +111,7 @@ class SQLiteEngine(Engine):
 
 class PostgresEngine(Engine):
     name = "postgres"
+    can_be_away = True
     database: PostgresDatabase
 
     def __init__(self, folder: Path, chance: random.Random) -> None:
@@ -209,7 +213,7 @@ class Soak:
         began = time.monotonic()
         fault()
         self.faults[fault.__name__.replace("_", " ")] += 1
-        if time.monotonic() - began > LEASE / 3:  # nobody could renew meanwhile, so any job may be taken over
+        if self._engine.can_be_away and time.monotonic() - began > LEASE / 3:
             for worker in (self._steady_worker, *self._workers):
                 self._stopped.setdefault(worker.pid, time.time())
 
