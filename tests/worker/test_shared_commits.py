@@ -379,7 +379,7 @@ def test_enqueue_in_a_signal_handler_that_interrupts_one_is_refused(
 
 
 @both_engines
-@pytest.mark.parametrize("way", ["one", "many", "batch"])
+@pytest.mark.parametrize("way", ["one", "many", "batch", "bulk"])
 def test_enqueue_in_a_signal_handler_never_hangs_on_the_commit_it_interrupts(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
@@ -388,6 +388,7 @@ def test_enqueue_in_a_signal_handler_never_hangs_on_the_commit_it_interrupts(
         "one": lambda: queue.enqueue("from_signal"),
         "many": lambda: queue.enqueue_many("from_signal", [{}]),
         "batch": lambda: queue.enqueue_batch([("from_signal", {}, {})]),
+        "bulk": lambda: list(bulk.store()),
     }
 
     def handle() -> None:
@@ -395,9 +396,11 @@ def test_enqueue_in_a_signal_handler_never_hangs_on_the_commit_it_interrupts(
             enqueue[way]()
 
     queue.open()
-    with on_signal(handle) as send, suppress(ZeroDivisionError), queue.store.transaction():
-        send()
-        raise ZeroDivisionError
+    with queue.bulk() as bulk:
+        bulk.add(1, "from_signal", {}, {})
+        with on_signal(handle) as send, suppress(ZeroDivisionError), queue.store.transaction():
+            send()
+            raise ZeroDivisionError
     assert queue.jobs() == []
 
 
