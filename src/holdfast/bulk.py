@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from holdfast.core.settings import Settings
 from holdfast.enqueue import Admission, make_options
-from holdfast.errors import BulkRefused, CommitUncertain, StoreBusy
+from holdfast.errors import BulkRefused, CommitUncertain, NestedWrite, StoreBusy
 from holdfast.store.protocol import NewJob, Store
 
 _INSERTED_AT_ONCE = 1000
@@ -57,6 +57,8 @@ class Bulk:
 
         Raises BulkRefused for one that the database refuses, with nothing of its chunk stored.
         """
+        if self._store.in_transaction:  # of a thread that a signal handler has interrupted
+            raise NestedWrite(interrupted=True)
         self._spool.seek(0)
         stored = 0
         with tempfile.TemporaryFile("w+", encoding="ascii") as ids:

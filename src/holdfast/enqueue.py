@@ -167,9 +167,10 @@ class Enqueuer:
         self._commits.close()
 
     def enqueue(self, type: str, payload: object, options: Mapping[str, Any], connection: Any) -> Job:
-        new = self._admit(type, payload, options)
         if connection is None:
             self._refuse_nested()
+        new = self._admit(type, payload, options)
+        if connection is None:
             return self._settle(new, self._commits.insert(new))
         return self._settle(new, self._store.insert_jobs_with(connection, [new])[0])
 
@@ -177,9 +178,10 @@ class Enqueuer:
         self, type: str, payload: object, options: Mapping[str, Any], connection: Any = None
     ) -> tuple[Job, bool]:
         """The job, and whether it is new."""
-        new = self._admit(type, payload, options)
         if connection is None:
             self._refuse_nested()
+        new = self._admit(type, payload, options)
+        if connection is None:
             verdict = await self._commits.insert_async(new)
         elif hasattr(connection, "run_sync"):  # SQLAlchemy's way into its asyncio connections and sessions
             async with self._turn_with(connection):
@@ -225,11 +227,12 @@ class Enqueuer:
     ) -> list[Job]:
         if options.get("id") is not None or options.get("key") is not None:
             raise ConfigError("id and key name one job each; enqueue those one by one")
+        if connection is None:
+            self._refuse_nested()
         made, settings = make_options(options), self._settings()
         new = [self._admission.admit(type, payload, made, settings) for payload in payloads]
         if connection is not None:
             return self._settle_all(new, self._store.insert_jobs_with(connection, new))
-        self._refuse_nested()
         jobs: list[Job] = []
         size = max(1, len(new)) if atomic else BATCH
         for start in range(0, len(new), size):
@@ -240,6 +243,7 @@ class Enqueuer:
         return jobs
 
     def _refuse_nested(self) -> None:
+        """Refuse what would wait for itself. First of all: to read a setting is to wait, too."""
         # Before joining a shared commit: others must not wait for the lock that our caller holds.
         if is_inside(self._store.url):
             raise NestedWrite

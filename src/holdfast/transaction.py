@@ -47,12 +47,20 @@ class Transaction:
         self._transaction.hold()
 
     def __enter__(self) -> Any:
-        self._begin()
-        return self._enter_scope()
+        # Around all of it: a signal handler may come while the lock is taken, or the disk written.
+        self._enter_scope()
+        try:
+            self._begin()
+        except BaseException:
+            self._leave_scope()
+            raise
+        return self._transaction.connection
 
     def __exit__(self, kind: object, *_: object) -> None:
-        self._leave_scope()
-        self._end(kind)()
+        try:
+            self._end(kind)()
+        finally:
+            self._leave_scope()
 
     async def __aenter__(self) -> Any:
         import asyncio
@@ -66,7 +74,8 @@ class Transaction:
             if not begun.cancel():
                 begun.add_done_callback(self._abandon)
             raise
-        return self._enter_scope()
+        self._enter_scope()
+        return self._transaction.connection
 
     async def __aexit__(self, kind: object, *_: object) -> None:
         import asyncio
@@ -106,9 +115,8 @@ class Transaction:
                 ended.set_result(None)
             return ended
 
-    def _enter_scope(self) -> Any:
+    def _enter_scope(self) -> None:
         self._scope = Scope.enter(self._attempt.host.store.url)
-        return self._transaction.connection
 
     def _leave_scope(self) -> None:
         assert self._scope is not None

@@ -71,6 +71,42 @@ def test_there_are_no_more_threads_than_allowed_and_the_rest_wait(resolver: Reso
     asyncio.run(look())
 
 
+def test_names_that_were_given_up_hold_up_no_others(resolver: Resolver) -> None:
+    """Ten slots whose requests end after a second leave 200 behind while a resolver takes its 20 s."""
+
+    async def look() -> None:
+        names = NameLookup()
+        tasks = [asyncio.ensure_future(names.find(f"slow{n}", n)) for n in range(200)]
+        await _until(lambda: len(resolver.asked) == 200)
+        for task in tasks:
+            task.cancel()
+        assert await names.find("here", 80) == [("here", 80)]
+
+    asyncio.run(look())
+
+
+def test_name_for_which_there_is_no_new_thread_waits_for_one(
+    resolver: Resolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def look() -> None:
+        names = NameLookup()
+        slow = asyncio.ensure_future(names.find("slow", 80))
+        await _until(lambda: resolver.asked)
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(RuntimeError, match="start new thread"):
+                await NameLookup().find("here", 80)
+            here = asyncio.ensure_future(names.find("here", 80))
+            await asyncio.sleep(0)
+        resolver.go.set()
+        assert await asyncio.gather(*[slow, here]) == [[("slow", 80)], [("here", 80)]]
+
+    asyncio.run(look())
+
+
 def test_many_who_ask_for_one_name_take_one_thread(resolver: Resolver) -> None:
     async def look() -> None:
         names = NameLookup(2)

@@ -12,7 +12,7 @@ import pytest
 
 from holdfast import Job, Queue
 from holdfast.errors import ForeignDatabase, StoreUnavailable
-from holdfast.jobs import CREATE_FILE, DELETE_FILE, install
+from holdfast.jobs import CLAUDE_EXTRACTION, CREATE_FILE, DELETE_FILE, install
 from holdfast.jobs.roots import VARIABLE, roots
 from holdfast.reconcile import reconcile
 from holdfast.store.own_files import is_own_path
@@ -88,6 +88,16 @@ def test_files_of_the_database_are_refused(queue: Queue, root: Path, kind: str) 
         assert refused(run(queue, kind, root / name)), name
     assert {name: (root / name).stat().st_ino for name in NAMES[:3]} == inodes
     assert not [path.name for path in root.iterdir() if not path.name.startswith("queue.db")]
+
+
+@pytest.mark.usefixtures("locks")
+@pytest.mark.parametrize("kind", JOBS)
+def test_folder_under_a_name_of_the_database_is_not_made(queue: Queue, root: Path, kind: str) -> None:
+    """SQLite would take it for a journal to roll back, and nobody could open the queue any more."""
+    assert refused(run(queue, kind, root / "queue.db-journal" / "file"))
+    assert not (root / "queue.db-journal").exists()
+    with Queue(queue.url) as other:
+        assert other.count(type="mail") == 1
 
 
 @pytest.mark.usefixtures("locks")
@@ -175,9 +185,11 @@ def test_home_of_the_queue_is_refused(queue: Queue, root: Path, kind: str) -> No
     assert sorted(path.name for path in home.rglob("*")) == ["logs", "old.log"]
 
 
-def test_home_that_is_made_on_the_way_is_refused(queue: Queue, root: Path) -> None:
-    assert refused(run(queue, "create", root / "home" / ".stop_workers"))
-    assert not list((root / "home").iterdir())
+@pytest.mark.parametrize("path", ["home", "home/.stop_workers", "home/new/file", "HOME"])
+def test_home_that_is_not_there_is_not_made(queue: Queue, root: Path, path: str) -> None:
+    """Neither as a folder that others may read, nor as a file in its place."""
+    assert refused(run(queue, "create", root / path))
+    assert not (root / path.split("/")[0]).exists()
 
 
 def test_home_is_refused_as_a_root_and_a_folder_in_it_only_by_default(
@@ -192,6 +204,21 @@ def test_home_is_refused_as_a_root_and_a_folder_in_it_only_by_default(
     monkeypatch.delenv(VARIABLE)
     monkeypatch.chdir(inside)
     assert roots() == []
+
+
+@pytest.mark.usefixtures("locks")
+@pytest.mark.parametrize(
+    "path", ["queue.db", "queue.db-shm", "queue.db-journal/answer", "home/answer", "home"]
+)
+def test_extraction_is_refused_before_it_costs_anything(
+    queue: Queue, root: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setenv("QUEUECTL_CLAUDE", f"sh -c 'touch {root}/ran'")
+    payload = {"prompt": "Say nothing.", "targetPath": str(root / path), "requirementId": "R1"}
+    job = queue.enqueue(CLAUDE_EXTRACTION, payload)
+    queue.drain()
+    assert refused(get(queue, job.id))
+    assert not (root / "ran").exists()
 
 
 @pytest.mark.usefixtures("locks")

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
 from types import FrameType
@@ -18,7 +19,7 @@ from typing import Any, cast
 
 import pytest
 
-from holdfast import Job, Queue, shared_commits
+from holdfast import Context, Job, Queue, live_settings, shared_commits
 from holdfast.errors import CommitUncertain, DuplicateJob, NestedWrite, StoreUnavailable
 from holdfast.shared_commits import SharedCommits
 from holdfast.store.protocol import NewJob, Store, Verdict
@@ -232,14 +233,14 @@ def on_signal(handler: Callable[[], object]) -> Iterator[Callable[[], None]]:
 
 
 def signal_points(
-    action: Callable[[], object], number: int, handler: Callable[[], object], within: str = ""
+    action: Callable[[], object], number: int, handler: Callable[[], object], within: str = "/src/holdfast/"
 ) -> list[str]:
     """Where the interpreter might run a signal handler: when a function begins, and when a call into C has
     returned. At one of these points it is run; if it raises, the others are not reached."""
     points: list[str] = []
 
     def look(frame: FrameType, event: str, _argument: object) -> None:
-        if event not in ("call", "c_return") or f"/src/holdfast/{within}" not in frame.f_code.co_filename:
+        if event not in ("call", "c_return") or within not in frame.f_code.co_filename:
             return
         points.append(f"{frame.f_code.co_qualname}:{frame.f_lineno}")
         if len(points) - 1 == number:
@@ -378,7 +379,7 @@ def test_enqueue_in_a_signal_handler_that_interrupts_one_is_refused(
 
 
 @both_engines
-@pytest.mark.parametrize("way", ["one", "many", "batch"])
+@pytest.mark.parametrize("way", ["one", "many", "batch", "bulk"])
 def test_enqueue_in_a_signal_handler_never_hangs_on_the_commit_it_interrupts(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
@@ -387,6 +388,7 @@ def test_enqueue_in_a_signal_handler_never_hangs_on_the_commit_it_interrupts(
         "one": lambda: queue.enqueue("from_signal"),
         "many": lambda: queue.enqueue_many("from_signal", [{}]),
         "batch": lambda: queue.enqueue_batch([("from_signal", {}, {})]),
+        "bulk": lambda: list(bulk.store()),
     }
 
     def handle() -> None:
@@ -394,9 +396,11 @@ def test_enqueue_in_a_signal_handler_never_hangs_on_the_commit_it_interrupts(
             enqueue[way]()
 
     queue.open()
-    with on_signal(handle) as send, suppress(ZeroDivisionError), queue.store.transaction():
-        send()
-        raise ZeroDivisionError
+    with queue.bulk() as bulk:
+        bulk.add(1, "from_signal", {}, {})
+        with on_signal(handle) as send, suppress(ZeroDivisionError), queue.store.transaction():
+            send()
+            raise ZeroDivisionError
     assert queue.jobs() == []
 
 
@@ -426,6 +430,91 @@ def test_no_lock_of_an_enqueue_holds_up_a_signal_handler_that_interrupts_it(
     assert bool(refused) is not reads
 
 
+@pytest.mark.parametrize("engine", ["postgres"], indirect=True)
+@pytest.mark.parametrize("reads", [True, False])
+def test_no_lock_of_the_driver_holds_up_a_signal_handler(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, reads: bool
+) -> None:
+    """psycopg holds one for as long as a statement is under way."""
+    monkeypatch.setattr(live_settings, "_OLD_AFTER", -1.0)  # every enqueue reads the settings, too
+
+    def handle() -> None:
+        try:
+            queue.stats() if reads else queue.enqueue("from_signal")
+        except NestedWrite:
+            refused.append(True)
+
+    def interrupt_everywhere() -> None:
+        for number in count():
+            enqueue = partial(queue.enqueue_many, "work", [{}] * 2)
+            if len(signal_points(enqueue, number, handle, within="/psycopg/connection.py")) <= number:
+                break
+        assert number > 5
+
+    refused: list[bool] = []
+    queue.open()
+    thread, outcome = in_thread(interrupt_everywhere)
+    join(thread)
+    assert outcome == [None]
+    assert refused
+
+
+def test_enqueue_in_a_signal_handler_does_not_wait_for_the_checkpoint_it_interrupts(queue: Queue) -> None:
+    """Which keeps every writer out, those of its own thread too."""
+
+    def handle() -> None:
+        try:
+            queue.enqueue("from_signal")
+        except NestedWrite:
+            refused.append(True)
+
+    def interrupt_everywhere() -> None:
+        for number in count():
+            if len(signal_points(database.checkpoint, number, handle)) <= number:
+                break
+        assert number > 10
+
+    refused: list[bool] = []
+    queue.enqueue("work")
+    database: Any = queue.store.database  # type: ignore[attr-defined]
+    thread, outcome = in_thread(interrupt_everywhere)
+    join(thread)
+    assert outcome == [None]
+    assert refused
+
+
+def test_enqueue_in_a_signal_handler_does_not_wait_for_the_block_it_interrupts(queue: Queue) -> None:
+    """Where ctx.transaction() begins and ends, as well as inside of it."""
+
+    def handle() -> None:
+        try:
+            queue.enqueue("from_signal")
+        except NestedWrite:
+            refused.append(True)
+
+    def interrupt_everywhere() -> None:
+        for number in count():
+            job = work.enqueue()
+            within = "/src/holdfast/store/sqlite/attempt.py"
+            points = signal_points(queue.drain, number, handle, within=within)
+            assert get(queue, job.id).status == "completed"
+            if len(points) <= number:
+                break
+        assert number > 10
+
+    @queue.job
+    def work(ctx: Context) -> None:
+        with ctx.transaction():
+            pass
+
+    refused: list[bool] = []
+    queue.register("from_signal", lambda _: None)
+    thread, outcome = in_thread(interrupt_everywhere)
+    join(thread)
+    assert outcome == [None]
+    assert refused
+
+
 def test_leader_that_is_interrupted_anywhere_leaves_the_others_an_answer() -> None:
     numbers = count()
     while interrupt_leader(next(numbers)):
@@ -449,7 +538,7 @@ def interrupt_leader(number: int) -> bool:
 
     store.before = gather
     points = signal_points(
-        lambda: commits.insert(new_job("leader")), number, interrupt, within="shared_commits.py"
+        lambda: commits.insert(new_job("leader")), number, interrupt, within="/src/holdfast/shared_commits.py"
     )
     store.before = lambda: None
     follow("later")

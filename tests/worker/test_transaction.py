@@ -698,6 +698,33 @@ def test_block_that_sqlite_itself_has_rolled_back_commits_nothing(queue: Queue, 
         assert "ON CONFLICT ROLLBACK" in error
 
 
+class OwnCursor(sqlite3.Cursor):
+    """As a library may have one."""
+
+
+@pytest.mark.parametrize("kind", [sqlite3.Cursor, OwnCursor])
+def test_cursor_of_the_handlers_own_kind_writes_nothing_once_sqlite_has_rolled_back(
+    queue: Queue, kind: type[sqlite3.Cursor]
+) -> None:
+    sql(queue, "CREATE TABLE seat (id INTEGER PRIMARY KEY ON CONFLICT ROLLBACK)")
+    seen: list[object] = []
+
+    @queue.job(max_attempts=1)
+    def book(ctx: Context) -> None:
+        with ctx.transaction() as connection:
+            cursor = connection.cursor(kind)
+            seen.append(isinstance(cursor, kind))
+            cursor.execute(INSERT, ["first half"])
+            with suppress(sqlite3.IntegrityError):
+                cursor.executemany("INSERT INTO seat VALUES (?)", [(1,), (1,)])
+            with suppress(HoldfastError):
+                cursor.execute(INSERT, ["second half"])
+
+    job = book.enqueue()
+    queue.drain()
+    assert (get(queue, job.id).status, rows(queue), seen) == ("failed", [], [True])
+
+
 def test_effect_is_not_held_for_a_block_that_sqlite_has_rolled_back(queue: Queue) -> None:
     sql(queue, "CREATE TABLE seat (id INTEGER PRIMARY KEY ON CONFLICT ROLLBACK)")
     effects: list[str] = []

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     Answers = list[tuple[Any, ...]]
     Askers = list[Future[Answers]]
 
-MOST_THREADS = 32
+MOST_THREADS = 256
+"""Enough for what requests leave behind when they give up: a resolver may take half a minute."""
 
 
 class NameLookup:
@@ -47,9 +48,15 @@ class NameLookup:
         return await asyncio.wrap_future(answer)
 
     def _start_thread(self) -> None:
-        if self._threads < self._most:
+        if self._threads == self._most:
+            return
+        try:
             # A daemon: the end of the process does not wait for a resolver.
             threading.Thread(target=self._work, name="holdfast-lookup", daemon=True).start()
+        except RuntimeError:  # no more threads to be had: one of those that there are has to do
+            if not self._threads:
+                raise
+        else:
             self._threads += 1
 
     def _work(self) -> None:

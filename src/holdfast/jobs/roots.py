@@ -122,6 +122,8 @@ def open_folder(path: str, *, make: bool = False, again: bool = False) -> Iterat
     try:
         _refuse_home(folder, path)
         for name in names[:-1]:
+            if own_files.is_own(os.fstat(folder), name, None):  # before a folder is made in its place
+                raise OwnFile(path)
             inner = _step(folder, name, path, make=make, again=again)
             os.close(folder)
             folder = inner

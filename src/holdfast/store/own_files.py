@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import weakref
 from contextlib import suppress
+from functools import lru_cache
 from typing import NamedTuple
 
 from holdfast.config import home_folder
@@ -21,7 +22,7 @@ _SIDE_FILES = ("-wal", "-shm", "-journal")
 
 
 class _Place(NamedTuple):
-    """Where a name leads: its folder, and the file there, if there is one."""
+    """Where a name leads: its folder, and the file there, if there is one. The name is folded."""
 
     folder: _Identity | None
     name: str
@@ -58,7 +59,7 @@ class DatabaseFiles:
 
     def _has_name(self, place: _Place, names: frozenset[str]) -> bool:
         """Whether the place has such a name. There need be no file yet: SQLite would take one for its own."""
-        return _folded(place.name) in names and place.folder == _find(self._folder)
+        return place.name in names and place.folder == _find(self._folder)
 
     def _is_log(self, place: _Place) -> bool:
         """Whether it is the log or its index, under any name."""
@@ -74,9 +75,12 @@ _kept_open: list[int] = []
 
 
 def is_own(folder: os.stat_result, name: str, found: os.stat_result | None) -> bool:
-    """Whether a name in a folder, where this was found, is that of a file of an open database."""
-    place = _Place(_identity(folder), name, found and _identity(found))
-    return any(files.include(place) for files in _databases())
+    """Whether a name in a folder, where this was found, is that of a file of an open database.
+
+    So is the name of QUEUECTL_HOME, which may not be there yet.
+    """
+    place = _Place(_identity(folder), _folded(name), found and _identity(found))
+    return _is_place_of_home(place) or any(files.include(place) for files in _databases())
 
 
 def is_own_path(path: str) -> bool:
@@ -105,6 +109,18 @@ def is_home(folder: int) -> bool:
     return _identity(os.fstat(folder)) == _find(home_folder())
 
 
+def _is_place_of_home(place: _Place) -> bool:
+    folder, name = _split(home_folder())
+    return place.name == name and place.folder == _find(folder)
+
+
+@lru_cache(maxsize=8)
+def _split(path: str) -> tuple[str, str]:
+    """The folder and the folded name of a path."""
+    folder, name = os.path.split(path.rstrip("/"))
+    return folder or ".", _folded(name)
+
+
 def _databases() -> list[DatabaseFiles]:
     # Copied in one step of the interpreter: a lock might be held at the moment of a fork.
     found = [reference() for reference in _open_databases.valuerefs()]
@@ -113,7 +129,7 @@ def _databases() -> list[DatabaseFiles]:
 
 def _place(path: str) -> _Place:
     folder, name = os.path.split(os.path.realpath(path))
-    return _Place(_find(folder), name, _find(os.path.join(folder, name)))
+    return _Place(_find(folder), _folded(name), _find(os.path.join(folder, name)))
 
 
 def _find(path: str) -> _Identity | None:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import psycopg
 from psycopg import RawCursor
 
+from holdfast.errors import NestedWrite
 from holdfast.store.postgres.arrays import literal
 from holdfast.store.postgres.connection import Connection, Pipeline
 
@@ -101,6 +102,8 @@ class Session:
         return self._execute(sql, parameters).rowcount
 
     def _execute(self, sql: str, parameters: Sequence[Any]) -> RawCursor[tuple[Any, ...]]:
+        if self.connection.lock.locked():
+            raise NestedWrite(interrupted=True)  # by a signal handler, where psycopg would wait for itself
         if self._is_sending:
             raise PipelineBusy
         text = self.database.text(sql)

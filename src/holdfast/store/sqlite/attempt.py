@@ -11,6 +11,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any, NoReturn
 
 from holdfast.core.lifecycle import Decision
@@ -65,6 +66,12 @@ class HandlerCursor(sqlite3.Cursor):
                 connection.check_time()
 
 
+@lru_cache
+def _guarded_kind(kind: type[sqlite3.Cursor]) -> type[sqlite3.Cursor]:
+    """A handler's own kind of cursor, which stops working when ours does."""
+    return kind if issubclass(kind, HandlerCursor) else type(kind.__name__, (HandlerCursor, kind), {})
+
+
 class HandlerConnection(Guarded, sqlite3.Connection):
     """The connection a handler gets: a plain one, but for what would end the transaction early."""
 
@@ -79,7 +86,7 @@ class HandlerConnection(Guarded, sqlite3.Connection):
 
     def cursor(self, factory: Any = HandlerCursor) -> Any:
         self.check()
-        return super().cursor(factory)
+        return super().cursor(_guarded_kind(factory))
 
     def execute(self, *args: Any, **kwargs: Any) -> Any:
         return self.cursor().execute(*understood(*args, **kwargs))

@@ -51,6 +51,7 @@ T = TypeVar("T")
 class _Local(threading.local):
     holder: _Holder | None = None
     depth: int = 0
+    is_checkpointing: bool = False
 
 
 def _close_quietly(connection: sqlite3.Connection) -> None:
@@ -272,9 +273,13 @@ class Database:
 
     @property
     def in_transaction(self) -> bool:
-        """Whether this thread is inside a transaction, or about to begin or end one."""
+        """Whether this thread is inside a transaction, or about to begin or end one.
+
+        A checkpoint counts: its guard holds the write lock, on a connection of its own.
+        """
         local = self._local
-        return local.depth > 0 or (local.holder is not None and local.holder.in_transaction)
+        is_open = local.holder is not None and local.holder.in_transaction
+        return local.depth > 0 or local.is_checkpointing or is_open
 
     def begin(self, connection: sqlite3.Connection, patience: float = PATIENCE) -> None:
         """BEGIN IMMEDIATE, waiting for the lock. Once begun, nothing inside can find the database locked."""
@@ -335,6 +340,7 @@ class Database:
     def checkpoint(self) -> None:
         """Copy the WAL into the database, while a second connection keeps every other writer out."""
         guard = self.connect()
+        self._local.is_checkpointing = True
         try:
             checkpointer = self.connect()
             try:
@@ -345,6 +351,7 @@ class Database:
         finally:
             rollback(guard)
             guard.close()
+            self._local.is_checkpointing = False
 
 
 def rollback(connection: sqlite3.Connection) -> None:
