@@ -466,7 +466,7 @@ class Queue:
         in a state to be retried.
         """
         if status == Status.FAILED and limit is None and (error, since, until, search) == (None,) * 4:
-            return self._retry_failed(None if type is None else check.printable_text("type", type))
+            return self._retry_failed(listing.job_filter(type=type, sort=sort).type)
         return self._operate(
             "retry", limit, status=status, type=type, error=error, since=since, until=until, search=search,
             sort=sort, ascending=ascending,

@@ -6,13 +6,13 @@ import threading
 from typing import Protocol
 
 from holdfast.errors import HoldfastError
-from holdfast.store.scope import handler_of
 
 
 class Stoppable(Protocol):
     """What a queue knows of a worker."""
 
-    id: str
+    def is_calling(self) -> bool:
+        """Whether this code was called by it: a handler, or a subscriber to its events."""
 
     def ask_to_stop(self) -> None:
         """Stop in order, and do not wait for it."""
@@ -38,10 +38,10 @@ class RunningWorkers:
         """Stop them all, side by side, as `worker.stop()` does."""
         with self._lock:
             workers = list(self._workers)
-        if any(worker.id == handler_of.get() for worker in workers):
+        if any(worker.is_calling() for worker in workers):
             raise HoldfastError(
-                "a handler can't close the queue that it runs on",
-                hint="it would wait for its own end; stop the worker from outside",
+                "a handler or subscriber can't close the queue of the worker that calls it",
+                hint="it would wait for its own end; close the queue in another thread",
             )
         for worker in workers:
             worker.ask_to_stop()

@@ -7,6 +7,8 @@ engine = configure(create_engine("sqlite:///app.db"))
 
 from __future__ import annotations
 
+import gc
+import os
 import sqlite3
 import time
 from random import uniform
@@ -18,6 +20,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from holdfast.errors import ConfigError, shown
+from holdfast.store.protocol import Finding
 from holdfast.store.sqlite.health import has_wal_reset_bug
 
 E = TypeVar("E", bound=Engine | AsyncEngine)
@@ -49,6 +52,30 @@ def configure(engine: E, *, busy_seconds: float = BUSY_SECONDS) -> E:
 
 
 _configured: WeakSet[Engine] = WeakSet()
+
+
+def examine_engines(url: str) -> list[Finding]:
+    """Whether the engines of this process that lead to the queue's own SQLite file are configured."""
+    engines = [found for found in gc.get_objects() if type(found) is Engine and _leads_to(found, url)]
+    bare = sum(engine not in _configured for engine in engines)
+    if bare:
+        found = Finding(
+            level="warning",
+            check="SQLAlchemy",
+            text=f"{bare} of the application's {len(engines)} engines for this file can fail under load"
+            " with 'database is locked'",
+            advice="engine = holdfast.sqlalchemy.configure(create_engine(...))",
+        )
+        return [found]
+    return [Finding(level="ok", check="SQLAlchemy", text="the engines are configured")] if engines else []
+
+
+def _leads_to(engine: Engine, url: str) -> bool:
+    path, theirs = url.removeprefix("sqlite:///"), engine.url.database
+    if engine.dialect.name != "sqlite" or path == url or not theirs:
+        return False
+    theirs = theirs.removeprefix("file:").partition("?")[0] if theirs.startswith("file:") else theirs
+    return os.path.exists(theirs) and os.path.samefile(theirs, path)
 
 
 def _prepare(connection: Any, milliseconds: int) -> None:

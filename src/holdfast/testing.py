@@ -13,15 +13,18 @@ assert queue.drain() == 1        # the reminder that was due a day later
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from os import PathLike, fspath
 from typing import Any
 
+from holdfast.config import sqlite_url
 from holdfast.core.clock import from_datetime, system_clock, to_datetime
 from holdfast.core.job import Job
 from holdfast.queue import Queue
+from holdfast.store.address import anchored
 
 _LISTED = 1000
 
@@ -68,7 +71,8 @@ def isolated(queue: Queue, place: str | PathLike[str]) -> Iterator[MovableClock]
 
 
 def _address(place: str) -> str:
-    return place if "://" in place else f"sqlite:///{place}/holdfast.db"
+    """Where that is, wherever the process goes meanwhile."""
+    return anchored(place) if "://" in place else sqlite_url(os.path.abspath(f"{place}/holdfast.db"))
 
 
 def drain(queue: Queue, limit: int | None = None, *, raise_errors: bool = False) -> int:

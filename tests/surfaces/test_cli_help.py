@@ -58,6 +58,7 @@ FLAGS = {
     "logs": "--follow",
     "retry": "--payload",
     "reconcile": "--app --type",
+    "doctor": "--app",
     "dlq retry": "--all --type --error --search --since --until",
     "dlq purge": "--older-than",
     "cleanup": "--older-than",

@@ -16,7 +16,7 @@ import pytest
 from holdfast import Queue
 from tests.conformance.steps import finish, run
 from tests.support import both_engines
-from tests.surfaces.support import Cli, Ran, start_queuectl
+from tests.surfaces.support import Cli, Ran, queuectl, start_queuectl
 
 STATES = ["scheduled", "pending", "processing", "completed", "failed", "cancelled"]
 
@@ -386,6 +386,22 @@ def test_doctor_calls_waiting_jobs_without_a_worker_a_problem(cli: Cli, queue: Q
     assert (row[1], row[3]) == ("workers", "queuectl worker start")
     answer = cli("doctor", "--json")
     assert (answer.code, answer.json["healthy"]) == (1, False)
+
+
+@pytest.mark.parametrize(("engine", "level"), [("{}", "warning"), ("configure({})", "ok")])
+def test_doctor_checks_the_engines_of_an_application(
+    home: Path, queue: Queue, tmp_path: Path, engine: str, level: str
+) -> None:
+    made = engine.format(f"create_engine({'sqlite:///' + queue.store.url.removeprefix('sqlite:///')!r})")
+    (tmp_path / "shop.py").write_text(
+        "from sqlalchemy import create_engine\n"
+        "from holdfast import Queue\n"
+        "from holdfast.sqlalchemy import configure\n"
+        f"queue, engine = Queue(), {made}\n"
+    )
+    assert "SQLAlchemy" not in findings(queuectl(home, "doctor", "--json"))
+    ran = queuectl(home, "doctor", "--app", "shop:queue", "--json", cwd=tmp_path)
+    assert findings(ran)["SQLAlchemy"]["level"] == level
 
 
 def test_doctor_warns_of_types_that_no_worker_handles(cli: Cli, busy: Queue) -> None:

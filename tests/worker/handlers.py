@@ -199,3 +199,14 @@ def fail_on_termination(started: str) -> None:
     signal.signal(signal.SIGTERM, fail)
     Path(started).touch()
     time.sleep(600)
+
+
+def wrap_interruption(started: str, ctx: Context) -> None:
+    """Run to a safe point, and answer what ends the attempt there with an error of one's own."""
+    Path(started).touch()
+    try:
+        while True:
+            time.sleep(0.005)
+            ctx.check()
+    except BaseException as error:
+        raise RuntimeError("import stopped halfway") from error

@@ -47,6 +47,8 @@ REFUSED: list[tuple[str, tuple[Any, ...], Call]] = [
     ("type must be printable text", NO_WORDS, lambda queue, word: queue.page(type=word)),
     ("type must be printable text", NO_WORDS, lambda queue, word: queue.count(type=word)),
     ("type must be printable text", NO_WORDS, lambda queue, word: queue.retry_all(word)),
+    ("is not a sort order", ("newest", None), lambda queue, word: queue.retry_all(sort=word)),
+    ("is not a sort order", ("newest", None), lambda queue, word: queue.cancel_all(sort=word)),
     ("type must be printable text", NO_WORDS, lambda queue, word: queue.cancel_all(word)),
     ("parent_id must be printable text", NO_WORDS, lambda queue, word: queue.jobs(parent_id=word)),
     ("is not a status; allowed", (5, b"failed", NUL, [[]], [None]), lambda queue, s: queue.count(status=s)),

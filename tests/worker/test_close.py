@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from holdfast import Queue
-from holdfast.errors import StoreBusy
-from holdfast.events import WorkerCrashed
+from holdfast.errors import HoldfastError, StoreBusy
+from holdfast.events import Event, JobClaimed, StoreTrouble, WorkerCrashed
 from holdfast.worker import Worker
 from tests.support import Recorder, both_engines, wait_until
 from tests.worker.support import PATIENCE, Gate, Spy, get, run_script
@@ -153,8 +153,44 @@ def test_handler_that_closes_the_queue_it_runs_on_fails_and_says_why(
     job = queue.wait(queue.enqueue("work").id, timeout=PATIENCE)
     assert job.status == "failed"
     assert job.error is not None
-    assert job.error.startswith("HoldfastError: a handler can't close the queue that it runs on")
+    assert job.error.startswith("HoldfastError: a handler or subscriber can't close the queue")
     assert worker.is_running
+
+
+@pytest.mark.parametrize("waits_for_its_own_end", ["close", "stop"])
+@pytest.mark.parametrize("kind", [JobClaimed, StoreTrouble])
+def test_subscriber_in_a_thread_of_the_worker_does_not_wait_for_its_end(
+    queue: Queue,
+    start_worker: Callable[..., Any],
+    gate: Gate,
+    short_heartbeat: None,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[Event],
+    waits_for_its_own_end: str,
+) -> None:
+    """Events come in the thread where they happen: a claim in the loop's, trouble in the heartbeat's."""
+    queue.register("work", lambda payload: gate.enter())
+    worker = start_worker()
+    answers: list[Exception] = []
+
+    def subscriber(event: Event) -> None:
+        if isinstance(event, kind) and not answers:
+            try:
+                queue.close() if waits_for_its_own_end == "close" else worker.stop()
+            except HoldfastError as error:
+                answers.append(error)
+
+    queue.events.subscribe(subscriber)
+    beats = Spy(queue.store.heartbeat)
+    beats.failures = [StoreBusy(5)] if kind is StoreTrouble else []
+    job = queue.enqueue("work")
+    gate.wait_entered()
+    monkeypatch.setattr(queue.store, "heartbeat", beats)
+    wait_until(lambda: answers)
+    gate.open()
+    assert "in another thread" in str(answers[0])
+    assert queue.wait(job.id, timeout=PATIENCE).status == "completed", "its outcome is not lost"
+    assert worker.stop()
 
 
 def test_handler_may_close_another_queue(

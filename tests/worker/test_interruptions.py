@@ -98,3 +98,47 @@ def test_error_during_a_shutdown_that_has_not_cut_the_handler_short_is_a_failure
     stopping.join(PATIENCE)
     done = get(queue, job.id)
     assert (done.status, done.error) == ("failed", "RuntimeError: broken")
+
+
+def register_wrapping(queue: Queue, executor: str) -> None:
+    """A handler `work(started)` that goes from safe point to safe point, and wraps what one raises."""
+    if executor != "async":
+        queue.job(name="work", executor=executor, max_attempts=1)(handlers.wrap_interruption)
+        return
+
+    async def work(started: str, ctx: Context) -> None:
+        await asyncio.to_thread(Path(started).touch)
+        try:
+            while True:
+                await asyncio.sleep(0.005)
+                ctx.check()
+        finally:
+            raise RuntimeError("clean-up failed")
+
+    queue.job(max_attempts=1)(work)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_error_of_a_handler_that_a_safe_point_has_ended_for_a_shutdown_costs_no_attempt(
+    queue: Queue, start_worker: StartWorker, tmp_path: Path, executor: str
+) -> None:
+    register_wrapping(queue, executor)
+    worker = start_worker()
+    job = queue.enqueue("work", {"started": str(tmp_path / "started")})
+    wait_until((tmp_path / "started").exists)
+    assert worker.stop(timeout=PATIENCE)
+    left = get(queue, job.id)
+    assert (left.status, left.attempts, left.errors) == ("pending", 0, ())
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_error_of_a_handler_that_a_safe_point_has_ended_for_a_cancellation_is_no_failure(
+    queue: Queue, start_worker: StartWorker, tmp_path: Path, executor: str
+) -> None:
+    register_wrapping(queue, executor)
+    start_worker()
+    job = queue.enqueue("work", {"started": str(tmp_path / "started")})
+    wait_until((tmp_path / "started").exists)
+    queue.cancel(job.id)
+    done = queue.wait(job.id, timeout=PATIENCE)
+    assert (done.status, done.error, done.errors) == ("cancelled", None, ())

@@ -14,13 +14,15 @@ from holdfast import Queue, context
 from holdfast.context import Attempt
 from holdfast.core import clock
 from holdfast.core.clock import SECOND, system_clock
+from holdfast.errors import StoreBusy, StoreUnavailable
 from holdfast.events import JobReaped, LeaseLostByWorker, StoreTrouble
 from holdfast.store.protocol import Demand
+from holdfast.store.sqlite import attempt
 from holdfast.worker import dispatcher, heartbeat, maintenance, run
 from holdfast.worker.heartbeat import Heartbeat
 from holdfast.worker.maintenance import Reaper
 from tests.support import Recorder, wait_until
-from tests.worker.support import PATIENCE, Gate, get, path_of
+from tests.worker.support import PATIENCE, Gate, Spy, get, in_thread, join, path_of
 
 StartWorker = Callable[..., Any]
 
@@ -180,3 +182,41 @@ def test_job_that_another_has_taken_is_given_up_though_nobody_can_write_now(
     lock.execute("BEGIN IMMEDIATE")
     scene.me.beat()
     assert scene.lost == [scene.attempt]
+
+
+def test_block_of_a_handler_waits_until_it_can_begin(
+    scene: Scene, lock: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempt, "_CHECK_PAUSE", 0.01)
+    transaction = scene.queue.store.begin_attempt_transaction(scene.attempt.claim, 5.0)
+    check_wait = Spy(lambda: None)
+    lock.execute("BEGIN IMMEDIATE")
+    thread, outcome = in_thread(lambda: transaction.begin(check_wait))
+    check_wait.wait_called(3)
+    lock.execute("COMMIT")
+    join(thread)
+    assert outcome == [None]
+    transaction.rollback()
+
+
+def test_block_of_a_handler_that_is_to_stop_waits_no_longer(
+    scene: Scene, lock: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempt, "_CHECK_PAUSE", 0.01)
+    transaction = scene.queue.store.begin_attempt_transaction(scene.attempt.claim, 5.0)
+    check_wait = Spy(lambda: None)
+    check_wait.always = StoreUnavailable("stop")
+    lock.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreUnavailable, match="stop"):
+        transaction.begin(check_wait)
+
+
+def test_block_that_waits_for_a_lock_of_its_own_handler_ends_with_an_error(
+    scene: Scene, lock: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempt, "_CHECK_PAUSE", 0.01)
+    monkeypatch.setattr(attempt, "LOCK_PATIENCE", 0.05)
+    transaction = scene.queue.store.begin_attempt_transaction(scene.attempt.claim, 5.0)
+    lock.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreBusy, match=r"locked for 0\.05 s"):
+        transaction.begin()

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from sqlalchemy.orm import Session
 
 from holdfast import Queue
 from holdfast.errors import ConfigError
-from holdfast.sqlalchemy import configure
+from holdfast.sqlalchemy import configure, examine_engines
 from tests.worker.support import PATIENCE, in_thread, join, path_of
 
 COUNT = sa.text("SELECT count(*) FROM users")
@@ -142,6 +143,25 @@ if sys.version_info >= (3, 12):  # sqlite3 has no such mode before
         with pytest.raises(ConfigError, match="leave autocommit=False out"), engine.begin():
             pass
         engine.dispose()
+
+
+def test_doctor_finds_engines_of_this_file_that_are_not_configured(queue: Queue, tmp_path: Path) -> None:
+    other = sa.create_engine(f"sqlite:///{tmp_path}/other.db")
+    assert examine_engines(queue.open().store.url) == []
+    sync = sa.create_engine(f"sqlite:///{path_of(queue)}")
+    asynchronous = create_async_engine(f"sqlite+aiosqlite:///file:{path_of(queue)}?uri=true")
+    (found,) = examine_engines(queue.store.url)
+    assert (found.level, found.text.partition(" can")[0]) == (
+        "warning",
+        "2 of the application's 2 engines for this file",
+    )
+    configure(sync)
+    reading = sync.execution_options(isolation_level="AUTOCOMMIT")
+    assert examine_engines(queue.store.url)[0].text.startswith("1 of the application's 2 engines")
+    configure(asynchronous)
+    assert [found.level for found in examine_engines(queue.store.url)] == ["ok"]
+    assert reading is not sync
+    assert other.dialect.name == "sqlite"
 
 
 def test_lock_that_an_enqueue_does_not_get_says_what_to_do(queue: Queue) -> None:

@@ -158,3 +158,18 @@ def test_isolated_queue_in_a_folder_is_empty(queue: Queue, tmp_path: Path) -> No
     with isolated(queue, tmp_path):
         assert queue.jobs() == []
         assert Path(tmp_path, "holdfast.db").exists()
+
+
+@pytest.mark.parametrize("place", ["100% odd?", "sqlite:///100% odd%3F/holdfast.db"])
+def test_isolated_queue_stays_where_it_is_when_the_process_goes_elsewhere(
+    queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    Path(tmp_path, "100% odd?").mkdir()
+    Path(tmp_path, "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with isolated(queue, place):
+        queue.enqueue("work")
+        queue.close()
+        monkeypatch.chdir("elsewhere")
+        assert queue.count() == 1
+    assert Path(tmp_path, "100% odd?", "holdfast.db").exists()

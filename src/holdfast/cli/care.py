@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from typing import TYPE_CHECKING
+
 from holdfast.cli.command import DONE, FAILED, Call, Parser, command
 from holdfast.cli.output import console, on_terminal, print_json, print_line, style_of
 from holdfast.errors import HoldfastError, one_line
 from holdfast.store.protocol import Finding
+
+if TYPE_CHECKING:
+    from holdfast.queue import Queue
 
 
 @command("queuectl migrate", "queuectl --database postgresql://db/app migrate", makes_queue=True)
@@ -34,18 +40,29 @@ def backup(call: Call) -> int:
     return DONE
 
 
-@command("queuectl doctor")
+def _app(parser: Parser) -> None:
+    parser.add_argument(
+        "--app", metavar="PKG.MODULE:QUEUE", help="check how your application uses SQLAlchemy, too"
+    )
+
+
+@command("queuectl doctor", "queuectl doctor --app shop.jobs:queue", arguments=_app)
 def doctor(call: Call) -> int:
     """Check the database, its files, the clock, workers and jobs, and say what to do.
 
-    Exit code 1 if there is a problem; warnings alone are 0.
+    With --app, also whether the SQLAlchemy engines that your application makes when it is imported can share
+    the queue's SQLite file. Exit code 1 if there is a problem; warnings alone are 0.
     """
-    from holdfast.observe.doctor import examine
+    from holdfast.cli.app import make_queue
 
+    queue = make_queue(call.arguments.app, call.arguments.database)
+    queue.create = False
     try:
-        findings = examine(call.queue)
+        findings = _examine(queue)
     except HoldfastError as error:
         findings = [Finding(level="problem", check="database", text=str(error))]
+    finally:
+        queue.close()
     problems = sum(finding.level == "problem" for finding in findings)
     if call.wants_json:
         print_json(
@@ -60,6 +77,17 @@ def doctor(call: Call) -> int:
         for finding in findings:
             _print_finding(finding)
     return FAILED if problems else DONE
+
+
+def _examine(queue: Queue) -> list[Finding]:
+    from holdfast.observe.doctor import examine
+
+    findings = examine(queue)
+    if "sqlalchemy" in sys.modules:  # or no application has made an engine here
+        from holdfast.sqlalchemy import examine_engines
+
+        findings += examine_engines(queue.store.url)
+    return findings
 
 
 _LEVEL_WIDTH, _CHECK_WIDTH = 7, 11

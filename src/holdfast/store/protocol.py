@@ -360,7 +360,8 @@ class AttemptTransaction(Protocol):
     def begin(self, check_wait: Callable[[], None] = lambda: None) -> None:
         """Open it, holding the job. Raises LeaseLost if the attempt no longer owns it.
 
-        As long as the database has no connection for it, it waits and calls `check_wait`, which may raise.
+        As long as the database has no connection or no lock for it, it waits and calls `check_wait`, which
+        may raise.
         """
 
     def hold(self) -> None:

@@ -141,6 +141,9 @@ class Dispatcher:
         self._stop_at = deadline if self._stop_at is None else min(self._stop_at, deadline)
         self._watch.wake()
 
+    def is_heartbeat_thread(self) -> bool:
+        return self._heartbeat.is_current_thread()
+
     def set_paused(self, paused: bool) -> None:
         self.paused = paused
         self._look = True

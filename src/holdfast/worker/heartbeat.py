@@ -66,6 +66,9 @@ class Heartbeat:
         if self._thread.ident is not None:
             self._thread.join()
 
+    def is_current_thread(self) -> bool:
+        return threading.current_thread() is self._thread
+
     def _run(self) -> None:
         pause = self._settings().heartbeat_seconds
         try:

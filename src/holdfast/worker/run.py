@@ -126,6 +126,8 @@ def ending_of_error(attempt: Attempt, error: BaseException) -> Ending:
         return LetGo()
     if isinstance(error, Interrupted | asyncio.CancelledError) and attempt.stop_reason is not None:
         return ending_of_stop(attempt)
+    if attempt.stop_reason is not None and _answers_interruption(error):
+        return ending_despite_error(attempt, _errored(error, attempt.detail))
     attempt.exception = error
     # Where our own code raised these would tell nobody anything: they carry no traceback.
     if isinstance(error, CommandFailed | ExtractionFailed):
@@ -163,6 +165,23 @@ def ending_despite_error(attempt: Attempt, ending: Ending) -> Ending:
     if isinstance(stopped, Errored):
         return replace(stopped, traceback=ending.traceback, detail=ending.detail)
     return stopped
+
+
+def _answers_interruption(error: BaseException) -> bool:
+    """Whether it was raised while the handler dealt with what ctx.check() had raised."""
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        found = waiting.pop()
+        if isinstance(found, Interrupted):
+            return True
+        if found is None or id(found) in seen:
+            continue
+        seen.add(id(found))
+        waiting += [found.__cause__, found.__context__]
+        if isinstance(found, BaseExceptionGroup):
+            waiting += found.exceptions
+    return False
 
 
 def _errored(

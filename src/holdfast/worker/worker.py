@@ -13,6 +13,7 @@ from holdfast.core.ids import new_id
 from holdfast.core.job import check_type
 from holdfast.errors import ConfigError, HoldfastError, shown
 from holdfast.events import WorkerCrashed
+from holdfast.store.scope import handler_of
 from holdfast.worker.dispatcher import Dispatcher
 from holdfast.worker.run import describe
 
@@ -107,9 +108,18 @@ class Worker:
         if dispatcher is None or thread is None:
             return True
         dispatcher.stop(timeout)
+        if self._is_own_thread():
+            raise HoldfastError(
+                "a subscriber can't wait for the end of the worker that calls it",
+                hint="the worker is stopping; call stop() in another thread",
+            )
         thread.join()
         self._raise_failure()
         return dispatcher.cut_short == 0
+
+    def is_calling(self) -> bool:
+        """Whether this code was called by the worker: a handler, or a subscriber to its events."""
+        return handler_of.get() == self.id or self._is_own_thread()
 
     def ask_to_stop(self) -> None:
         """Stop in order, and do not wait for it."""
@@ -117,8 +127,8 @@ class Worker:
             self._dispatcher.stop()
 
     def wait_until_stopped(self) -> None:
-        """Wait for its end, however it ends, unless this is its own loop, which tells an event."""
-        if self._thread is not None and self._thread is not threading.current_thread():
+        """Wait for its end, however it ends."""
+        if self._thread is not None:
             self._thread.join()
 
     def pause(self) -> None:
@@ -156,6 +166,12 @@ class Worker:
         finally:
             self._queue.running_workers.remove(self)
             dispatcher.ready.set()
+
+    def _is_own_thread(self) -> bool:
+        """Whether its end waits for the end of this thread: that of its loop, or of its heartbeat."""
+        return threading.current_thread() is self._thread or (
+            self._dispatcher is not None and self._dispatcher.is_heartbeat_thread()
+        )
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -21,6 +22,13 @@ from holdfast.store.protocol import Claim, NewJob
 from holdfast.store.sqlite.connection import understood
 from holdfast.store.sqlite.database import Database, rollback
 from holdfast.store.sqlite.finish import finish_jobs
+
+LOCK_PATIENCE = 60.0
+"""Seconds that a block waits for the lock: long for others, but it may be the handler's own connection that
+holds it, which waiting does not end."""
+
+_CHECK_PAUSE = 0.5
+"""Seconds after which an attempt that is to stop no longer waits."""
 
 _HELD = """
 SELECT 1 FROM holdfast_jobs WHERE seq = ? AND status = 'processing' AND version = ? AND worker_id = ?
@@ -141,11 +149,14 @@ class SqliteAttemptTransaction:
             raise
 
     def _take_lock(self, connection: HandlerConnection, check_wait: Callable[[], None]) -> None:
-        try:
-            self._database.begin(connection)
-        except StoreBusy:
-            check_wait()  # an attempt that was to stop meanwhile has not failed
-            raise
+        deadline = time.monotonic() + LOCK_PATIENCE
+        while True:
+            try:
+                return self._database.begin(connection, _CHECK_PAUSE)
+            except StoreBusy as error:
+                check_wait()  # an attempt that is to stop meanwhile has not failed
+                if time.monotonic() >= deadline:
+                    raise StoreBusy(LOCK_PATIENCE) from error
 
     def hold(self) -> None:
         with self._time.lifted():
