@@ -297,30 +297,69 @@ def searching(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> Iterator[threadi
     ready.set()
 
 
-def test_searches_hold_up_no_short_call_and_no_health_check(
-    address: str, queue: Queue, searching: threading.Event
-) -> None:
+@pytest.fixture
+def reading(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """The job `large`, which can't be read before this is set."""
+    queue.enqueue("mail", {"numbers": list(range(10_000))}, id="large")
+    ready = threading.Event()
+    get = queue.get
+
+    def wait(id: str) -> Any:
+        assert id != "large" or ready.wait(20)
+        return get(id)
+
+    monkeypatch.setattr(queue, "get", wait)
+    yield ready
+    ready.set()
+
+
+@contextmanager
+def many_reads(address: str, path: str, go_on: threading.Event) -> Iterator[None]:
+    """While 40 requests of a client for something slow run, wait, or have been refused."""
     statuses: list[int] = []
 
-    def search() -> None:
+    def read() -> None:
         with client(address, headers={"Authorization": f"Bearer {READ_TOKEN}"}) as made:
-            statuses.append(made.get("/api/tasks?search=payload.a:1").status_code)
+            statuses.append(made.get(path).status_code)
 
-    threads = [threading.Thread(target=search) for _ in range(40)]
+    threads = [threading.Thread(target=read) for _ in range(40)]
     for thread in threads:
         thread.start()
     wait_until(lambda: statuses.count(503) == 24, timeout=10)  # 16 run or wait; more are refused
+    yield
+    go_on.set()
+    for thread in threads:
+        thread.join(20)
+    assert statuses.count(200) == 16
+
+
+def require_short_calls(address: str) -> None:
     with client(address, headers={"Authorization": f"Bearer {TOKEN}"}) as made:
         began = time.monotonic()
         assert made.get("/readyz").json()["database"] == "ok"
         assert made.post("/api/tasks", json={"type": "mail"}).status_code == 201
         assert made.get("/api/tasks").status_code == 200
-        assert made.get("/api/tasks?full=true").status_code == 200  # slow, and of another client
+        assert made.get("/api/tasks?full=true&limit=1").status_code == 200  # slow, and of another client
         assert time.monotonic() - began < 5
-    searching.set()
-    for thread in threads:
-        thread.join(20)
-    assert statuses.count(200) == 16
+
+
+def test_searches_hold_up_no_short_call_and_no_health_check(
+    address: str, queue: Queue, searching: threading.Event
+) -> None:
+    with many_reads(address, "/api/tasks?search=payload.a:1", searching):
+        require_short_calls(address)
+
+
+@pytest.mark.parametrize("path", ["/api/tasks/large", "/jobs/large"])
+def test_large_jobs_hold_up_no_short_call_and_no_health_check(
+    address: str, queue: Queue, reading: threading.Event, path: str
+) -> None:
+    with many_reads(address, path, reading):
+        require_short_calls(address)
+        with client(address, headers={"Authorization": f"Bearer {TOKEN}"}) as made:
+            assert made.get("/api/tasks/large/why").json()["status"] == "pending"  # not read for this
+            assert made.get("/jobs/large/delete").status_code == 200
+            assert made.get("/api/tasks/nobody").status_code == 404
 
 
 def test_health_checks_share_one_look_at_the_database(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
