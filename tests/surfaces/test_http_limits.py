@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,6 +17,7 @@ import pytest
 from starlette.routing import Route
 
 from holdfast import Queue
+from holdfast.web import app as app_module
 from holdfast.web import create_app
 from holdfast.web.body_limits import BATCH, LARGEST_BATCH, NEARLY_NOTHING, SMALL, WITH_PAYLOAD
 from holdfast.web.sending import Outbox
@@ -219,6 +222,44 @@ def test_connection_that_is_over_the_limit_takes_the_place_of_one_that_does_not_
                 connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 assert read_answer(connection).status == 200
             assert len(let_go) == 4
+
+
+def test_connection_that_is_over_the_limit_takes_the_place_of_one_that_runs_ahead(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_go_on = threading.Event()
+    workers = queue.workers
+    monkeypatch.setattr(queue, "workers", lambda: may_go_on.wait(20) and workers())
+    monkeypatch.setattr("holdfast.web.server.most_connections", lambda: 8)
+    app = create_app(queue, TOKEN, needs_workers=False)
+    ready = b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with live(app) as address, ExitStack() as stack:
+        patient = stack.enter_context(deaf(address, ready))
+        for _ in range(7):
+            stack.enter_context(deaf(address, ready * 2))
+        wait_until(lambda: app.state.desk.check_health._running is not None, timeout=5)
+        for _ in range(4):
+            assert exchange(address, GET_LOGIN).status == 200
+        may_go_on.set()
+        assert read_answer(patient).status == 200
+
+
+def test_static_files_are_answered_from_memory(
+    queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shutil.copytree(app_module._STATIC, tmp_path / "static")
+    monkeypatch.setattr(app_module, "_STATIC", folder)
+    with live(create_app(queue)) as address, client(address) as made:
+        shutil.rmtree(folder)  # a file that is open for each unread answer would be one too many
+        answer = made.get("/static/holdfast.css")
+        assert (answer.status_code, answer.headers["content-type"]) == (200, "text/css; charset=utf-8")
+        known = {"If-None-Match": f'"other", W/{answer.headers["etag"]}'}
+        assert made.get("/static/holdfast.css", headers=known).status_code == 304
+        assert (
+            made.get("/static/holdfast.css", headers={"If-None-Match": '"other"'}).content == answer.content
+        )
+        assert made.get("/static/").status_code == made.get("/static/static/holdfast.css").status_code == 404
+        assert made.post("/static/holdfast.css").status_code == 405
 
 
 def test_large_answer_that_is_not_read_is_given_up(
