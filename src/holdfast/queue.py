@@ -407,10 +407,10 @@ class Queue:
         from holdfast.core.explain import explain
         from holdfast.facts import facts_about
 
-        job = self.get(job_id)
-        if job is None:
+        found = self.get_many([job_id])
+        if not found:
             raise JobNotFound(job_id)
-        return explain(job, facts_about(job, self.store, self.refresh_settings(), self.workers()))
+        return explain(found[0], facts_about(found[0], self.store, self.refresh_settings(), self.workers()))
 
     def wait(self, job_id: str, timeout: Duration | None = None) -> Job:
         """The job once it is finished, failed or not. Raises TimeoutError after `timeout`."""

@@ -392,6 +392,16 @@ def test_brief_and_full_pages_are_of_the_same_jobs(store: Store) -> None:
     assert (full.payload, full.result) == ({"n": 1}, {"ok": True})
 
 
+def test_size_of_a_job_is_that_of_all_it_holds(store: Store) -> None:
+    assert store.job_size("a") == 0
+    insert(store, "a", payload='{"n": "é"}')
+    assert store.job_size("a") == len('{"n": "é"}')
+    finished(store, "b", Completed("[1, 2]"), payload='{"n": 1}', type="crawl")
+    assert store.job_size("b") == len('{"n": 1}[1, 2]')
+    finished(store, "c", Errored("boom", detail={"body": "x" * 1000}), type="report")
+    assert 1000 < store.job_size("c") < 1030
+
+
 def test_pages_of_a_change_that_is_not_committed_are_its_own(store: Store) -> None:
     insert(store, "a")
     with store.transaction():

@@ -1106,6 +1106,15 @@ def test_cookies_are_out_of_reach_of_scripts_and_other_sites(queue: Queue, schem
             assert ("secure" in words) == (scheme == "https"), line
 
 
+def test_a_link_of_another_site_leads_to_its_page(page: Page, serve: Serve, guard: Guard) -> None:
+    guard.expected.append("status of 403")  # the first answer, which the browser passes over by itself
+    address = serve()
+    page.goto(serve())  # another port is another site
+    page.evaluate("(address) => { location.href = address; }", f"{address}/jobs?status=failed")
+    expect(page).to_have_title("Jobs · Holdfast")
+    assert page.url == f"{address}/jobs?status=failed"
+
+
 # What stands in the database and no client of ours has written.
 
 

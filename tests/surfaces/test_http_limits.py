@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,6 +17,7 @@ import pytest
 from starlette.routing import Route
 
 from holdfast import Queue
+from holdfast.web import app as app_module
 from holdfast.web import create_app
 from holdfast.web.body_limits import BATCH, LARGEST_BATCH, NEARLY_NOTHING, SMALL, WITH_PAYLOAD
 from holdfast.web.sending import Outbox
@@ -221,6 +224,44 @@ def test_connection_that_is_over_the_limit_takes_the_place_of_one_that_does_not_
             assert len(let_go) == 4
 
 
+def test_connection_that_is_over_the_limit_takes_the_place_of_one_that_runs_ahead(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_go_on = threading.Event()
+    workers = queue.workers
+    monkeypatch.setattr(queue, "workers", lambda: may_go_on.wait(20) and workers())
+    monkeypatch.setattr("holdfast.web.server.most_connections", lambda: 8)
+    app = create_app(queue, TOKEN, needs_workers=False)
+    ready = b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with live(app) as address, ExitStack() as stack:
+        patient = stack.enter_context(deaf(address, ready))
+        for _ in range(7):
+            stack.enter_context(deaf(address, ready * 2))
+        wait_until(lambda: app.state.desk.check_health._running is not None, timeout=5)
+        for _ in range(4):
+            assert exchange(address, GET_LOGIN).status == 200
+        may_go_on.set()
+        assert read_answer(patient).status == 200
+
+
+def test_static_files_are_answered_from_memory(
+    queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shutil.copytree(app_module._STATIC, tmp_path / "static")
+    monkeypatch.setattr(app_module, "_STATIC", folder)
+    with live(create_app(queue)) as address, client(address) as made:
+        shutil.rmtree(folder)  # a file that is open for each unread answer would be one too many
+        answer = made.get("/static/holdfast.css")
+        assert (answer.status_code, answer.headers["content-type"]) == (200, "text/css; charset=utf-8")
+        known = {"If-None-Match": f'"other", W/{answer.headers["etag"]}'}
+        assert made.get("/static/holdfast.css", headers=known).status_code == 304
+        assert (
+            made.get("/static/holdfast.css", headers={"If-None-Match": '"other"'}).content == answer.content
+        )
+        assert made.get("/static/").status_code == made.get("/static/static/holdfast.css").status_code == 404
+        assert made.post("/static/holdfast.css").status_code == 405
+
+
 def test_large_answer_that_is_not_read_is_given_up(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, let_go: list[PatientProtocol]
 ) -> None:
@@ -297,30 +338,69 @@ def searching(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> Iterator[threadi
     ready.set()
 
 
-def test_searches_hold_up_no_short_call_and_no_health_check(
-    address: str, queue: Queue, searching: threading.Event
-) -> None:
+@pytest.fixture
+def reading(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """The job `large`, which can't be read before this is set."""
+    queue.enqueue("mail", {"numbers": list(range(10_000))}, id="large")
+    ready = threading.Event()
+    get = queue.get
+
+    def wait(id: str) -> Any:
+        assert id != "large" or ready.wait(20)
+        return get(id)
+
+    monkeypatch.setattr(queue, "get", wait)
+    yield ready
+    ready.set()
+
+
+@contextmanager
+def many_reads(address: str, path: str, go_on: threading.Event) -> Iterator[None]:
+    """While 40 requests of a client for something slow run, wait, or have been refused."""
     statuses: list[int] = []
 
-    def search() -> None:
+    def read() -> None:
         with client(address, headers={"Authorization": f"Bearer {READ_TOKEN}"}) as made:
-            statuses.append(made.get("/api/tasks?search=payload.a:1").status_code)
+            statuses.append(made.get(path).status_code)
 
-    threads = [threading.Thread(target=search) for _ in range(40)]
+    threads = [threading.Thread(target=read) for _ in range(40)]
     for thread in threads:
         thread.start()
     wait_until(lambda: statuses.count(503) == 24, timeout=10)  # 16 run or wait; more are refused
+    yield
+    go_on.set()
+    for thread in threads:
+        thread.join(20)
+    assert statuses.count(200) == 16
+
+
+def require_short_calls(address: str) -> None:
     with client(address, headers={"Authorization": f"Bearer {TOKEN}"}) as made:
         began = time.monotonic()
         assert made.get("/readyz").json()["database"] == "ok"
         assert made.post("/api/tasks", json={"type": "mail"}).status_code == 201
         assert made.get("/api/tasks").status_code == 200
-        assert made.get("/api/tasks?full=true").status_code == 200  # slow, and of another client
+        assert made.get("/api/tasks?full=true&limit=1").status_code == 200  # slow, and of another client
         assert time.monotonic() - began < 5
-    searching.set()
-    for thread in threads:
-        thread.join(20)
-    assert statuses.count(200) == 16
+
+
+def test_searches_hold_up_no_short_call_and_no_health_check(
+    address: str, queue: Queue, searching: threading.Event
+) -> None:
+    with many_reads(address, "/api/tasks?search=payload.a:1", searching):
+        require_short_calls(address)
+
+
+@pytest.mark.parametrize("path", ["/api/tasks/large", "/jobs/large"])
+def test_large_jobs_hold_up_no_short_call_and_no_health_check(
+    address: str, queue: Queue, reading: threading.Event, path: str
+) -> None:
+    with many_reads(address, path, reading):
+        require_short_calls(address)
+        with client(address, headers={"Authorization": f"Bearer {TOKEN}"}) as made:
+            assert made.get("/api/tasks/large/why").json()["status"] == "pending"  # not read for this
+            assert made.get("/jobs/large/delete").status_code == 200
+            assert made.get("/api/tasks/nobody").status_code == 404
 
 
 def test_health_checks_share_one_look_at_the_database(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:

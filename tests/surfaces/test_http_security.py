@@ -279,9 +279,13 @@ LINK = {"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
-def test_foreign_page_may_link_to_ours(api: httpx.Client, site: str) -> None:
+def test_link_of_a_foreign_page_makes_the_browser_ask_again_by_itself(api: httpx.Client, site: str) -> None:
     for path in ("/", "/docs", "/jobs?status=failed"):
-        assert api.get(path, headers={**LINK, "Sec-Fetch-Site": site}).status_code == 200
+        answer = api.get(path, headers={**LINK, "Sec-Fetch-Site": site})
+        assert (answer.status_code, answer.headers.get("Refresh")) == (403, "0")
+        assert api.get(path, headers={**LINK, "Sec-Fetch-Site": "same-origin"}).status_code == 200
+    fetched = api.get("/", headers={"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "no-cors"})
+    assert (fetched.status_code, fetched.headers.get("Refresh")) == (403, None)
 
 
 @pytest.mark.parametrize(
@@ -291,6 +295,7 @@ def test_foreign_page_may_link_to_ours(api: httpx.Client, site: str) -> None:
         {"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "cors", "Sec-Fetch-Dest": "empty"},
         {"Sec-Fetch-Site": "cross-site", **LINK, "Sec-Fetch-Dest": "iframe"},
         {"Sec-Fetch-Site": "cross-site", **LINK, "Sec-Purpose": "prefetch"},
+        {"Sec-Fetch-Site": "cross-site", **LINK},
         {"Sec-Fetch-Site": "cross-site"},
         {"Origin": "https://evil.example"},
     ],

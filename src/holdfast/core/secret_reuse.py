@@ -20,9 +20,13 @@ _PLACE = re.compile(
 )
 """A word in the name of a field that says where something goes."""
 
-_ORIGIN = re.compile(r"(?:[a-z][a-z0-9+.-]*:)?//[^/?#\s]+", re.IGNORECASE)
+_URL = re.compile(r"((?:[a-z][a-z0-9+.-]*:)?//[^/?#\\\s]+)(?:[/?#]((?!//).)*)?", re.IGNORECASE | re.DOTALL)
+"""One URL that everybody reads alike. Some take a line end out of one, and a backslash for a slash."""
+
 _HOST = re.compile(
-    r"(?:localhost|(?:[a-z0-9_-]+\.)+[a-z][a-z0-9-]+|\d+\.\d+\.\d+\.\d+)\.?(?::\d+)?", re.IGNORECASE
+    r"(?:localhost|(?:[a-z0-9_-]+\.)+[a-z][a-z0-9-]+|\d+\.\d+\.\d+\.\d+)\.?(?::\d+)?|"
+    r"[a-z][a-z0-9_-]*:\d+|\[[0-9a-f:.]+\](?::\d+)?",
+    re.IGNORECASE,
 )
 
 
@@ -66,8 +70,10 @@ def _names_place(name: str) -> bool:
 
 def _place(value: Any, *, named: bool) -> object:
     if isinstance(value, str):
-        if origins := _ORIGIN.findall(value):
-            return [origin.lower() for origin in origins]
+        if url := _URL.fullmatch(value):
+            return url[1].lower()
         if _HOST.fullmatch(value):
             return value.lower()
+        if "//" in value:  # a URL among other words, or in another one
+            return value
     return value if named else None

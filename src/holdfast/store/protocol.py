@@ -571,6 +571,9 @@ class Store(Protocol):
 
     def get_job(self, job_id: str) -> Job | None: ...
 
+    def job_size(self, job_id: str) -> int:
+        """Characters of a job's payload, result and details of failures; 0 if there is no such job."""
+
     def read_log_tail(self, job_id: str) -> LogTail | None: ...
 
     def get_jobs(self, job_ids: Sequence[str]) -> list[Job]:

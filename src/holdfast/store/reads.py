@@ -70,6 +70,14 @@ class Reads:
         )
         return job_from(row, tuple(failure_from(failure) for failure in failures))
 
+    def job_size(self, job_id: str) -> int:
+        row = self._reader.read_one(
+            "SELECT length(payload) + coalesce(length(result), 0) + (SELECT coalesce(sum(length(detail)), 0)"
+            " FROM holdfast_failures WHERE seq = holdfast_jobs.seq) FROM holdfast_jobs WHERE id = ?",
+            (job_id,),
+        )
+        return int(row[0]) if row else 0
+
     def known_job(self, job_id: str) -> Job:
         """The job, which must exist."""
         job = self.get_job(job_id)

@@ -11,7 +11,6 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.staticfiles import StaticFiles
 
 from holdfast import __version__
 from holdfast.core.job import check_type
@@ -27,6 +26,7 @@ from holdfast.web.dashboard import reconcile as reconcile_page
 from holdfast.web.desk import Desk, root_of
 from holdfast.web.guard import Guard
 from holdfast.web.openapi import make_document
+from holdfast.web.static_files import StaticFiles
 
 _STATIC = Path(__file__).parent / "dashboard" / "static"
 
@@ -101,7 +101,7 @@ def create_app(
     app.state.routes = [route for router in routers for route in router.routes]
     app.router.routes.extend(app.state.routes)  # include_router() would make each of them anew
     app.add_route("/openapi.json", openapi, include_in_schema=False)
-    app.mount("/static", StaticFiles(directory=_STATIC), name="static")
+    app.add_route("/static/{name:path}", StaticFiles(_STATIC).answer, include_in_schema=False)
     app.add_middleware(
         Guard,
         access=access,

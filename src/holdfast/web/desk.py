@@ -11,9 +11,9 @@ from typing import ParamSpec, TypeVar
 
 from starlette.requests import Request
 
-from holdfast.core.job import base_type
+from holdfast.core.job import Job, base_type, require_possible_id
 from holdfast.core.rate_limit import Bucket, full
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, JobNotFound
 from holdfast.jobs import BUILT_IN
 from holdfast.queue import Queue
 from holdfast.web.errors import Refused, too_many
@@ -27,6 +27,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _SHORT_CALLS = 8
+_LARGE_JOB = 16 * 1024
+"""Characters that a job may hold to be read, redacted and written by a short call."""
+
 _CLIENTS_REMEMBERED = 10_000
 
 
@@ -76,6 +79,13 @@ class Desk:
             return await self.read_slowly(request, function, *args, **kwargs)
         return await self.call(function, *args, **kwargs)
 
+    async def read_job(self, request: Request, id: str, look: Callable[[Job], T]) -> T:
+        """What somebody makes of a job and all that it holds. With a large one this is a slow read."""
+        try:
+            return await self.call(_look_unless_large, self.queue, id, look)
+        except _IsLarge:
+            return await self.read_slowly(request, _look_at, self.queue, id, look)
+
     async def call_long(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The same for a call that changes many jobs, one at a time."""
         return await run_in(self._long, partial(function, *args, **kwargs))
@@ -110,6 +120,24 @@ class Desk:
         self._slow.close()
         self._long.shutdown(wait=False)
         self.check_health.close()
+
+
+class _IsLarge(Exception):
+    """A job holds too much for a short call."""
+
+
+def _look_unless_large(queue: Queue, id: str, look: Callable[[Job], T]) -> T:
+    require_possible_id(id)
+    if queue.store.job_size(id) > _LARGE_JOB:
+        raise _IsLarge
+    return _look_at(queue, id, look)
+
+
+def _look_at(queue: Queue, id: str, look: Callable[[Job], T]) -> T:
+    job = queue.get(id)
+    if job is None:
+        raise JobNotFound(id)
+    return look(job)
 
 
 def _check_health(queue: Queue) -> tuple[str, int]:

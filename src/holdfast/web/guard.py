@@ -129,13 +129,20 @@ class Guard:
 
     def _refuse_foreign(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         """Another site's page may change nothing, and where no token is asked for it may not read either:
-        it would not see the answer, but could keep us busy."""
+        it would not see the answer, but could keep us busy.
+
+        It could do so by links as well, if it followed one after another before the first is answered. So a
+        link leads to this refusal, which makes the browser ask again, now of its own accord.
+        """
         if not self._access.is_foreign(headers):
             return
         if scope["method"] not in READING:
             raise Refused(403, "foreign_origin", "another site's page may not change anything here")
-        if self._access.is_for_this_machine and not _is_followed_link(headers):
-            raise Refused(403, "foreign_origin", "another site's page may link here, and not load anything")
+        if self._access.is_for_this_machine:
+            again = {"Refresh": "0"} if _is_followed_link(headers) else {}
+            raise Refused(
+                403, "foreign_origin", "another site's page may link here, and not load anything", again
+            )
 
     async def _identify(
         self, scope: Scope, headers: dict[bytes, bytes]

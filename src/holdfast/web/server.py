@@ -2,8 +2,8 @@
 
 uvicorn alone waits for a request, and for an answer to be read, for ever. Here whoever keeps us waiting is
 let go: a connection whose request has not come or whose answer was not read within seconds, also one that is
-closing; and, when there are as many as the process may have, the one that has kept us waiting for longest.
-So slow or idle clients can't keep the others out.
+closing; and, when there are as many as the process may have, one that sends requests faster than they are
+answered, or the one that has kept us waiting for longest. So nobody can keep the others out.
 """
 
 from __future__ import annotations
@@ -92,11 +92,17 @@ class PatientProtocol(H11Protocol):
         if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
             self.transport.close()
 
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether it has sent a request before the last one was answered, as hardly any client does."""
+        return bool(self.flow.read_paused)
+
     def _make_room(self) -> None:
-        """Let the one go that has kept us waiting for longest; if none does, the one that has just come."""
-        others = (c for c in self.connections if isinstance(c, PatientProtocol) and c is not self)
-        waiting = [c for c in others if c.keeps_us_waiting]
-        min(waiting, key=lambda c: c.since, default=self).transport.abort()
+        """Let one go that runs ahead, or else the one that has kept us waiting for longest; if there is none,
+        the one that has just come."""
+        others = [c for c in self.connections if isinstance(c, PatientProtocol) and c is not self]
+        found = [c for c in others if c.runs_ahead] or [c for c in others if c.keeps_us_waiting]
+        min(found, key=lambda c: c.since, default=self).transport.abort()
 
     @property
     def is_stream(self) -> bool:

@@ -217,14 +217,10 @@ def _bulk(queue: Queue, order: schema.Bulk) -> dict[str, Any]:
 async def get_task(request: Request, id: JobId) -> Response:
     """Everything about a job. Fields whose names say that they are secret show [redacted]."""
     _refuse_reserved(id)
-    desk = desk_of(request)
-    return Response(await desk.call(_whole, desk.queue, id), media_type="application/json")
+    return Response(await desk_of(request).read_job(request, id, _whole), media_type="application/json")
 
 
-def _whole(queue: Queue, id: str) -> bytes:
-    job = queue.get(id)
-    if job is None:
-        raise JobNotFound(id)
+def _whole(job: Job) -> bytes:
     return json_bytes(shapes.task(job, redact))
 
 
@@ -234,11 +230,12 @@ def _refuse_reserved(id: str) -> None:
         raise HTTPException(405)
 
 
-async def _known(desk: Desk, id: str) -> Job:
-    job = await desk.call(desk.queue.get, id)
-    if job is None:
+async def known_job(desk: Desk, id: str) -> Job:
+    """The job, without what may be large."""
+    found = await desk.call(desk.queue.get_many, [id])
+    if not found:
         raise JobNotFound(id)
-    return job
+    return found[0]
 
 
 @router.delete(
@@ -287,7 +284,7 @@ async def cancel_task(request: Request, id: JobId) -> Response:
 async def why(request: Request, id: JobId) -> Response:
     """Why a job is not running (yet), and when that will change; for a finished one, how it ended."""
     desk = desk_of(request)
-    job = await _known(desk, id)
+    job = await known_job(desk, id)
     return json_response(shapes.reasons(job, await desk.call(desk.queue.why, id)))
 
 
@@ -306,7 +303,7 @@ async def logs(
 ) -> Response:
     """What a shell job has printed, every attempt under its own heading; as text for Accept: text/plain."""
     desk = desk_of(request)
-    job = await _known(desk, id)
+    job = await known_job(desk, id)
     text = await desk.read_slowly(request, whole_output, job, desk.queue.store, tail)
     if request.headers.get("accept", "").startswith("text/plain"):
         return Response(text, media_type="text/plain; charset=utf-8")

@@ -13,10 +13,10 @@ from holdfast.core.clock import to_datetime
 from holdfast.core.job import Job, Status
 from holdfast.core.payload import decode_strictly
 from holdfast.core.redact import redact
-from holdfast.errors import InvalidPayload, JobNotFound, NoOutput
+from holdfast.errors import InvalidPayload, NoOutput
 from holdfast.jobs.output_log import from_whole_character, output_of
 from holdfast.store.protocol import Store
-from holdfast.web.api.tasks import retry_with, whole_output
+from holdfast.web.api.tasks import known_job, retry_with, whole_output
 from holdfast.web.dashboard.jobs import actions_for, duration
 from holdfast.web.dashboard.page import done, local_path, page, query_of, require_change, submitted
 from holdfast.web.desk import Desk, desk_of
@@ -91,50 +91,47 @@ async def _show(
     request: Request, id: str, status: int = 200, *, edited: str | None = None, problem: str | None = None
 ) -> Response:
     desk = desk_of(request)
-    view = await desk.call(_look, desk, id)
-    if edited is not None:
-        view["editable"] = edited
-    return page(
-        request, "job.html", status, address=f"/jobs/{id}", events=f"id={id}", problem=problem, **view
-    )
+
+    def show(found: Job) -> Response:
+        view = _look(desk, found)
+        if edited is not None:
+            view["editable"] = edited
+        return page(
+            request, "job.html", status, address=f"/jobs/{id}", events=f"id={id}", problem=problem, **view
+        )
+
+    return await desk.read_job(request, id, show)
 
 
-def _look(desk: Desk, id: str) -> dict[str, Any]:
+def _look(desk: Desk, found: Job) -> dict[str, Any]:
     queue = desk.queue
-    found = queue.get(id)
-    if found is None:
-        raise JobNotFound(id)
-    children = queue.children(id)
+    children = queue.children(found.id)
     now = to_datetime(queue.store.now())
+    payload = redact(found.payload)
+    text = json.dumps(payload, indent=2, ensure_ascii=False)
+    is_too_large = len(text) > _LONGEST_EDITED
     return {
         "now": now,
         "job": found,
         "actions": actions_for(found),
-        "reasons": queue.why(id),
+        "reasons": queue.why(found.id),
         "steps": timeline(found),
-        "payload": redact(found.payload),
+        "payload": payload,
         "result": redact(found.result),
-        "is_too_large": len(_text(found.payload)) > _LONGEST_EDITED,
-        "editable": _editable(desk, found),
+        "is_too_large": is_too_large,
+        "editable": text if not is_too_large and _may_edit(desk, found) else None,
         "children": queue.get_many(children[:MOST_CHILDREN]),
         "child_count": len(children),
-        "parent": queue.get(found.parent_id) if found.parent_id else None,
+        "parent": next(iter(queue.get_many([found.parent_id] if found.parent_id else [])), None),
         "output": _output(found, queue.store),
         "workers": {worker.id: f"{worker.host} {worker.pid}" for worker in queue.store.list_workers()},
         "seconds": duration(found, now),
     }
 
 
-def _editable(desk: Desk, job: Job) -> str | None:
-    """The payload as it may be changed for a retry; None if it may not."""
-    if "retry" not in actions_for(job) or not desk.may_enqueue(job.type):
-        return None
-    text = _text(job.payload)
-    return text if len(text) <= _LONGEST_EDITED else None
-
-
-def _text(payload: dict[str, Any]) -> str:
-    return json.dumps(redact(payload), indent=2, ensure_ascii=False)
+def _may_edit(desk: Desk, job: Job) -> bool:
+    """Whether another payload is taken for a retry."""
+    return "retry" in actions_for(job) and desk.may_enqueue(job.type)
 
 
 def _output(job: Job, store: Store) -> dict[str, Any] | None:
@@ -155,9 +152,7 @@ def _output(job: Job, store: Store) -> dict[str, Any] | None:
 async def output(request: Request, id: str) -> Response:
     """All that a command has printed, as text."""
     desk = desk_of(request)
-    found = await desk.call(desk.queue.get, id)
-    if found is None:
-        raise JobNotFound(id)
+    found = await known_job(desk, id)
     text = await desk.read_slowly(request, whole_output, found, desk.queue.store, None)
     return Response(text, media_type="text/plain; charset=utf-8")
 
@@ -204,9 +199,7 @@ async def confirm_delete(request: Request, id: str) -> Response:
     """Asks first: nothing is changed yet."""
     require_change(request)
     desk = desk_of(request)
-    found = await desk.call(desk.queue.get, id)
-    if found is None:
-        raise JobNotFound(id)
+    found = await known_job(desk, id)
     back = local_path(query_of(request).get("back") or f"/jobs/{id}")
     return page(request, "delete.html", job=found, back=back)
 
