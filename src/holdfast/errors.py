@@ -128,9 +128,13 @@ class KeyTaken(DuplicateJob):
 class KeyHeld(KeyTaken):
     """The job can't be retried: another job holds its key."""
 
-    def __init__(self, job_id: str, key: str) -> None:
+    def __init__(self, job_id: str, key: str, *, is_finished: bool = False) -> None:
         HoldfastError.__init__(
-            self, f"the key {key!r} is held by job {job_id!r} now", hint="cancel one of them"
+            self,
+            f"the key {key!r} is held by job {job_id!r} now",
+            hint="delete that job, or wait until its key_for is over"
+            if is_finished
+            else "cancel that job, or wait until it has finished",
         )
         self.job_id = job_id
         self.key = key

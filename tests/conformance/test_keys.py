@@ -215,18 +215,29 @@ def test_retry_is_refused_when_another_job_holds_the_key(store: Store) -> None:
     with pytest.raises(KeyHeld) as refused:
         store.retry_job("a", None)
     assert (refused.value.job_id, refused.value.key) == ("b", "k")
+    assert refused.value.hint == "cancel that job, or wait until it has finished"
     assert everything(store) == before
+    store.cancel_job("b")
+    assert store.retry_job("a", None).status is Status.PENDING
 
 
 def test_retry_is_refused_while_key_for_of_another_lasts(store: Store, clock: MovableClock) -> None:
     end_with(store, "a", "failed")
     finished(store, "b", key="k", key_for=60)
     clock.advance(59)
-    with pytest.raises(KeyHeld):
+    with pytest.raises(KeyHeld) as refused:
         store.retry_job("a", None)
+    assert refused.value.hint == "delete that job, or wait until its key_for is over"
     clock.advance(1)
     assert store.retry_job("a", None).status is Status.PENDING
     assert is_held_by(store, "a")
+
+
+def test_retry_is_allowed_when_the_finished_holder_of_the_key_is_deleted(store: Store) -> None:
+    end_with(store, "a", "failed")
+    finished(store, "b", key="k", key_for=60)
+    store.delete_job("b")
+    assert store.retry_job("a", None).status is Status.PENDING
 
 
 def test_retry_of_a_job_that_still_holds_its_key_is_allowed(store: Store, clock: MovableClock) -> None:

@@ -484,6 +484,7 @@ def test_the_second_signal_gives_jobs_back_and_ends_at_once(desk: Desk) -> None:
     assert time.monotonic() - asked < 5
     assert (desk.job(id).status, desk.job(id).attempts) == ("pending", 0)
     assert running.errors() == ""
+    assert running.events("log") == []
     desk.wait_empty()
 
 

@@ -496,6 +496,21 @@ def test_savepoints_of_the_handler_are_its_own_business(queue: Queue) -> None:
     assert rows(queue) == ["kept"]
 
 
+def test_statement_of_a_handler_reaches_sqlite_as_it_is_written(queue: Queue) -> None:
+    """Our own are rewritten for Pythons that take '?1' for a name; in a handler's it may be anything."""
+
+    @queue.job
+    def insert(ctx: Context) -> None:
+        with ctx.transaction() as connection:
+            connection.execute("INSERT INTO app (value) VALUES ('page?1=' || ?)", ("a",))
+            connection.execute("INSERT INTO app (value) VALUES ('page?1')")
+
+    job = queue.enqueue("insert")
+    assert queue.drain() == 1
+    assert get(queue, job.id).status == "completed", get(queue, job.id).error
+    assert rows(queue) == ["page?1=a", "page?1"]
+
+
 @both_engines
 def test_connection_is_of_no_use_after_the_block(queue: Queue) -> None:
     kept: list[Any] = []

@@ -108,7 +108,7 @@ def rates(minutes: Sequence[Minute], now: int) -> dict[str, Rates]:
 class Durations(Struct, frozen=True, kw_only=True):
     """How long the attempts of a type took, in seconds. Percentiles are upper bounds, from a histogram.
 
-    `count` is how many were measured. A worker that is killed takes its last seconds of them with it.
+    `count` is how many were measured. A worker that is killed takes those of its last second with it.
     """
 
     count: int

@@ -64,7 +64,10 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         desk.open()
-        yield
+        try:
+            yield
+        except asyncio.CancelledError:
+            return  # a server that stops at once waits for nothing, and has no error to log
         await asyncio.to_thread(desk.close)
 
     app = FastAPI(

@@ -400,7 +400,7 @@ class FailedJobs(BaseModel):
 
 
 class Durations(BaseModel):
-    count: int
+    count: Annotated[int, Field(description="attempts that were measured")]
     mean: float
     p50: float | None
     p95: float | None

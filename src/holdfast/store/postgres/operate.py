@@ -135,9 +135,11 @@ def _retry(
             retried = session.count(_RETRY, [now, job_id, payload, key])
     except UniqueViolation:
         holders = session.rows(
-            "SELECT id FROM holdfast_jobs WHERE type = $1 AND key = $2 AND key_held", [type, held]
+            "SELECT id, finished_at IS NOT NULL FROM holdfast_jobs WHERE type = $1 AND key = $2 AND key_held",
+            [type, held],
         )
-        raise KeyHeld(holders[0][0] if holders else "?", held) from None
+        holder, is_finished = holders[0] if holders else ("?", False)
+        raise KeyHeld(holder, held, is_finished=is_finished) from None
     if not retried:
         _refuse(session, job_id, "retried")
 

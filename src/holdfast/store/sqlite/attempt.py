@@ -84,6 +84,8 @@ class HandlerConnection(Guarded, sqlite3.Connection):
     """The connection a handler gets: a plain one, but for what would end the transaction early."""
 
     how_it_ends = "SQLite itself rolls back at ON CONFLICT ROLLBACK, and when the disk is full"
+    is_completing = False
+    """Whether the statements are ours, no longer the handler's."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -97,7 +99,9 @@ class HandlerConnection(Guarded, sqlite3.Connection):
         return super().cursor(_guarded_kind(factory))
 
     def execute(self, *args: Any, **kwargs: Any) -> Any:
-        return self.cursor().execute(*understood(*args, **kwargs))
+        # A handler's statement reaches SQLite as it is written: a '?1' in it may be part of a literal.
+        given = understood(*args) if self.is_completing else args
+        return self.cursor().execute(*given, **kwargs)
 
     def executemany(self, *args: Any, **kwargs: Any) -> Any:
         return self.cursor().executemany(*args, **kwargs)
@@ -182,6 +186,7 @@ class SqliteAttemptTransaction:
             self._close()
 
     def _finish(self, decision: Decision, children: Sequence[NewJob]) -> None:
+        self.connection.is_completing = True
         finish = completion_of(self._claim, decision, children)
         if not finish_jobs(self.connection, [finish], self._clock()):
             raise LeaseLost

@@ -71,12 +71,12 @@ def retry_job(
         retried = connection.execute(_RETRY, (now, payload, job_id, key)).rowcount
     except sqlite3.IntegrityError:
         type, key = row
-        holder = connection.execute(
-            "SELECT id FROM holdfast_jobs INDEXED BY holdfast_jobs_key"
+        holder, is_finished = connection.execute(
+            "SELECT id, finished_at IS NOT NULL FROM holdfast_jobs INDEXED BY holdfast_jobs_key"
             " WHERE type = ? AND key = ? AND key_held = 1",
             (type, key),
-        ).fetchone()[0]
-        raise KeyHeld(holder, key) from None
+        ).fetchone()
+        raise KeyHeld(holder, key, is_finished=is_finished) from None
     if retried == 0:
         _refuse(connection, job_id, "retried")
 
