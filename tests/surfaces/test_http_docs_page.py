@@ -31,6 +31,7 @@ HIDDEN = {
     ("POST", "/login"),
     ("POST", "/logout"),
     ("GET", "/openapi.json"),
+    ("GET", "/static/{name:path}"),
     ("GET", "/jobs"),
     ("GET", "/jobs/bulk"),
     ("POST", "/jobs/bulk"),
