@@ -13,6 +13,7 @@ from psycopg.generators import send
 from psycopg.pq import TransactionStatus
 
 from holdfast.errors import StoreUnavailable
+from holdfast.store.postgres.bounds import SHORT
 from holdfast.store.postgres.clock import NOW
 
 OLDEST_SERVER = 130000
@@ -94,6 +95,17 @@ def set_own(synchronous_commit: str) -> str:
     return f"concat({_set({'synchronous_commit': synchronous_commit, **tcp})})"
 
 
+def _unless_set(name: str, seconds: float) -> str:
+    set_already = f"nullif(current_setting('{name}'), '0')"
+    return f"coalesce({set_already}, '{round(1000 * seconds)}ms')"
+
+
+_BOUNDS = {
+    "lock_timeout": _unless_set("lock_timeout", SHORT.lock),
+    "statement_timeout": _unless_set("statement_timeout", SHORT.statement),
+}
+"""For statements that are transactions by themselves. Others carry their own."""
+
 _GREET = f"""
 SELECT coalesce(quote_ident(coalesce($1, current_schema())), ''),
     (SELECT oid::bigint FROM pg_database WHERE datname = current_database()), pg_backend_pid() = $3,
@@ -102,7 +114,7 @@ SELECT coalesce(quote_ident(coalesce($1, current_schema())), ''),
     current_setting('default_transaction_isolation') = 'read committed'
         AND current_setting('default_transaction_read_only') = 'off',
     current_setting('transaction_timeout', true) IS NOT NULL, {NOW},
-    CASE WHEN pg_backend_pid() = $3 THEN {set_own(_SYNCHRONOUS)} END
+    CASE WHEN pg_backend_pid() = $3 THEN concat({set_own(_SYNCHRONOUS)}, {_set(_BOUNDS)}) END
 """
 
 
