@@ -726,7 +726,7 @@ def test_worker_goes_on_while_a_job_is_inside_its_block(
 ) -> None:
     """Its row is locked for as long: a turn that writes about it passes over it."""
 
-    @queue.job(max_attempts=1, timeout=0.05 if "timeout" in what else None)
+    @queue.job(max_attempts=1, timeout=1 if "timeout" in what else None)  # time to get into the block
     def slow(ctx: Context) -> None:
         with ctx.transaction():
             if what == "held timeout":
