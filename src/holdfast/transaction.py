@@ -38,6 +38,7 @@ class Transaction:
         self._attempt = attempt
         host = attempt.host
         seconds = host.settings().transaction_seconds
+        self._result_limit = attempt.result_limit  # inside the block nothing waits for another connection
         self._threads = host.transaction_threads
         self._transaction = host.store.begin_attempt_transaction(attempt.claim, seconds)
         self._scope: Scope | None = None
@@ -118,9 +119,7 @@ class Transaction:
         return self._commit if kind is None else self._transaction.rollback
 
     def _commit(self) -> None:
-        claim = self._attempt.claim
-        settings = self._attempt.host.settings()
-        result = encode_result(self._context.result, settings.get("max_result_bytes", claim.type))
+        result = encode_result(self._context.result, self._result_limit)
         self._transaction.commit(completion(result), self._attempt.children, self._committed)
 
     def _committed(self) -> None:

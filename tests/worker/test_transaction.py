@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import Context, Job, Queue
+from holdfast import Context, Job, Queue, live_settings
 from holdfast.errors import HoldfastError, LeaseLost, NestedWrite, TransactionExpired
 from holdfast.events import HandlerErrorIgnored, HandlerStuck, JobCompleted, OutcomeRefused
 from holdfast.store.postgres.attempt_pool import AttemptPool
@@ -714,6 +714,47 @@ def test_effect_is_not_held_for_a_block_that_sqlite_has_rolled_back(queue: Queue
     queue.drain()
     assert get(queue, job.id).status == "failed"
     assert effects == []
+
+
+@both_engines
+@pytest.mark.parametrize("is_async", [False, True])
+def test_block_waits_for_no_connection_but_its_own(
+    queue: Queue, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch, is_async: bool
+) -> None:
+    """Those who have one may be waiting for this block to end."""
+    monkeypatch.setattr(live_settings, "_OLD_AFTER", 0.0)
+    read, readers, in_block = queue.store.get_settings, set(), threading.Event()
+
+    def spy() -> Any:
+        if in_block.is_set():
+            readers.add(threading.current_thread().name)
+        return read()
+
+    monkeypatch.setattr(queue.store, "get_settings", spy)
+    queue.job(name="child")(lambda: None)
+
+    def write(ctx: Context) -> str:
+        in_block.set()
+        ctx.enqueue("child")
+        return threading.current_thread().name
+
+    @queue.job
+    def thread(ctx: Context) -> None:
+        with ctx.transaction():
+            ctx.result = write(ctx)
+        in_block.clear()
+
+    @queue.job
+    async def coroutine(ctx: Context) -> None:
+        async with ctx.transaction():
+            ctx.result = write(ctx)
+        in_block.clear()
+
+    start_worker()
+    ended = run_one(queue, "coroutine" if is_async else "thread")
+    assert ended.status == "completed"
+    assert ended.result not in readers
+    assert not any(name.startswith("holdfast-transaction") for name in readers)
 
 
 on_postgres = pytest.mark.parametrize("engine", ["postgres"], indirect=True)
