@@ -185,6 +185,10 @@ class Database:
         self.pool.close()
         self.attempts.close()
 
+    def close_idle(self) -> None:
+        self.pool.forget_idle()
+        self.attempts.forget_idle()
+
     # Reading.
 
     def read(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:

@@ -137,6 +137,9 @@ class PostgresStore(Reads):
     def close_thread(self) -> None:
         """Nothing: connections belong to no thread."""
 
+    def close_idle(self) -> None:
+        self.database.close_idle()
+
     def transaction(self) -> AbstractContextManager[Any]:
         return self.database.transaction(may_fail=True)
 
