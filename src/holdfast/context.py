@@ -63,6 +63,7 @@ class Attempt:
         "on_commit",
         "on_interrupt",
         "on_progress",
+        "on_wait",
         "started",
         "started_at",
         "stop_reason",
@@ -87,6 +88,8 @@ class Attempt:
         self.on_interrupt: Callable[[], None] | None = None
         self.on_commit: Callable[[], None] | None = None
         self.on_progress: Callable[[Attempt, float, str | None], None] | None = None
+        self.on_wait: Callable[[], None] | None = None
+        """Called now and then while it waits for a connection."""
         self.claimed = 0.0
         """When the job was claimed, on the monotonic clock."""
         self.leased_until = math.inf

@@ -10,6 +10,7 @@ from holdfast.core.settings import Settings
 from holdfast.errors import StoreError
 from holdfast.registry import Registry
 from holdfast.store.protocol import Store
+from holdfast.store.scope import is_inside
 
 _OLD_AFTER = 0.5
 
@@ -26,16 +27,21 @@ class LiveSettings:
         self._known: tuple[float, int, Settings] | None = None
 
     def get(self) -> Settings:
-        """As read half a second ago or, in trouble, when that was last possible."""
+        """As read half a second ago or, in trouble, when that was last possible.
+
+        Inside ctx.transaction() what is known will do: who is in the block must not wait for a connection,
+        and those who wait for this one would wait for him.
+        """
         known = self._known
         if known is None:
             return self.refresh()
         read_at, generation, settings = known
-        if time.monotonic() - read_at > _OLD_AFTER or generation != self._registry.generation:
+        is_old = time.monotonic() - read_at > _OLD_AFTER or generation != self._registry.generation
+        if is_old and not is_inside(self._store().url):
             try:
                 return self.refresh()
-            except StoreError:
-                pass  # what is known will do: a handler's work must not fail for it
+            except StoreError:  # what is known will do: a handler's work must not fail for it
+                self._known = time.monotonic(), generation, settings
         return settings
 
     def refresh(self) -> Settings:

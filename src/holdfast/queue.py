@@ -155,6 +155,12 @@ class Queue:
         if store is not None:
             store.close()
 
+    def close_idle(self) -> None:
+        """Close the connections that nobody uses at the moment; they are made again when they are needed."""
+        store = self._store
+        if store is not None:
+            store.close_idle()
+
     def __enter__(self) -> Self:
         return self
 

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from holdfast.core.lifecycle import completion
 from holdfast.core.payload import encode_result
-from holdfast.errors import Interrupted
+from holdfast.errors import (
+    DatabaseReplaced,
+    HoldfastError,
+    Interrupted,
+    QueueArriving,
+    QueueClosed,
+    QueueMoved,
+    StoreUnavailable,
+)
 from holdfast.store.scope import Scope
 from holdfast.threads import Threads
 
@@ -15,7 +24,10 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from holdfast.context import Attempt, Context
+    from holdfast.store.protocol import AttemptTransaction
 
+_PAUSE = 0.25
+"""Seconds after which a store that could not be reached is tried again."""
 _BEGINNING = 8
 _ENDING = 1000
 """More than a queue ever has blocks open: what begins may wait for what ends, which waits for nobody."""
@@ -36,14 +48,13 @@ class Transaction:
     def __init__(self, context: Context, attempt: Attempt) -> None:
         self._context = context
         self._attempt = attempt
-        host = attempt.host
-        seconds = host.settings().transaction_seconds
-        self._threads = host.transaction_threads
-        self._transaction = host.store.begin_attempt_transaction(attempt.claim, seconds)
+        self._threads = attempt.host.transaction_threads
         self._scope: Scope | None = None
         self._is_abandoned = False
 
     def hold(self) -> None:
+        if self._scope is None:
+            raise HoldfastError("ctx.hold() belongs inside ctx.transaction()")
         self._transaction.hold()
 
     def __enter__(self) -> Any:
@@ -89,12 +100,32 @@ class Transaction:
             raise
 
     def _begin(self) -> None:
+        self._transaction = self._prepare_patiently()
         self._transaction.begin(self._check_wait)
+
+    def _prepare_patiently(self) -> AttemptTransaction:
+        """What the block needs to know, from a store that a handler's own process may have to open first."""
+        while True:
+            try:
+                return self._prepare()
+            except (QueueClosed, QueueMoved, QueueArriving, DatabaseReplaced):
+                raise
+            except StoreUnavailable:
+                self._check_wait()
+            time.sleep(_PAUSE)
+
+    def _prepare(self) -> AttemptTransaction:
+        attempt, host = self._attempt, self._attempt.host
+        seconds = host.settings().transaction_seconds
+        self._result_limit = attempt.result_limit  # inside the block nothing waits for another connection
+        return host.store.begin_attempt_transaction(attempt.claim, seconds)
 
     def _check_wait(self) -> None:
         """As long as it can't begin: ends the wait of an attempt that is to stop."""
         if self._attempt.stop_reason is not None or self._is_abandoned:
             raise Interrupted(self._attempt.stop_reason)
+        if self._attempt.on_wait is not None:
+            self._attempt.on_wait()
 
     def _abandon(self, begun: Future[None]) -> None:
         if not begun.cancelled() and begun.exception() is None:
@@ -126,9 +157,7 @@ class Transaction:
         return self._commit if kind is None else self._transaction.rollback
 
     def _commit(self) -> None:
-        claim = self._attempt.claim
-        settings = self._attempt.host.settings()
-        result = encode_result(self._context.result, settings.get("max_result_bytes", claim.type))
+        result = encode_result(self._context.result, self._result_limit)
         self._transaction.commit(completion(result), self._attempt.children, self._committed)
 
     def _committed(self) -> None:

@@ -110,6 +110,25 @@ def test_next_handler_finds_nothing_of_the_last_in_its_session(store: PostgresSt
             own.execute(statement)
 
 
+OWN = ["synchronous_commit", "tcp_keepalives_idle", "tcp_keepalives_interval", "tcp_keepalives_count"]
+OWN.append("tcp_user_timeout")
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_session_of_handlers_is_as_durable_and_as_soon_found_lost_as_any_other(
+    store: PostgresStore, end: str
+) -> None:
+    """Each of these settings is the session's own, which no configuration of the server's changes."""
+    for id in ("a", "b", "c"):
+        with suppress(ZeroDivisionError), block(store, id) as own:
+            sources = own.execute("SELECT name, source FROM pg_settings WHERE name = ANY (%s)", [OWN])
+            assert dict(sources.fetchall()) == dict.fromkeys(OWN, "session")
+            assert own.execute("SHOW synchronous_commit").fetchone() == ("on",)
+            own.execute("SET synchronous_commit = off")
+            if end == "rollback":
+                raise ZeroDivisionError
+
+
 def test_what_was_kept_of_a_block_does_not_reach_the_session_of_the_next(
     store: PostgresStore, connection: Any
 ) -> None:

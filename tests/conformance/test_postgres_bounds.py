@@ -15,13 +15,14 @@ import pytest
 from holdfast.core.clock import system_clock
 from holdfast.core.job import Status
 from holdfast.core.lifecycle import Completed
-from holdfast.errors import StoreUnavailable
+from holdfast.errors import StoreBusy, StoreUnavailable
 from holdfast.store.open import open_store
 from holdfast.store.postgres import PostgresStore, bounds, database
+from holdfast.store.postgres import store as postgres_store
 from holdfast.store.postgres.errors import ConnectionLost
 from holdfast.store.protocol import Demand
 from tests import postgres
-from tests.conformance.steps import LEASE, claim, claim_one, demand, ending, finish, insert, job, run
+from tests.conformance.steps import LEASE, claim, claim_one, demand, ending, finish, insert, job, new_job, run
 from tests.support import wait_until
 
 IDLE = 0.3
@@ -117,7 +118,16 @@ def test_every_transaction_is_bounded_and_leaves_nothing_behind(store: PostgresS
             assert settings(store) == {name: expected[name] for name in before}
     with store.database.snapshot():
         assert "0" not in settings(store).values()
-    assert settings(store) == before == dict.fromkeys(before, "0")
+    # What is left are the bounds of a statement that is a transaction by itself.
+    alone = {"lock_timeout": "5000", "statement_timeout": "60000"}
+    assert settings(store) == before == dict.fromkeys(before, "0") | alone
+
+
+def test_bounds_that_the_role_has_for_a_single_statement_are_left_to_it(address: str) -> None:
+    options = "-clock_timeout=7s -cstatement_timeout=8s"
+    with opened(postgres.with_parameters(address, options=options)) as store:
+        found = settings(store)
+    assert (found["lock_timeout"], found["statement_timeout"]) == ("7000", "8000")
 
 
 def test_server_that_knows_no_bound_for_a_whole_transaction_is_not_asked_for_one() -> None:
@@ -258,6 +268,31 @@ def test_pause_does_not_wait_for_a_worker_that_is_frozen(store: PostgresStore, o
         assert claim(other) == []
         assert isinstance(frozen.thaw(), StoreUnavailable)
     assert job(store, "a").status is Status.PENDING
+
+
+ENQUEUED: dict[str, list[dict[str, Any]]] = {
+    "one": [{}],
+    "many": [{}, {}],
+    "many, of which one has a key": [{}, {"key": "k"}],
+    "many of a type with a max_depth": [{"max_depth": 9}, {"max_depth": 9}],
+}
+
+
+@pytest.mark.parametrize("how", ENQUEUED)
+def test_nobody_waits_for_ever_for_a_table_that_somebody_has_locked(
+    address: str, store: PostgresStore, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(postgres_store, "LOCK_PATIENCE", 0.1)
+    jobs = [new_job(f"{n}", has_new_id=True, **options) for n, options in enumerate(ENQUEUED[how])]
+    impatient = postgres.with_parameters(address, options="-clock_timeout=100ms")
+    with opened(impatient) as other, psycopg.connect(postgres.server_url()) as application:
+        application.execute(f"LOCK TABLE {store.database.schema}.holdfast_jobs")
+        with pytest.raises(StoreBusy):
+            other.insert_jobs(jobs, wait=False)
+        with pytest.raises(StoreBusy):
+            other.get_job("0")
+        application.rollback()
+        assert all(verdict.inserted for verdict in other.insert_jobs(jobs, wait=False))
 
 
 @pytest.mark.parametrize("duty", ["fold_hours", "remove_silent_workers"])

@@ -72,8 +72,8 @@ class Proxy:
     def decide(self, kind: bytes, content: bytes) -> Cut | None:
         with self._lock:
             cut = self._plan(len(self.messages), kind, content)
+            self.cuts += cut is not None  # before the message can be seen
             self.messages.append(kind)
-            self.cuts += cut is not None
             return cut
 
     def close(self) -> None:

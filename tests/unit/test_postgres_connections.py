@@ -119,6 +119,16 @@ def test_connections_that_nobody_needs_are_closed(
     store.get_settings()
 
 
+def test_idle_connections_can_be_left_to_others_at_any_time(
+    store: PostgresStore, server: psycopg.Connection[Any]
+) -> None:
+    use_at_once(store, 4)
+    with store.transaction():
+        store.close_idle()
+        wait_until(lambda: len(backends(server)) == 1, 10)
+    store.get_settings()
+
+
 def test_there_are_never_more_connections_than_the_address_allows(address: str) -> None:
     most = []
     with closing(opened(postgres.with_parameters(address, pool="2"))) as store:

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from holdfast import Context, Job, Queue
-from holdfast.errors import HoldfastError, LeaseLost, NestedWrite, TransactionExpired
+from holdfast import Context, Job, Queue, live_settings, transaction
+from holdfast.errors import HoldfastError, LeaseLost, NestedWrite, StoreUnavailable, TransactionExpired
 from holdfast.events import HandlerErrorIgnored, HandlerStuck, JobCompleted, OutcomeRefused
 from holdfast.store.postgres.attempt_pool import AttemptPool
 from tests import postgres
@@ -758,6 +758,85 @@ def test_effect_is_not_held_for_a_block_that_sqlite_has_rolled_back(queue: Queue
     assert effects == []
 
 
+@both_engines
+@pytest.mark.parametrize("is_async", [False, True])
+def test_block_waits_for_no_connection_but_its_own(
+    queue: Queue, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch, is_async: bool
+) -> None:
+    """Those who have one may be waiting for this block to end."""
+    monkeypatch.setattr(live_settings, "_OLD_AFTER", 0.0)
+    read, readers, in_block = queue.store.get_settings, set(), threading.Event()
+
+    def spy() -> Any:
+        if in_block.is_set():
+            readers.add(threading.current_thread().name)
+        return read()
+
+    monkeypatch.setattr(queue.store, "get_settings", spy)
+    queue.job(name="child")(lambda: None)
+
+    def write(ctx: Context) -> str:
+        in_block.set()
+        ctx.enqueue("child")
+        return threading.current_thread().name
+
+    @queue.job
+    def thread(ctx: Context) -> None:
+        with ctx.transaction():
+            ctx.result = write(ctx)
+        in_block.clear()
+
+    @queue.job
+    async def coroutine(ctx: Context) -> None:
+        async with ctx.transaction():
+            ctx.result = write(ctx)
+        in_block.clear()
+
+    start_worker()
+    ended = run_one(queue, "coroutine" if is_async else "thread")
+    assert ended.status == "completed"
+    assert ended.result not in readers
+    assert not any(name.startswith("holdfast-transaction") for name in readers)
+
+
+@both_engines
+@pytest.mark.parametrize("is_async", [False, True])
+def test_block_waits_for_a_store_that_can_not_be_reached_yet(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, is_async: bool
+) -> None:
+    """As in a handler's own process, which opens the store for its first block."""
+    monkeypatch.setattr(transaction, "_PAUSE", 0.01)
+    read = queue.store.get_settings
+    refusals = iter([StoreUnavailable("too many clients")] * 3)
+
+    def refuse_at_first() -> Any:
+        for refusal in refusals:
+            raise refusal
+        return read()
+
+    def forget() -> None:
+        queue._settings.forget()
+        monkeypatch.setattr(queue.store, "get_settings", refuse_at_first)
+
+    @queue.job(max_attempts=1)
+    def thread(ctx: Context) -> None:
+        forget()
+        with ctx.transaction() as connection:
+            store(connection, "a")
+
+    @queue.job(max_attempts=1)
+    async def coroutine(ctx: Context) -> None:
+        forget()
+        async with ctx.transaction() as connection:
+            store(connection, "a")
+
+    job = queue.enqueue("coroutine" if is_async else "thread")
+    queue.drain()
+    assert get(queue, job.id).status == "completed"
+    assert rows(queue) == ["a"]
+    assert list(refusals) == []
+
+
 on_postgres = pytest.mark.parametrize("engine", ["postgres"], indirect=True)
 
 
@@ -768,7 +847,7 @@ def test_worker_goes_on_while_a_job_is_inside_its_block(
 ) -> None:
     """Its row is locked for as long: a turn that writes about it passes over it."""
 
-    @queue.job(max_attempts=1, timeout=0.05 if "timeout" in what else None)
+    @queue.job(max_attempts=1, timeout=1 if "timeout" in what else None)  # time to get into the block
     def slow(ctx: Context) -> None:
         with ctx.transaction():
             if what == "held timeout":
@@ -788,6 +867,23 @@ def test_worker_goes_on_while_a_job_is_inside_its_block(
     assert get(queue, job.id).status == "processing"
     gate.open()
     assert queue.wait(job.id, timeout=PATIENCE).status == "completed"
+
+
+@on_postgres
+def test_process_without_work_leaves_its_connections_to_others(
+    queue: Queue, start_worker: StartWorker
+) -> None:
+    register(queue, "process")
+    queue.job(name="child")(lambda value: None)
+    start_worker()
+    assert run_one(queue, "insert", {"value": "a"}).status == "completed"
+    of_blocks = (
+        "SELECT count(*) FROM pg_stat_activity"
+        " WHERE query LIKE '%holdfast_end_reset%' AND pid <> pg_backend_pid()"
+    )
+    wait_until(lambda: sql(queue, of_blocks) == [(0,)], PATIENCE)
+    assert run_one(queue, "insert", {"value": "b"}).status == "completed"
+    assert sorted(rows(queue)) == ["a", "b"]
 
 
 @on_postgres

@@ -389,6 +389,9 @@ class Store(Protocol):
     def close_thread(self) -> None:
         """Close what belongs to this thread alone, for a thread that ends before the store does."""
 
+    def close_idle(self) -> None:
+        """Leave to others the connections that nobody uses at the moment."""
+
     def transaction(self) -> AbstractContextManager[Any]:
         """Run several writes of this thread in one commit; entered again inside, it is the same one."""
 

@@ -21,7 +21,7 @@ from holdfast.core.job import Status
 from holdfast.core.lifecycle import Decision
 from holdfast.errors import CommitUncertain, HoldfastError, LeaseLost, StoreBusy, StoreUnavailable
 from holdfast.store.attempt import TimeLimit, commit_completion, completion_of
-from holdfast.store.postgres.attempt_pool import COMPLETE, HOLD, RESET, Prepared, is_reset
+from holdfast.store.postgres.attempt_pool import COMPLETE, HOLD, Prepared, is_reset
 from holdfast.store.postgres.connection import Connection, roll_back
 from holdfast.store.postgres.database import Database
 from holdfast.store.postgres.errors import ConnectionLost, means_lost, raise_translated
@@ -32,11 +32,8 @@ from holdfast.store.postgres.patience import LOCK_PATIENCE
 from holdfast.store.postgres.session import Session
 from holdfast.store.protocol import Claim, NewJob
 
-# The server ends what its client has left alone for so long, and finds out when the client is gone.
+# The server ends what its client has left alone for so long.
 _BOUNDS = "SET LOCAL idle_in_transaction_session_timeout = {0}; SET LOCAL statement_timeout = {0}"
-_KEEPALIVES = """
-SET LOCAL tcp_keepalives_idle = 5; SET LOCAL tcp_keepalives_interval = 3; SET LOCAL tcp_keepalives_count = 3
-"""
 _MARGIN = 1.0
 _LAST_STATEMENT = 1.0
 """Seconds that a statement of another thread has to end when the block ends."""
@@ -106,15 +103,7 @@ class PostgresAttemptTransaction:
     def _beginning(self) -> str:
         """All that comes before the handler's first statement."""
         bounds = _BOUNDS.format(round(1000 * (self._seconds + _MARGIN)))
-        is_local = self._own.info.host.startswith(("/", "@"))
-        return ";".join(
-            [
-                self._database.begin_sql,
-                bounds if is_local else f"{bounds};{_KEEPALIVES}",
-                *self._settings,
-                self._prepared(HOLD),
-            ]
-        )
+        return ";".join([self._database.begin_sql, bounds, *self._settings, self._prepared(HOLD)])
 
     def _prepared(self, statement: Prepared, **more: int | str | None) -> str:
         if self._database.is_pooled:
@@ -213,7 +202,7 @@ class PostgresAttemptTransaction:
     def _send_commit(self, completion: Sequence[str]) -> None:
         """Send a COMMIT with what belongs before it, and after it the reset, which may fail on its own."""
         before, url = len(completion), self._database.url
-        after = [] if self._database.is_pooled else [RESET]
+        after = [] if self._database.is_pooled else [self._database.attempts.reset]
         uncertain = f"{url}: the connection broke at the commit"
         try:
             with self._own.lock:

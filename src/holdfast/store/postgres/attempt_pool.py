@@ -13,7 +13,7 @@ import psycopg
 from psycopg.pq.abc import PGresult
 
 from holdfast.errors import QueueClosed, StoreUnavailable
-from holdfast.store.postgres.connection import Connection, roll_back
+from holdfast.store.postgres.connection import Connection, roll_back, set_own
 from holdfast.store.postgres.finish import COMPLETE_OR_FAIL, is_held
 from holdfast.store.postgres.message import exchange, has_failed
 from holdfast.store.postgres.pool import Pool
@@ -49,31 +49,31 @@ HOLD = Prepared(
     " FOR UPDATE",
 )
 COMPLETE = Prepared("holdfast_complete", {**_GUARD, "now": "bigint", "result": "text"}, COMPLETE_OR_FAIL)
-_LEFT = Prepared(
-    "holdfast_left",
-    {},
-    "SELECT pg_advisory_unlock_all(),"
-    " (SELECT count(*) FROM pg_prepared_statements WHERE name NOT LIKE 'holdfast\\_%')",
+_END_RESET = Prepared(
+    "holdfast_end_reset",
+    {"synchronous_commit": "text"},
+    "SELECT (SELECT count(*) FROM pg_prepared_statements WHERE name NOT LIKE 'holdfast\\_%'),"
+    f" pg_advisory_unlock_all(), {set_own('{synchronous_commit}')}",
 )
+"""Says how many statements of the handler's are left, and gives the session what RESET ALL has taken."""
 
 # Together what DISCARD ALL does, but for DISCARD PLANS. Plans are seen by nobody, and without those that our
 # triggers keep a completion would cost the server a third more.
 _CLEAR = """
 CLOSE ALL; SET SESSION AUTHORIZATION DEFAULT; RESET ALL; UNLISTEN *; DISCARD TEMP; DISCARD SEQUENCES
 """
-RESET = f"{_CLEAR}; EXECUTE {_LEFT.name}"
-"""What takes a session from its handler, as statements of one message."""
-_UNLOCK = "SELECT pg_advisory_unlock_all()"
 
 
 def is_reset(results: list[PGresult]) -> bool:
-    """Whether a message that ended with RESET has left nothing of the handler's in the session."""
+    """Whether a message that ended with a reset has left nothing of the handler's in the session."""
     last = results[-1]
-    return not has_failed(last) and last.nfields == 2 and last.get_value(0, 1) == b"0"
+    return not has_failed(last) and last.nfields == 3 and last.get_value(0, 0) == b"0"
 
 
 class Sessions(Protocol):
     """Where sessions come from."""
+
+    synchronous_commit: str
 
     @property
     def is_pooled(self) -> bool: ...
@@ -138,13 +138,22 @@ class AttemptPool(Pool):
             connection.close()
         super().give(connection)
 
+    @property
+    def reset(self) -> str:
+        """What takes a session from its handler, as statements of one message."""
+        return f"{_CLEAR}; {self._end_of_reset}"
+
+    @property
+    def _end_of_reset(self) -> str:
+        return _END_RESET.execution({"synchronous_commit": f"'{self._sessions.synchronous_commit}'"})
+
     def make_ready(self, connection: Connection) -> bool:
         """Bring a session, in whatever state, to where the next handler may have it; False if it can't be."""
-        prepared = [each.preparation(self._sessions.text) for each in (HOLD, COMPLETE, _LEFT)]
-        message = ";".join([_CLEAR, _UNLOCK, "DEALLOCATE ALL", *prepared])
+        prepared = [each.preparation(self._sessions.text) for each in (HOLD, COMPLETE, _END_RESET)]
+        message = ";".join([_CLEAR, "DEALLOCATE ALL", *prepared, self._end_of_reset])
         roll_back(connection)
         try:
             with connection.lock:
-                return not has_failed(exchange(connection, message)[-1])
+                return is_reset(exchange(connection, message))
         except psycopg.Error:
             return False

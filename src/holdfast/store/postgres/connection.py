@@ -13,6 +13,7 @@ from psycopg.generators import send
 from psycopg.pq import TransactionStatus
 
 from holdfast.errors import StoreUnavailable
+from holdfast.store.postgres.bounds import SHORT
 from holdfast.store.postgres.clock import NOW
 
 OLDEST_SERVER = 130000
@@ -72,15 +73,38 @@ _SYNCHRONOUS = """coalesce($2, CASE WHEN current_setting('synchronous_commit') I
     ELSE current_setting('synchronous_commit') END)"""
 """Weaker is an explicit choice, which the server's configuration has not made for us."""
 
-_OWN_SESSION = {
-    "synchronous_commit": _SYNCHRONOUS,  # so that no reload of the configuration makes it weaker under us
-    # The server finds out when we are gone, also in the middle of an answer.
-    "tcp_keepalives_idle": "'5'",
-    "tcp_keepalives_interval": "'3'",
-    "tcp_keepalives_count": "'3'",
-    "tcp_user_timeout": "'15000'",
+TCP = {
+    "tcp_keepalives_idle": "5",
+    "tcp_keepalives_interval": "3",
+    "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "15000",
 }
-_SET_OWN = ", ".join(f"set_config('{name}', {value}, false)" for name, value in _OWN_SESSION.items())
+"""By which the server finds out when we are gone, also in the middle of an answer."""
+
+
+def _set(settings: dict[str, str]) -> str:
+    return ", ".join(f"set_config('{name}', {value}, false)" for name, value in settings.items())
+
+
+def set_own(synchronous_commit: str) -> str:
+    """SQL that gives a session of ours what each of them has; what it is given is SQL, too.
+
+    No reload of the configuration makes commits weaker under us.
+    """
+    tcp = {name: f"'{value}'" for name, value in TCP.items()}
+    return f"concat({_set({'synchronous_commit': synchronous_commit, **tcp})})"
+
+
+def _unless_set(name: str, seconds: float) -> str:
+    set_already = f"nullif(current_setting('{name}'), '0')"
+    return f"coalesce({set_already}, '{round(1000 * seconds)}ms')"
+
+
+_BOUNDS = {
+    "lock_timeout": _unless_set("lock_timeout", SHORT.lock),
+    "statement_timeout": _unless_set("statement_timeout", SHORT.statement),
+}
+"""For statements that are transactions by themselves. Others carry their own."""
 
 _GREET = f"""
 SELECT coalesce(quote_ident(coalesce($1, current_schema())), ''),
@@ -90,7 +114,7 @@ SELECT coalesce(quote_ident(coalesce($1, current_schema())), ''),
     current_setting('default_transaction_isolation') = 'read committed'
         AND current_setting('default_transaction_read_only') = 'off',
     current_setting('transaction_timeout', true) IS NOT NULL, {NOW},
-    CASE WHEN pg_backend_pid() = $3 THEN concat({_SET_OWN}) END
+    CASE WHEN pg_backend_pid() = $3 THEN concat({set_own(_SYNCHRONOUS)}, {_set(_BOUNDS)}) END
 """
 
 

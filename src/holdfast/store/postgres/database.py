@@ -25,7 +25,7 @@ from holdfast.store.postgres.address import Address
 from holdfast.store.postgres.attempt_pool import AttemptPool
 from holdfast.store.postgres.bounds import LONGEST_IDLE, READ, SHORT, Bounds
 from holdfast.store.postgres.clock import NOW
-from holdfast.store.postgres.connection import Connection, OwnConnection, greet, roll_back
+from holdfast.store.postgres.connection import TCP, Connection, OwnConnection, greet, roll_back
 from holdfast.store.postgres.errors import (
     ConnectionLost,
     ConnectionsExhausted,
@@ -185,6 +185,10 @@ class Database:
         self.pool.close()
         self.attempts.close()
 
+    def close_idle(self) -> None:
+        self.pool.forget_idle()
+        self.attempts.forget_idle()
+
     # Reading.
 
     def read(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
@@ -334,7 +338,7 @@ class Database:
     @property
     def begin_sql(self) -> str:
         """How a transaction begins whose bounds are its owner's business."""
-        return _with_settings(_BEGIN, self._settings())
+        return _with_settings(_BEGIN, {**self._settings(), **TCP} if self.is_pooled else {})
 
     def _execute(self, connection: Connection, sql: str) -> None:
         try:

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from random import uniform
 from typing import Any, TypeVar
 
@@ -136,6 +137,9 @@ class PostgresStore(Reads):
     def close_thread(self) -> None:
         """Nothing: connections belong to no thread."""
 
+    def close_idle(self) -> None:
+        self.database.close_idle()
+
     def transaction(self) -> AbstractContextManager[Any]:
         return self.database.transaction(may_fail=True)
 
@@ -158,7 +162,7 @@ class PostgresStore(Reads):
             return self._certainly(lambda: self._insert(how, jobs, LOCK_PATIENCE if wait else BRIEF))
         except StoreBusy as error:
             # Somebody's open transaction has one of the keys; that is no reason to refuse the others.
-            if atomic or self.database.session is not None:
+            if atomic or self.database.session is not None or all(map(_waits_for_nobody, jobs)):
                 raise
             if len(jobs) == 1:
                 return [Verdict(id=jobs[0].id, error=error)]
@@ -167,7 +171,7 @@ class PostgresStore(Reads):
     def _insert(
         self, how: Callable[..., insert.Steps], jobs: Sequence[NewJob], patience: float
     ) -> list[Verdict]:
-        is_plain = all(insert.is_plain(job) and job.max_depth is None for job in jobs)
+        is_plain = all(map(_waits_for_nobody, jobs))
         if is_plain and how is insert.insert_jobs and self.database.commits_alone and insert.is_one(jobs):
             self.database.refuse_nested()
             verdicts = insert.run(how(jobs, self.database.instant), self.database.write)
@@ -184,7 +188,8 @@ class PostgresStore(Reads):
     def _insert_apart(self, jobs: Sequence[NewJob], wait: bool) -> list[Verdict]:
         """Those that wait for nobody in one commit, each of the others in one of its own."""
         plain = [job for job in jobs if insert.is_plain(job)]
-        found = dict(zip(plain, self.insert_jobs(plain), strict=True)) if plain else {}
+        insert_plain = partial(self._insert, insert.insert_jobs, plain, LOCK_PATIENCE)
+        found = dict(zip(plain, self._certainly(insert_plain), strict=True)) if plain else {}
         return [found.get(job) or self.insert_jobs([job], wait=wait)[0] for job in jobs]
 
     def _despite_others(self, action: Callable[[float], T]) -> T:
@@ -515,3 +520,8 @@ class PostgresStore(Reads):
     def fold_statistics(self, before_minute: int) -> None:
         with self.database.transaction() as session:
             keep.fold_statistics(session, before_minute)
+
+
+def _waits_for_nobody(job: NewJob) -> bool:
+    """Whether nobody else who enqueues can be in its way: it has no key, a new id, and no max_depth."""
+    return insert.is_plain(job) and job.max_depth is None

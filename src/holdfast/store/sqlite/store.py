@@ -90,6 +90,9 @@ class SqliteStore(Reads):
     def close_thread(self) -> None:
         self.database.close_thread()
 
+    def close_idle(self) -> None:
+        """Nothing: there are as many connections as anybody wants."""
+
     def transaction(self) -> AbstractContextManager[Any]:
         return self.database.transaction()
 

@@ -41,6 +41,10 @@ MAIN = "__holdfast_main__"
 """The name under which the worker's main program is run here, so that its `if __name__` part does not."""
 
 
+_KEPT = 1.0
+"""Seconds for which a process without work keeps its connections."""
+
+
 class ChildProgram:
     """Runs attempts in the main thread; a second thread reads the pipe and ends everything with it."""
 
@@ -59,7 +63,17 @@ class ChildProgram:
     def serve(self) -> None:
         threading.Thread(target=self._read, name="holdfast-commands", daemon=True).start()
         while True:
-            self._run(self._runs.get())
+            try:
+                run = self._runs.get(timeout=_KEPT)
+            except queues.Empty:
+                self._close_idle()
+                run = self._runs.get()
+            self._run(run)
+
+    def _close_idle(self) -> None:
+        """Leave connections to the other processes: the server may have none to spare."""
+        if self._queue is not None:
+            self._queue.close_idle()
 
     def _read(self) -> None:
         decode = msgspec.json.Decoder(ToChild).decode
@@ -89,6 +103,7 @@ class ChildProgram:
         else:
             attempt = Attempt(message.claim, handler, queue, max_result_bytes=message.max_result_bytes)
             attempt.on_progress = self._progress
+            attempt.on_wait = self._close_idle
             attempt.on_commit = lambda: self._reply(JobCompleted())
             self._attempt = attempt
             attempt.stop_reason = self._asked  # it may have come while the handler was imported
