@@ -12,7 +12,7 @@ import pytest
 
 from holdfast import Queue
 from holdfast.errors import HoldfastError, StoreBusy
-from holdfast.events import Event, JobClaimed, StoreTrouble, WorkerCrashed
+from holdfast.events import Event, JobCompleted, StoreTrouble, WorkerCrashed
 from holdfast.worker import Worker
 from tests.support import Recorder, both_engines, wait_until
 from tests.worker.support import PATIENCE, Gate, Spy, get, run_script
@@ -158,7 +158,7 @@ def test_handler_that_closes_the_queue_it_runs_on_fails_and_says_why(
 
 
 @pytest.mark.parametrize("waits_for_its_own_end", ["close", "stop"])
-@pytest.mark.parametrize("kind", [JobClaimed, StoreTrouble])
+@pytest.mark.parametrize("kind", [JobCompleted, StoreTrouble])
 def test_subscriber_in_a_thread_of_the_worker_does_not_wait_for_its_end(
     queue: Queue,
     start_worker: Callable[..., Any],
@@ -168,8 +168,9 @@ def test_subscriber_in_a_thread_of_the_worker_does_not_wait_for_its_end(
     kind: type[Event],
     waits_for_its_own_end: str,
 ) -> None:
-    """Events come in the thread where they happen: a claim in the loop's, trouble in the heartbeat's."""
+    """Events come in the thread where they happen: an end in the loop's, trouble in the heartbeat's."""
     queue.register("work", lambda payload: gate.enter())
+    queue.register("quick", lambda payload: None)
     worker = start_worker()
     answers: list[Exception] = []
 
@@ -186,6 +187,7 @@ def test_subscriber_in_a_thread_of_the_worker_does_not_wait_for_its_end(
     job = queue.enqueue("work")
     gate.wait_entered()
     monkeypatch.setattr(queue.store, "heartbeat", beats)
+    queue.enqueue("quick")
     wait_until(lambda: answers)
     gate.open()
     assert "in another thread" in str(answers[0])

@@ -158,6 +158,37 @@ def test_renewal_between_two_looks_of_a_reaper_keeps_the_job(scene: Scene, lock:
     assert scene.lost == [], "the renewal has cleared the reaper's mark"
 
 
+def test_report_of_progress_while_the_lease_is_overdue_is_no_mark_of_a_reaper(
+    scene: Scene, lock: sqlite3.Connection
+) -> None:
+    claim = scene.attempt.claim
+    scene.queue.store.write_progress("me", [(claim.seq, claim.version, 0.5, "half")])
+    lock.execute("BEGIN IMMEDIATE")
+    scene.me.beat()
+    assert scene.lost == []
+    lock.execute("COMMIT")
+    assert scene.sweep() == []
+    scene.queue.store.write_progress("me", [(claim.seq, claim.version, 0.6, "more")])
+    lock.execute("BEGIN IMMEDIATE")
+    scene.me.beat()
+    assert scene.lost == [scene.attempt], "nor does it remove one"
+
+
+def test_worker_that_was_kept_from_writing_lets_the_others_renew_before_it_looks(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody holds the lock for long, again and again: who gets it in between must not suspect the rest."""
+    time = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=lambda: time.now))
+    scene.me.beat()
+    time.now += scene.queue.settings().lease_seconds
+    assert not scene.me.is_steady(), "its own heartbeat is overdue"
+    scene.me.beat()
+    assert not scene.me.is_steady(), "it comes just in time, and others may not have"
+    time.now += 0.11
+    assert scene.me.is_steady()
+
+
 def test_reaper_counts_from_the_commit_of_its_first_look(scene: Scene) -> None:
     with scene.queue.store.transaction():
         assert scene.reaper.sweep(0.1, scene.queue.settings()) == []

@@ -77,7 +77,9 @@ class Dispatcher:
         self._slots = Slots(concurrency or self._settings.get("concurrency"), self._cap)
         self._claiming = Claiming(queue.registry, queue, self._slots, types)
         statistics = Statistics(worker_id)
-        self._maintenance = Maintenance(self._store, self._events, statistics, self._in_hand)
+        self._maintenance = Maintenance(
+            self._store, self._events, statistics, self._in_hand, lambda: self._heartbeat.is_steady()
+        )
         self._turn = Turn(
             worker_id, self._store, self._events, self._claiming, self._slots, self._maintenance, statistics
         )

@@ -52,9 +52,20 @@ class Heartbeat:
         self._hurry = threading.Event()
         self._thread = threading.Thread(target=self._run, name="holdfast-heartbeat", daemon=True)
         self._trouble = False
+        self._renewed_at = time.monotonic()
+        self._steady_since = -math.inf
 
     def start(self) -> None:
         self._thread.start()
+
+    def is_steady(self) -> bool:
+        """Whether it could write all the time lately, and so could the heartbeats of others.
+
+        Who was kept from writing for half a lease gives the others a heartbeat's time to renew first.
+        """
+        settings, now = self._settings(), time.monotonic()
+        is_on_time = now - self._renewed_at <= settings.lease_seconds / 2
+        return is_on_time and now - self._steady_since >= settings.heartbeat_seconds
 
     def hurry(self) -> None:
         """Renew now: what the next time was reckoned from has changed."""
@@ -101,6 +112,7 @@ class Heartbeat:
             raise
         except Exception as error:  # whatever it is: leases go on, or are given up in time
             return self._failed(error, attempts, settings)
+        self._note_renewal(settings)
         lost = []
         for attempt in attempts:
             if (attempt.claim.seq, attempt.claim.version) in beat.lost:
@@ -117,6 +129,11 @@ class Heartbeat:
         if not beat.registered:
             self._forgotten()
         return max(0.0, settings.heartbeat_seconds - (time.monotonic() - began))
+
+    def _note_renewal(self, settings: Settings) -> None:
+        before, self._renewed_at = self._renewed_at, time.monotonic()
+        if self._renewed_at - before > settings.lease_seconds / 2:
+            self._steady_since = self._renewed_at
 
     def _failed(self, error: Exception, attempts: Sequence[Attempt], settings: Settings) -> float:
         pause = settings.lease_seconds / 12

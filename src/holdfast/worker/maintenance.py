@@ -46,9 +46,11 @@ class Maintenance:
         events: e.Events,
         statistics: Statistics,
         held: Callable[[], Collection[tuple[int, int]]],
+        is_steady: Callable[[], bool],
     ) -> None:
         self._store = store
         self._events = events
+        self._is_steady = is_steady
         self._statistics = statistics
         self._reaper = Reaper(store, held)
         self._pruner = Pruner(store)
@@ -116,8 +118,10 @@ class Maintenance:
         heartbeat = settings.heartbeat_seconds
         self._next_sweep = time.monotonic() + heartbeat
         self._store.redate_leases(settings.lease_seconds)
-        for reaped, status in self._reaper.sweep(heartbeat, settings):
-            self._done += events_of_loss(reaped, status)
+        # The same lock may have kept the living from renewing: they come first.
+        if self._is_steady():
+            for reaped, status in self._reaper.sweep(heartbeat, settings):
+                self._done += events_of_loss(reaped, status)
         self._store.remove_silent_workers(max(60.0, 3 * settings.lease_seconds))
 
     def _fold(self) -> None:

@@ -63,8 +63,10 @@ SELECT json_group_array(json_array(seq, version)) FROM holdfast_jobs
 WHERE status = 'processing' AND cancel_requested = 1 AND worker_id = ?
 """
 
+# A report must not look like the mark of a reaper: one that comes while the lease is overdue is dated before.
 _PROGRESS = """
-UPDATE holdfast_jobs SET progress = p.fraction, progress_message = p.message, updated_at = ?1
+UPDATE holdfast_jobs SET progress = p.fraction, progress_message = p.message,
+    updated_at = CASE WHEN updated_at < lease_expires_at THEN min(?1, lease_expires_at - 1) ELSE ?1 END
 FROM (SELECT json_extract(value, '$[0]') AS seq, json_extract(value, '$[1]') AS version,
     json_extract(value, '$[2]') AS fraction, json_extract(value, '$[3]') AS message FROM json_each(?2)) AS p
 WHERE holdfast_jobs.seq = p.seq AND holdfast_jobs.version = p.version
