@@ -17,7 +17,7 @@ from holdfast.core.clock import SECOND, system_clock
 from holdfast.errors import StoreBusy, StoreUnavailable
 from holdfast.events import JobReaped, LeaseLostByWorker, StoreTrouble
 from holdfast.store.protocol import Demand
-from holdfast.store.sqlite import attempt
+from holdfast.store.sqlite import attempt, database
 from holdfast.worker import dispatcher, heartbeat, maintenance, run
 from holdfast.worker.heartbeat import Heartbeat
 from holdfast.worker.maintenance import Reaper
@@ -74,6 +74,26 @@ def test_worker_that_is_kept_from_writing_for_minutes_keeps_its_jobs(
     assert (done.status, done.attempts, done.errors) == ("completed", 1, ())
     assert recorder.all(LeaseLostByWorker) == []
     assert recorder.all(JobReaped) == []
+
+
+def test_worker_that_starts_while_somebody_holds_the_lock_begins_when_it_is_free(
+    queue: Queue,
+    start_worker: StartWorker,
+    recorder: Recorder,
+    lock: sqlite3.Connection,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(database.Database.begin, "__defaults__", (0.05,))
+    monkeypatch.setattr(database.Database.transaction.__wrapped__, "__defaults__", (0.05,))
+    queue.register("work", lambda payload: None)
+    job = queue.enqueue("work")
+    lock.execute("BEGIN IMMEDIATE")
+    worker = start_worker()
+    recorder.wait(StoreTrouble)
+    assert worker.is_running
+    lock.execute("COMMIT")
+    assert queue.wait(job.id, timeout=PATIENCE).status == "completed"
+    assert [each.id for each in queue.workers()] == [worker.id]
 
 
 def lease_of(queue: Queue, job_id: str) -> float:

@@ -21,7 +21,7 @@ from holdfast.context import LOST, Attempt
 from holdfast.core.clock import lease_clock
 from holdfast.core.job import Status
 from holdfast.core.lifecycle import Errored, Released
-from holdfast.errors import DatabaseReplaced, QueueClosed, StoreError
+from holdfast.errors import DatabaseReplaced, QueueClosed, StoreBusy, StoreError
 from holdfast.store.protocol import Claimed, StopRequest
 from holdfast.store.scope import handler_of
 from holdfast.worker.claiming import Claiming
@@ -230,7 +230,10 @@ class Dispatcher:
     def run(self) -> None:
         """Work until stopped. Every job that this worker held is finished or released when it returns."""
         try:
-            self._register()
+            try:
+                self._register()
+            except StoreBusy as error:  # somebody holds the write lock: the loop registers when it can
+                self._trouble(error)
             self._heartbeat.start()
             self._events.emit(
                 e.WorkerStarted(worker_id=self._id, pid=os.getpid(), concurrency=self._slots.concurrency)
