@@ -342,6 +342,21 @@ def test_database_trouble_in_a_turn_loses_no_outcome(
     recorder.wait(StoreRecovered)
 
 
+@both_engines
+def test_worker_survives_trouble_while_it_starts(
+    queue: Queue, start_worker: StartWorker, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registering = Spy(queue.store.register_worker)
+    registering.failures = [StoreUnavailable("no disk")] * 3
+    monkeypatch.setattr(queue.store, "register_worker", registering)
+    queue.register("work", lambda payload: "done")
+    job = queue.enqueue("work")
+    worker = start_worker()
+    assert queue.wait(job.id, timeout=PATIENCE).attempts == 1
+    assert len(recorder.all(StoreTrouble)) == 3
+    assert [each.id for each in queue.workers()] == [worker.id]
+
+
 def test_worker_survives_trouble_while_it_is_idle(
     queue: Queue, start_worker: StartWorker, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,7 @@ from holdfast.context import LOST, Attempt
 from holdfast.core.clock import lease_clock
 from holdfast.core.job import Status
 from holdfast.core.lifecycle import Errored, Released
-from holdfast.errors import DatabaseReplaced, QueueClosed, StoreBusy, StoreError
+from holdfast.errors import DatabaseReplaced, QueueClosed, StoreError
 from holdfast.store.protocol import Claimed, StopRequest
 from holdfast.store.scope import handler_of
 from holdfast.worker.claiming import Claiming
@@ -232,7 +232,7 @@ class Dispatcher:
         try:
             try:
                 self._register()
-            except StoreBusy as error:  # somebody holds the write lock: the loop registers when it can
+            except StoreError as error:  # the lock is held, or the connection was lost: the loop does it
                 self._trouble(error)
             self._heartbeat.start()
             self._events.emit(
