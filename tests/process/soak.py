@@ -267,7 +267,15 @@ class Soak:
         self._suspended.clear()
 
     def _start_worker(self) -> Program:
-        return self._programs.fork("worker", concurrency=8)
+        """A worker that has begun: one that finds no server at its start ends and says so, as it should."""
+        worker = self._programs.fork("worker", concurrency=8)
+        log = self._programs.log
+        wait_until(
+            lambda: not worker.is_running or log.events("worker.started", pid=worker.pid),
+            timeout=LONGEST_PAUSE + RESTARTED,
+            message="a worker begins",
+        )
+        return worker
 
     def _start_producer(self) -> Program:
         self._producers_started += 1
