@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 STATES = {"scheduled", "pending", "processing", "completed", "failed", "cancelled"}
 FINAL = {"completed", "failed", "cancelled"}
 WAL_CAP = 64 * 1024 * 1024
+SLOTS = 8
+"""How many handlers a worker runs at a time where workers are paused."""
 LATE = 5.0
 """Seconds by which a restart may miss its time, in one case of twenty."""
 
@@ -187,15 +189,28 @@ def check_outcomes(database: Database, *, given_back: bool = False) -> None:
 
 
 def check_extra_starts(log: Log, stopped: Mapping[int, float]) -> None:
-    """An attempt follows another only if that failed, or its worker was killed or paused, and after that."""
+    """An attempt follows another only if that failed, or its worker was killed or paused, and after that.
+
+    A worker may be paused in the moment between its look at the lease and the first line of the handler: for
+    each of its slots one attempt may begin late.
+    """
     raised = {(line["job"], line["attempt"]): line["at"] for line in log.lines("raised")}
-    for starts in _by_job(log).values():
+    late: Counter[int] = Counter()
+    for all_starts in _by_job(log).values():
+        starts: list[Start] = []
+        for start in all_starts:
+            is_late = bool(starts) and start.attempt < starts[-1].attempt
+            if is_late and start.at > stopped.get(start.worker, float("inf")):
+                late[start.worker] += 1
+            else:
+                starts.append(start)
         for earlier, later in pairwise(starts):
             assert earlier.attempt < later.attempt, f"{later} began twice, or out of order after {earlier}"
             if raised.get((earlier.job, earlier.attempt), later.at) < later.at:
                 continue
             assert earlier.worker in stopped, f"{later} though the worker of {earlier} lives"
             assert later.at > stopped[earlier.worker], f"{later} began before the worker of {earlier} died"
+    assert all(count <= SLOTS for count in late.values()), f"late starts by worker: {late}"
 
 
 # I5

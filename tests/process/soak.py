@@ -268,7 +268,7 @@ class Soak:
 
     def _start_worker(self) -> Program:
         """A worker that has begun: one that finds no server at its start ends and says so, as it should."""
-        worker = self._programs.fork("worker", concurrency=8)
+        worker = self._programs.fork("worker", concurrency=oracle.SLOTS)
         log = self._programs.log
         wait_until(
             lambda: not worker.is_running or log.events("worker.started", pid=worker.pid),
