@@ -346,10 +346,23 @@ def check_marks(database: Database, refused: Iterable[str]) -> None:
 
 
 def _by_job(log: Log) -> Mapping[str, Sequence[Start]]:
+    """The starts of each job that count: one that a worker gave back as it stopped is made again."""
     found: dict[str, list[Start]] = defaultdict(list)
+    interrupted = {
+        (line["job"], line["attempt"], line["worker"])
+        for line in log.lines("raised")
+        if line["error"] == "Interrupted"
+    }
     for start in _in_order(log):
-        found[start.job].append(start)
+        starts = found[start.job]
+        if starts and starts[-1].attempt == start.attempt and _name(starts[-1]) in interrupted:
+            starts.pop()
+        starts.append(start)
     return found
+
+
+def _name(start: Start) -> tuple[str, int, int]:
+    return start.job, start.attempt, start.worker
 
 
 def _in_order(log: Log) -> Iterator[Start]:
