@@ -41,6 +41,7 @@ from holdfast.core.lifecycle import (
     decide,
 )
 from holdfast.errors import HoldfastError
+from holdfast.store.postgres import PostgresStore
 from holdfast.store.protocol import SORTS, Claim, Demand, Finish, JobFilter, NewJob, Store
 from holdfast.testing import MovableClock
 from tests.conformance.engines import Engine
@@ -555,11 +556,15 @@ def as_modelled(job: ModelJob) -> dict[str, Any]:
 
 
 @pytest.fixture
-def drive(engine: Engine, tmp_path: Path, clock: MovableClock) -> Iterator[Callable[[], StoreMachine]]:
+def drive(
+    engine: Engine, tmp_path: Path, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[], StoreMachine]]:
     """Makes machines on one database, which each of them empties first."""
     tables = (*TABLES, engine.counts)  # the last: what is deleted is counted
     try:
         with closing(engine.open(tmp_path, clock)) as store, closing(engine.connect(tmp_path)) as connection:
+            if isinstance(store, PostgresStore):  # which ends what a busy machine leaves alone for too long
+                monkeypatch.setattr(store.database, "_idle", 60.0)
             yield lambda: StoreMachine(store, clock, connection, tables)
     finally:
         engine.drop(tmp_path)
