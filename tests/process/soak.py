@@ -437,6 +437,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     given = parser.parse_args()
     seconds = parse_duration(given.duration)
+    # Ended by a signal, it leaves no process behind either.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     share_server()
     if given.engine:
         return 0 if soak(given.engine, seconds, given.seed) else 1
