@@ -132,7 +132,7 @@ def test_worker_that_cannot_renew_stops_its_async_handlers_and_lets_their_jobs_g
     done = queue.wait(job.id, timeout=PATIENCE)
     assert (done.result, done.attempts) == ("second try", 2)
     assert done.errors[0].error.startswith(f"WorkerLost: worker {worker.id} died or lost its lease")
-    assert recorder.all(JobCompleted)[0].attempt == 2
+    assert recorder.wait(JobCompleted).attempt == 2
 
 
 @both_engines

@@ -415,7 +415,7 @@ def test_superseded_attempt_finds_its_lease_lost_and_writes_nothing(
     assert rows(queue) == []
     assert queue.jobs(type="child") == []
     assert get(queue, job.id) == before
-    assert recorder.all(JobCompleted)[0].type == "marker"
+    assert recorder.wait(JobCompleted).type == "marker"
     assert recorder.all(OutcomeRefused) == []
 
 
