@@ -145,7 +145,8 @@ class Database:
 
     def check_size(self) -> None:
         wal = self.path.with_name(self.path.name + "-wal")
-        assert (wal.stat().st_size if wal.exists() else 0) < WAL_CAP
+        size = wal.stat().st_size if wal.exists() else 0
+        assert size < WAL_CAP, f"the WAL has grown to {size:,} bytes"
 
     def close(self) -> None:
         """Nothing: each query has a connection of its own."""
