@@ -6,7 +6,6 @@ import os
 import threading
 import weakref
 from contextlib import suppress
-from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from holdfast.errors import CommitUncertain, NestedWrite, QueueClosed, StoreUnavailable
@@ -15,6 +14,9 @@ from holdfast.store.protocol import NewJob, Store, Verdict
 
 if TYPE_CHECKING:
     import asyncio
+    from queue import SimpleQueue
+
+    _Calls = SimpleQueue["tuple[SharedCommits, _AsyncTicket] | None"]
 
 LONGEST_WAIT = 30.0
 """Seconds after which nobody waits any longer for somebody else's commit."""
@@ -267,7 +269,7 @@ class Committer:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._calls: SimpleQueue[tuple[SharedCommits, _AsyncTicket] | None] = SimpleQueue()
+        self._calls: _Calls | None = None
         self._thread: threading.Thread | None = None
         self._closed = False
 
@@ -276,19 +278,23 @@ class Committer:
         with self._lock:
             if self._closed and self._thread is not threading.current_thread():
                 raise QueueClosed("the queue is closed")
-            if self._thread is None:
-                self._thread = self._start()
+            if self._calls is None:
+                self._calls = self._start()
             self._calls.put((commits, leader))
 
-    def _start(self) -> threading.Thread:
-        thread = threading.Thread(target=_serve, args=(self._calls,), name="holdfast-enqueue", daemon=True)
+    def _start(self) -> _Calls:
+        from queue import SimpleQueue
+
+        calls: _Calls = SimpleQueue()
+        thread = threading.Thread(target=_serve, args=(calls,), name="holdfast-enqueue", daemon=True)
         try:
             thread.start()
         except RuntimeError as error:
             raise StoreUnavailable(
                 f"no thread can be started to commit in: {error}", hint="raise the limit of processes"
             ) from error
-        return thread
+        self._thread = thread
+        return calls
 
     def close(self) -> None:
         """Let the thread end, and wait until it has: all who are in line get their answers before."""
@@ -299,10 +305,11 @@ class Committer:
             self._thread.join(LONGEST_WAIT)
 
     def stop(self) -> None:
-        self._calls.put(None)
+        if self._calls is not None:
+            self._calls.put(None)
 
 
-def _serve(calls: SimpleQueue[tuple[SharedCommits, _AsyncTicket] | None]) -> None:
+def _serve(calls: _Calls) -> None:
     ends = False
     while not (ends and calls.empty()):
         call = calls.get()

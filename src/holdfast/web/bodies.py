@@ -4,8 +4,7 @@ all that are on their way. So nothing a client sends can fill the memory."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Iterable
 
 from starlette.types import Message, Receive
 
@@ -30,47 +29,48 @@ class Bodies:
     def __init__(self) -> None:
         self._buffered = 0
 
-    @asynccontextmanager
-    async def read(self, receive: Receive, limit: int) -> AsyncIterator[bytes]:
-        """The whole body, which counts for the common limit until it has been worked on."""
+    async def read(self, receive: Receive, limit: int) -> tuple[bytes, int]:
+        """The whole body, and how many bytes count for the common limit until they are released."""
         counted = 0
         try:
             body = bytearray()
-            async with _deadline(BODY_SECONDS + limit / SLOWEST):
-                async for part in _parts(receive):
+            async with asyncio.timeout(BODY_SECONDS + limit / SLOWEST):
+                more = True
+                while more:
+                    part, more = await _receive_part(receive)
                     body += part
                     if len(body) > limit:
                         raise too_large(limit)
                     if limit > NEARLY_NOTHING:
                         counted += len(part)
-                        self._buffered += len(part)
-                        self._require_room(limit)
-            yield bytes(body)
-        finally:
-            self._buffered -= counted
+                        self._count(len(part), limit)
+        except BaseException as error:
+            self.release(counted)
+            if isinstance(error, TimeoutError):
+                raise _too_slow(limit) from None
+            raise
+        return bytes(body), counted
 
-    def _require_room(self, limit: int) -> None:
+    def release(self, counted: int) -> None:
+        self._buffered -= counted
+
+    def _count(self, size: int, limit: int) -> None:
+        self._buffered += size
         if self._buffered > max(MOST_BUFFERED, limit):
             raise Refused(503, "busy", "too many requests are on their way", {"Retry-After": "1"})
 
 
-@asynccontextmanager
-async def _deadline(seconds: float) -> AsyncIterator[None]:
-    try:
-        async with asyncio.timeout(seconds):
-            yield
-    except TimeoutError:
-        raise Refused(408, "too_slow", f"the body did not arrive within {seconds:.0f} s") from None
+async def _receive_part(receive: Receive) -> tuple[bytes, bool]:
+    """A part of the body, and whether more will come."""
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        raise Disconnected
+    return message.get("body", b""), message.get("more_body", False)
 
 
-async def _parts(receive: Receive) -> AsyncIterator[bytes]:
-    more = True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise Disconnected
-        yield message.get("body", b"")
-        more = message.get("more_body", False)
+def _too_slow(limit: int) -> Refused:
+    seconds = BODY_SECONDS + limit / SLOWEST
+    return Refused(408, "too_slow", f"the body did not arrive within {seconds:.0f} s")
 
 
 def announced_length(headers: Iterable[tuple[bytes, bytes]]) -> int | None:

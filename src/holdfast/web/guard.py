@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from urllib.parse import quote
 
 from starlette.responses import Response
@@ -69,13 +68,17 @@ class Guard:
         answer = Answer(scope, send, path, self._outbox)
         try:
             scope = await self._examine(scope, path)
-            async with self._body(scope, receive) as body:
-                scope["holdfast.size"] = len(body)
-                await self._pass_on(scope, replay(body, receive), answer)
+            body, counted = await self._read(scope, receive)
         except Disconnected:
             return
         except Refused as refused:
             await self._refuse(refused, scope, receive, answer.send)
+            return
+        scope["holdfast.size"] = len(body)
+        try:
+            await self._pass_on(scope, replay(body, receive), answer)
+        finally:
+            self._bodies.release(counted)
 
     async def _pass_on(self, scope: Scope, receive: Receive, answer: Answer) -> None:
         try:
@@ -164,17 +167,14 @@ class Guard:
                 return found.right, self._access.tokens[found.right], found
         return Right.NOTHING, address, None
 
-    @asynccontextmanager
-    async def _body(self, scope: Scope, receive: Receive) -> AsyncIterator[bytes]:
+    async def _read(self, scope: Scope, receive: Receive) -> tuple[bytes, int]:
         length = announced_length(scope["headers"])
         if length == 0:
-            yield b""
-            return
+            return b"", 0
         limit = await self._limits.limit(scope, length)
         if length is not None and length > limit:
             raise too_large(limit)
-        async with self._bodies.read(receive, limit) as body:
-            yield body
+        return await self._bodies.read(receive, limit)
 
     async def _refuse(self, refused: Refused, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request whose body was not read, and close: who still sends would not see the answer if we
