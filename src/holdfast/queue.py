@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, overload
 
 from holdfast import listing
@@ -43,7 +44,6 @@ from holdfast.store.address import anchored
 from holdfast.store.open import open_store
 from holdfast.store.protocol import RESTARTING, ErrorGroup, Store, WorkerRecord
 from holdfast.store.prune import PrunePass
-from holdfast.transaction import TransactionThreads
 
 if TYPE_CHECKING:
     from holdfast.bulk import Bulk
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from holdfast.core.explain import Reason
     from holdfast.function import JobDecorator, JobFunction
     from holdfast.handler import Handler, Prepare, Reconcile
+    from holdfast.transaction import TransactionThreads
     from holdfast.worker import Worker
 
 P = ParamSpec("P")
@@ -93,7 +94,12 @@ class Queue:
         self._enqueuer: Enqueuer | None = None
         self.running_workers = RunningWorkers()
         self._settings = LiveSettings(lambda: self.store, self.registry, lambda: self.defaults)
-        self.transaction_threads = TransactionThreads()
+
+    @cached_property
+    def transaction_threads(self) -> TransactionThreads:
+        from holdfast.transaction import TransactionThreads
+
+        return TransactionThreads()
 
     @property
     def store(self) -> Store:

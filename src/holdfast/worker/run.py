@@ -45,6 +45,8 @@ class LetGo(Struct, frozen=True, tag=True):
 
 Ending = Outcome | Committed | LetGo
 
+_COMPLETED = Completed(None)
+
 
 def begin_call(attempt: Attempt, passing: tuple[type[BaseException], ...] = ()) -> Any | Ending:
     """Check the payload and call the handler; its value, its coroutine, or how the attempt ended.
@@ -114,6 +116,8 @@ def ending_of_value(attempt: Attempt, value: Any) -> Ending:
     """How an attempt ends whose handler returned."""
     if attempt.committed:
         return Committed()
+    if value is None:
+        return _COMPLETED
     return Completed(encode_result(value, attempt.result_limit))
 
 

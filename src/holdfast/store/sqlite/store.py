@@ -7,7 +7,7 @@ import math
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.config import Value
 from holdfast.core.clock import Clock, microseconds
@@ -35,9 +35,11 @@ from holdfast.store.protocol import (
 from holdfast.store.prune import PrunePass
 from holdfast.store.reads import Reads
 from holdfast.store.sqlite import caller, claim, finish, insert, keep, operate
-from holdfast.store.sqlite.attempt import SqliteAttemptTransaction
 from holdfast.store.sqlite.database import PATIENCE, Database, is_locked, raise_if_moved
 from holdfast.store.sqlite.watch import SqliteWatch
+
+if TYPE_CHECKING:
+    from holdfast.store.sqlite.attempt import SqliteAttemptTransaction
 
 # From priority to priority along their index, and so the most urgent of those that are due. Of very many
 # priorities the last share the order in which they are due.
@@ -275,6 +277,8 @@ class SqliteStore(Reads):
             )
 
     def begin_attempt_transaction(self, claim: Claim, seconds: float) -> SqliteAttemptTransaction:
+        from holdfast.store.sqlite.attempt import SqliteAttemptTransaction
+
         return SqliteAttemptTransaction(self.database, claim, seconds, self.now)
 
     # Operating.
