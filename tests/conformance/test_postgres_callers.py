@@ -642,6 +642,25 @@ def test_cancelled_enqueue_leaves_a_transaction_that_can_go_on(
     assert ids(looking) in (["a"], ["cut", "a"])
 
 
+def test_cancelled_enqueue_waits_no_longer_for_somebody_elses_transaction(
+    queue: Queue, url: str, looking: Any
+) -> None:
+    connect = psycopg.AsyncConnection.connect
+
+    async def main() -> None:
+        async with await connect(application_url(url)) as other, await connect(application_url(url)) as own:
+            await queue.enqueue_async(TYPE, {}, id="holder", key="k", connection=other)
+            await own.execute(INSERT)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.5):
+                    await queue.enqueue_async(TYPE, {}, id="cut", key="k", connection=own)
+            await queue.enqueue_async(TYPE, {}, id="a", connection=own)
+
+    asyncio.run(main())
+    assert rows(looking) == ["eve"]
+    assert sorted(ids(looking)) == ["a", "holder"]
+
+
 def test_tasks_on_one_connection_do_not_undo_each_others_jobs(queue: Queue, url: str, looking: Any) -> None:
     async def main() -> None:
         async with await psycopg.AsyncConnection.connect(application_url(url)) as connection:

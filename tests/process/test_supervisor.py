@@ -421,7 +421,9 @@ def test_workers_that_a_job_detaches_survive_the_job(desk: Desk) -> None:
 def test_stop_reaches_a_worker_that_is_about_to_be_replaced(desk: Desk) -> None:
     workers = desk.workers()
     for number in (1, 2, 3):  # each time the pause is longer
-        os.kill(workers.wait_for("worker.started", number)["pid"], signal.SIGKILL)
+        pid = workers.wait_for("worker.started", number)["pid"]
+        desk.wait(enqueue(desk, "true"), "completed")  # so it has told its supervisor who it is
+        os.kill(pid, signal.SIGKILL)
         workers.wait_for("worker.died", number)
     [worker] = desk.queue.workers(restarting=True)
     assert desk("worker stop").out == f"{worker.id} stopped\n"

@@ -26,6 +26,9 @@ SAVEPOINT = "SAVEPOINT holdfast"
 RELEASE = "RELEASE SAVEPOINT holdfast"
 UNDO = ("ROLLBACK TO SAVEPOINT holdfast", RELEASE)
 
+_SENT = 0.2
+"""Seconds after which statements that go out together have been sent."""
+
 POSTGRES = Engine("postgresql", "PostgreSQL", "a psycopg connection")
 
 
@@ -172,6 +175,20 @@ class AsyncPsycopg:
         return await cursor.fetchall() if cursor.description is not None else []
 
     async def execute_apart(self, sql: str, parameters: Sequence[Any]) -> list[Any]:
+        running = asyncio.ensure_future(self._execute_apart(sql, parameters))
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            # Cut short while it is sent, it would fail the caller's transaction. What still goes on after a
+            # while waits for somebody else's transaction: the server stops it, and the savepoint is undone.
+            await asyncio.wait([running], timeout=_SENT)
+            while not running.done():
+                await self._connection.cancel_safe()
+                await asyncio.wait([running], timeout=_SENT)
+            running.exception()  # nobody else asks for it
+            raise
+
+    async def _execute_apart(self, sql: str, parameters: Sequence[Any]) -> list[Any]:
         cursor = psycopg.AsyncRawCursor(self._connection, row_factory=tuple_row)
         try:
             async with self._connection.pipeline():
