@@ -7,6 +7,7 @@ import re
 import resource
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -538,6 +539,22 @@ def test_command_may_clean_up_after_term(queue: Queue, start_worker: StartWorker
     assert done.errors[-1].detail == {"exitCode": 5, "tail": "ready\ncleaning\n"}
     assert (tmp_path / "cleaned").exists()
     assert log_of(job).endswith("--- stopped, exit code 5 ---\n")
+
+
+def test_command_gets_one_term(queue: Queue, start_worker: StartWorker, tmp_path: Path) -> None:
+    program = tmp_path / "tells.py"
+    program.write_text(
+        "import os, pathlib, signal, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: os.write(1, b'term\\n'))\n"
+        f"pathlib.Path('{tmp_path}/own').write_text(f'{{os.getpid()}}\\n')\n"
+        "while True: time.sleep(0.01)\n"
+    )
+    start_worker()
+    job = queue.enqueue("shell", {"command": f"exec {sys.executable} {program}"})
+    pid_in(tmp_path / "own")
+    queue.cancel(job.id)
+    assert queue.wait(job.id, timeout=PATIENCE).status == "cancelled"
+    assert log_of(job).count("term\n") == 1
 
 
 def test_command_that_ignores_term_is_killed(

@@ -141,7 +141,8 @@ class ProcessGroup:
             os.killpg(self._process.pid, number)
         for pid in marked(self._mark):
             with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, number)
+                if os.getpgid(pid) != self._process.pid:  # a second TERM would interrupt its clean-up
+                    os.kill(pid, number)
 
     def _end_leftovers(self, output: int, write: Callable[[bytes], None]) -> None:
         """The command is over, and so is what it left in the background, here or outside its group."""
