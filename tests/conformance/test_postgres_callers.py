@@ -642,10 +642,19 @@ def test_cancelled_enqueue_leaves_a_transaction_that_can_go_on(
     assert ids(looking) in (["a"], ["cut", "a"])
 
 
+@pytest.mark.parametrize("refused", [0, 1])
 def test_cancelled_enqueue_waits_no_longer_for_somebody_elses_transaction(
-    queue: Queue, url: str, looking: Any
+    queue: Queue, url: str, looking: Any, monkeypatch: pytest.MonkeyPatch, refused: int
 ) -> None:
-    connect = psycopg.AsyncConnection.connect
+    connect, cancel = psycopg.AsyncConnection.connect, psycopg.AsyncConnection.cancel_safe
+    refusals = [psycopg.OperationalError("too many clients")] * refused
+
+    async def cancel_if_let(connection: Any) -> None:
+        if refusals:
+            raise refusals.pop()
+        await cancel(connection)
+
+    monkeypatch.setattr(psycopg.AsyncConnection, "cancel_safe", cancel_if_let)
 
     async def main() -> None:
         async with await connect(application_url(url)) as other, await connect(application_url(url)) as own:

@@ -183,7 +183,8 @@ class AsyncPsycopg:
             # while waits for somebody else's transaction: the server stops it, and the savepoint is undone.
             await asyncio.wait([running], timeout=_SENT)
             while not running.done():
-                await self._connection.cancel_safe()
+                with suppress(psycopg.Error):  # the server may be gone, and then so is the statement
+                    await self._connection.cancel_safe()
                 await asyncio.wait([running], timeout=_SENT)
             running.exception()  # nobody else asks for it
             raise
