@@ -9,41 +9,49 @@ READY := $(VENV)/.installed
 CANDIDATES = $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11)
 IS_RECENT = import sys; sys.exit(sys.version_info < (3, 11))
 BASE_PYTHON = $(shell for p in $(CANDIDATES); do "$$p" -c '$(IS_RECENT)' 2>/dev/null && echo "$$p" && break; done)
-TOO_OLD = holdfast needs Python 3.11 or newer, tried: $(CANDIDATES). Say PYTHON=/path/to/python3
+TOO_OLD = Holdfast requires Python 3.11 or newer; tried: $(CANDIDATES). Set PYTHON=/path/to/python3
 
 .DEFAULT_GOAL := help
-.PHONY: help run test pythons tools check bench soak screenshots clean
+.PHONY: help run quick test most pythons tools check bench soak screenshots clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
 
-# A queue of its own, in .holdfast: QUEUECTL_HOME=.holdfast .venv/bin/queuectl status looks at it.
+# A queue of its own, in .holdfast: QUEUECTL_HOME=.holdfast .venv/bin/queuectl status shows it.
 run: export QUEUECTL_HOME = $(CURDIR)/.holdfast
-run: $(RUNS) ## serve the dashboard, the API and a worker with example jobs; ARGS="--port 9000"
+run: $(RUNS) ## run the dashboard, the API and a worker with example jobs; for example ARGS="--port 9000"
 	@$(BIN)/python -m examples.demo
 	@$(BIN)/queuectl serve --app examples.demo:queue $(ARGS)
 
 # Plugins that come with other packages and that no test uses: they look at each of ten thousand tests.
 UNUSED = -p no:schemathesis -p no:anyio -p no:platformdirs
 
-# Three at a time: half of the tests' time is waiting for processes and leases.
-test: $(READY) tools ## run the tests; ARGS="-k lease -x" goes to pytest, -n0 runs one at a time
-	$(BIN)/python -m pytest -ra -n 3 --dist worksteal $(UNUSED) $(ARGS)
+PYTEST = $(BIN)/python -m pytest -ra -n $(1) --dist worksteal $(UNUSED)
 
-# Every other Python that is here, whether it is on the PATH or pyenv has it. What needs a browser or
-# PostgreSQL runs on the first one alone: those tests take the most time, and depend on Python the least.
+quick: $(READY) ## run the fast tests, about a minute: no processes, no browser, no PostgreSQL
+	$(call PYTEST,3) -m 'not (process or slow or browser or postgres)' $(ARGS)
+
+# Four at a time: half of the tests' time is waiting for processes and leases.
+test: $(READY) tools ## run all tests; ARGS="-k lease -x" goes to pytest, -n0 runs one at a time
+	$(call PYTEST,4) $(ARGS)
+
+# Every other Python that is here, whether it is on the PATH or pyenv has it. Browsers and servers depend on
+# Python the least, and take the most time.
 THIS = $(shell $(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 OTHERS = $(filter-out $(THIS),3.11 3.12 3.13 3.14)
 PYENV = $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions
-pythons: $(READY) ## run the tests that need no browser and no PostgreSQL on every other Python that is here
+pythons: $(READY) ## run the tests without a browser or PostgreSQL on every other installed Python; or TARGET=quick
 	@for version in $(OTHERS); do \
 		for python in python$$version $(PYENV)/$$version.*/bin/python; do \
 			"$$python" -c '$(IS_RECENT)' 2>/dev/null || continue; \
 			echo "Python $$version"; \
-			HOLDFAST_TEST_WITHOUT=postgres,browser $(MAKE) test PYTHON="$$python" VENV=$(VENV)-$$version || exit; \
+			$(MAKE) $(or $(TARGET),most) PYTHON="$$python" VENV=$(VENV)-$$version || exit; \
 			break; \
 		done; \
 	done
+
+most: $(READY)
+	$(call PYTEST,4) -m 'not (browser or postgres)' $(ARGS)
 
 # A browser, clocks that go wrong, and a pooler for PostgreSQL. Only where nobody has to be asked: elsewhere the tests that need them
 # are skipped and say what to install.
@@ -57,29 +65,29 @@ tools:
 	if [ "$$(id -u)" = 0 ]; then root=; elif sudo -n true 2>/dev/null; then root='sudo -n'; else exit 0; fi; \
 	echo "installing for the tests:" $$wanted; \
 	{ $$root $(INSTALL) update && $$root $(INSTALL) install -y --no-install-recommends $$wanted; } >/dev/null \
-	|| echo "could not be installed:" $$wanted
+	|| echo "could not install:" $$wanted
 
-check: $(READY) ## lint, formatting, types, import rules
+check: $(READY) ## check lint rules, formatting, types and import rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-# Without bytecode files every start of a process compiles anew, and that would be measured.
+# Without bytecode files, every process compiles the code again when it starts, and that would be measured.
 bench: $(READY) ## run the benchmarks
 	unset PYTHONDONTWRITEBYTECODE; $(BIN)/python -m benchmarks $(ARGS)
 
-soak: $(READY) ## run both engines under load and faults; ARGS=45m is how long
+soak: $(READY) ## run both engines under load and faults; ARGS=45m sets the duration
 	unset PYTHONDONTWRITEBYTECODE; $(BIN)/python -m tests.process.soak $(ARGS)
 
-screenshots: $(READY) tools ## take the pictures of the README anew, in docs/images
+screenshots: $(READY) tools ## retake the screenshots of the README, in docs/images
 	$(BIN)/python -m tests.surfaces.screenshots
 
 clean: ## remove the virtual environment, caches and build output
 	rm -rf $(VENV) $(VENV)-3.* build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# To run it takes less than to test it.
+# Running it needs fewer packages than testing it.
 $(RUNS): EXTRA = web
 $(READY): EXTRA = dev
 $(RUNS) $(READY): pyproject.toml

@@ -21,7 +21,7 @@ from benchmarks.figures import Figure, at_most
 from benchmarks.http import served
 from holdfast import Queue
 from holdfast.core.error_group import error_group
-from holdfast.store.protocol import HOUR, TypeRecord, WorkerRecord, empty_minute
+from holdfast.store.records import HOUR, TypeRecord, WorkerRecord, empty_minute
 
 EXPECTED = 3.0
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from holdfast import Queue
-from holdfast.store.protocol import NewJob, Verdict
+from holdfast.store.records import NewJob, Verdict
 from holdfast.web import create_app
 from holdfast.web.server import make_server, serve
 

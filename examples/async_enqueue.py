@@ -1,7 +1,7 @@
-"""Enqueue from asyncio: callers that come at the same time share a commit, and the event loop goes on.
+"""Enqueue from asyncio: concurrent callers share a commit, and the event loop keeps running.
 
-Each await returns only when its own job is durable. Nobody waits for company: the first caller's commit
-starts at once, and those who arrive meanwhile are the next batch.
+Each await returns only when its own job is durable. No caller waits for others to arrive: the first commit
+starts at once, and callers that arrive in the meantime form the next batch.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ async def serve(queue: Queue) -> None:
     ids = await asyncio.gather(*(handle_request(queue, number) for number in range(REQUESTS)))
     together = time.perf_counter() - started
 
-    print(f"{REQUESTS} requests one after another: {REQUESTS / alone:,.0f} jobs a second")
-    print(f"{REQUESTS} requests at the same time:  {REQUESTS / together:,.0f} jobs a second")
-    print(f"different jobs: {len(set(ids))}")
+    print(f"{REQUESTS} requests one after another: {REQUESTS / alone:,.0f} jobs per second")
+    print(f"{REQUESTS} requests at the same time:  {REQUESTS / together:,.0f} jobs per second")
+    print(f"distinct jobs: {len(set(ids))}")
 
 
 def main() -> None:

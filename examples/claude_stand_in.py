@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Stands in for Claude Code, to try claude_extraction jobs offline and for nothing. It is no model.
+"""A stand-in for Claude Code, to try claude_extraction jobs offline and for free. It is not a model.
 
-It answers `claude -p --output-format json` in the shape of the real one, always with the same kind of facts:
-the first word of a requirement is the actor, the rest is the action. QUEUECTL_CLAUDE names it in place of
-`claude`. To see what goes wrong with the real one, write words into the file that CLAUDE_STAND_IN names, a
-line each; a run takes the first of them off: `limit` answers with a rate limit, `hang` never answers.
+It answers like `claude -p --output-format json`, always with the same kind of facts: the first word of a
+requirement is the actor, the rest is the action. To use it, set QUEUECTL_CLAUDE to its path. To simulate
+failures, set CLAUDE_STAND_IN to a file with one word per line. Each run removes the first word and acts on
+it: `limit` responds with a rate limit error, `hang` never responds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def next_word() -> str:
-    """What this run is to do, taken off the file; nothing to simply answer."""
+    """What this run should do, removed from the file; empty to answer normally."""
     name = os.environ.get("CLAUDE_STAND_IN")
     if not name or not os.path.exists(name):
         return ""
@@ -54,7 +54,7 @@ def facts_in(prompt: str) -> dict[str, str | None]:
 
 
 def answer(text: str, error: int | None = None) -> None:
-    """What the real one prints, as far as it matters. A failed run calls itself a success, as there."""
+    """Print what Claude Code prints, as far as it matters. There too, a failed run calls itself a success."""
     whole: dict[str, Any] = {
         "type": "result",
         "subtype": "success",

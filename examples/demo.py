@@ -1,6 +1,6 @@
-"""A small shop: the handlers that `make run` serves, work to begin with, and customers who keep coming.
+"""A small shop: the handlers that `make run` serves, some initial jobs, and customers who keep coming.
 
-Run as a program it enqueues that work: python -m examples.demo && queuectl serve --app examples.demo:queue
+Run as a program, it enqueues those jobs: python -m examples.demo && queuectl serve --app examples.demo:queue
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Customer:
 
 @queue.job
 def greet(name: str) -> str:
-    """Returns at once; what it returns is the job's result."""
+    """Returns at once; the return value is the job's result."""
     return f"Hello, {name}!"
 
 
@@ -32,7 +32,7 @@ def greet(name: str) -> str:
 def take_order(
     ctx: Context, order: int, customer: Customer, delivery: Literal["post", "courier", "collect"] = "post"
 ) -> dict[str, str]:
-    """Enqueues what follows from an order: its children, which exist if and only if it completes."""
+    """Enqueues the next steps of an order: its children, which exist only if it completes."""
     charged = ctx.enqueue(charge, {"order": order, "card_token": "4242-4242"})
     ctx.enqueue(greet, {"name": customer.name}, delay=15)
     return {"charged_by": charged, "delivered_by": delivery}
@@ -48,7 +48,7 @@ def charge(ctx: Context, order: int, card_token: str) -> str:
 
 @queue.job(concurrency=2)
 def resize(ctx: Context, picture: str, width: int = 800) -> dict[str, int]:
-    """Takes some seconds, reports how far it is, and stops where it can be stopped."""
+    """Takes a few seconds, reports its progress, and can be stopped between steps."""
     steps = 20
     for step in range(steps):
         ctx.check()
@@ -59,7 +59,7 @@ def resize(ctx: Context, picture: str, width: int = 800) -> dict[str, int]:
 
 @queue.job
 def deliver(address: str, parcel: int = 1) -> str:
-    """Fails for good where trying again would not help: retry it with another address."""
+    """Fails permanently if a retry would not help: retry it with a different address."""
     if address == "Atlantis":
         raise Fail(f"parcel {parcel}: there is no place called {address!r}")
     return f"parcel {parcel} is on its way to {address}"
@@ -74,7 +74,7 @@ def count_stock(warehouse: int) -> int:
 
 @queue.job(rate_limit=2)
 def newsletter(to: str) -> None:
-    """At most two start a second, over all processes."""
+    """Limited to two starts per second, across all processes."""
 
 
 CUSTOMERS = ("Ada", "Grace", "Linus", "Barbara", "Dennis", "Margaret", "Ken")
@@ -83,7 +83,7 @@ SECONDS_BETWEEN_CUSTOMERS = 3
 
 @queue.job
 def open_shop(ctx: Context) -> None:
-    """Lets a customer in and enqueues itself for the next one. With a key, there is never more than one."""
+    """Lets a customer in and enqueues itself for the next one. The key keeps it to one job."""
     order = int(ctx.job.created_at.timestamp())
     name = CUSTOMERS[order % len(CUSTOMERS)]
     customer = {"name": name, "email": f"{name.lower()}@example.com"}
@@ -105,8 +105,8 @@ def main() -> None:
     greet.with_options(delay=60).enqueue(name="whoever came later")
     open_shop.with_options(key="shop").enqueue()
     counts = queue.stats()
-    print(f"{counts['pending']} jobs are pending and {counts['scheduled']} scheduled in {queue.store.url}")
-    print("to watch them, open the address that `serving` names in a browser")
+    print(f"{counts['pending']} jobs pending and {counts['scheduled']} scheduled in {queue.store.url}")
+    print("to watch them, open the address that `queuectl serve` prints in a browser")
 
 
 if __name__ == "__main__":

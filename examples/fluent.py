@@ -20,9 +20,9 @@ def crawl(payload: CrawlPayload) -> int:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        tq.init(f"sqlite:///{folder}/app.db")  # first of all, once
+        tq.init(f"sqlite:///{folder}/app.db")  # once, before anything else
 
-        # At most three at a time, at most a hundred starts a second. The first set_worker starts a worker
+        # At most three at a time, at most a hundred starts per second. The first set_worker starts a worker
         # in the background of this process.
         tq("crawl", CrawlPayload).set_worker_count(3).set_rate_limit(100).set_worker(crawl)
 
@@ -33,7 +33,7 @@ def main() -> None:
         except InvalidPayload as error:
             print(f"refused: {error}")
 
-        # Behind tq is an ordinary Queue, for all that has no chained form.
+        # Behind tq is an ordinary Queue, for everything that has no chained form.
         for job in reversed(tq.queue.jobs(type="crawl")):
             done = tq.queue.wait(job.id, timeout=10)
             print(f"{done.payload['url']} {done.status}: {done.result} characters")

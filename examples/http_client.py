@@ -1,6 +1,6 @@
-"""A client of the HTTP API, of the standard library alone: enqueue safely, follow a job, see why one failed.
+"""A client of the HTTP API, using only the standard library: enqueue safely, follow a job, see why it failed.
 
-In another language it looks the same. main() starts a server to talk to, with the handlers of demo.py.
+It would look the same in any other language. main() starts a server with the handlers from demo.py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TIMEOUT = 30.0
 
 
 class Refused(Exception):
-    """The server did not do it. `code` says why, for programs; the text, for people."""
+    """The server refused the request. `code` gives the reason to programs, the message to people."""
 
     def __init__(self, status: int, code: str, message: str, retry_after: float | None) -> None:
         super().__init__(f"{status} {code}: {message}")
@@ -33,14 +33,14 @@ class Refused(Exception):
 
 
 class Client:
-    """What a program needs of the API."""
+    """The calls that most programs need."""
 
     def __init__(self, address: str, token: str | None = None) -> None:
         self._address = address
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
 
     def call(self, method: str, path: str, body: Any = None, **headers: str) -> Any:
-        """One request; its JSON."""
+        """Send one request and return its JSON."""
         data = None if body is None else json.dumps(body).encode()
         given = {name.replace("_", "-"): value for name, value in headers.items()} | self._headers
         if data is not None:
@@ -54,7 +54,7 @@ class Client:
                 raise _refused(error) from None
 
     def enqueue(self, type: str, payload: dict[str, Any], *, key: str, tries: int = 5) -> str:
-        """The id of the job. Sent again until it is answered: the key sees to it that there is one job."""
+        """Enqueue a job and return its id. Retries until the server responds; the key prevents duplicates."""
         for attempt in range(1, tries + 1):
             pause = 0.1 * 2**attempt
             try:
@@ -64,16 +64,16 @@ class Client:
                 if refused.status not in (429, 503) or attempt == tries:
                     raise
                 pause = refused.retry_after or pause
-            except URLError:  # it was not reached, or its answer was lost
+            except URLError:  # the server was not reached, or its response was lost
                 if attempt == tries:
                     raise
             time.sleep(pause)
         raise AssertionError("tries must be 1 or more")
 
     def follow(self, job_id: str) -> Iterator[dict[str, Any]]:
-        """The job, whenever it has changed, until it has finished."""
+        """Yield the job whenever it has changed, until it has finished."""
         request = Request(f"{self._address}/api/events?id={job_id}", headers=self._headers)
-        with urlopen(request, timeout=TIMEOUT) as stream:  # something comes every 15 s at least
+        with urlopen(request, timeout=TIMEOUT) as stream:  # the server sends something at least every 15 s
             event = ""
             for line in stream:
                 name, _, value = line.decode().rstrip("\n").partition(": ")
@@ -98,7 +98,7 @@ def main() -> None:
 
         first = client.enqueue("greet", {"name": "Ada"}, key="greet:ada")
         again = client.enqueue("greet", {"name": "Ada"}, key="greet:ada")
-        print(f"sent twice, and there is one job: {first == again}")
+        print(f"sent twice, stored once: {first == again}")
 
         try:
             client.enqueue("greet", {"nome": "Ada"}, key="greet:typo")
@@ -117,7 +117,7 @@ def main() -> None:
 
 @contextmanager
 def server() -> Iterator[str]:
-    """`queuectl serve` on a free port, with a queue of its own; gives its address."""
+    """Run `queuectl serve` on a free port with its own queue, and yield its address."""
     with tempfile.TemporaryDirectory() as home:
         words = ["serve", "--app", "demo:queue", "--port", "0", "--log-format", "json"]
         process = subprocess.Popen(

@@ -1,7 +1,7 @@
-"""The queue's API inside a FastAPI application: below /queue, and behind the application's own login.
+"""The queue's API inside a FastAPI application: mounted at /queue, behind the application's own login.
 
-In production `uvicorn --factory mounted_api:make_app --timeout-graceful-shutdown 30` runs it. Here main()
-serves it for a moment, and plays the client.
+In production, run it with `uvicorn --factory mounted_api:make_app --timeout-graceful-shutdown 30`. Here,
+main() serves it for a moment and acts as the client.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def make_app(database: str = "sqlite:///shop.db") -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        """A worker in the background of the server's process; `queuectl worker start` runs some beside it."""
+        """Run a worker in the background of the server; `queuectl worker start` can run more of them."""
         worker = queue.worker(concurrency=4)
         await asyncio.to_thread(worker.start)
         yield
@@ -49,19 +49,19 @@ def make_app(database: str = "sqlite:///shop.db") -> FastAPI:
 
     @app.middleware("http")
     async def authenticate(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-        """Stands for the application's own login. A middleware covers mounted parts; dependencies do not."""
+        """Stands in for the application's own login. Middleware covers mounted apps; dependencies do not."""
         if request.headers.get("x-user") != "ada":
-            return Response("who are you?", 401)
+            return Response("authentication required", 401)
         return await call_next(request)
 
     @app.post("/orders/{order}")
     async def take_order(order: int) -> dict[str, str]:
-        """An endpoint of the application. The job is durable when it answers."""
+        """An endpoint of the application. The job is durable when it responds."""
         job = await receipts.enqueue_async(order=order, to="ada@example.com")
         return {"receipt": job.id}
 
-    # auth="outer": who gets here has been let in by the application. Without it, and without a token, only
-    # clients on this machine would be answered.
+    # auth="outer": the application has already authenticated the client. Without it, and without a token,
+    # only clients on this machine would be served.
     app.mount("/queue", create_app(queue, auth="outer"))
     return app
 
@@ -71,13 +71,13 @@ def play_the_client(address: str) -> None:
         ask(address, "GET", "/queue/api/tasks", user="eve")
     except HTTPError as error:
         with error:
-            print(f"eve is told {error.code}: {error.read().decode()}")
+            print(f"eve gets {error.code}: {error.read().decode()}")
 
     receipt = ask(address, "POST", "/orders/7")["receipt"]
     deadline = time.monotonic() + TIMEOUT
     while (task := ask(address, "GET", f"/queue/api/tasks/{receipt}"))["completedAt"] is None:
         if time.monotonic() > deadline:
-            raise TimeoutError(f"the receipt is {task['status']}")
+            raise TimeoutError(f"the receipt is still {task['status']}")
         time.sleep(0.05)
     print(f"{task['type']} is {task['status']}: {task['result']}")
     print(f"types: {[entry['type'] for entry in ask(address, 'GET', '/queue/api/types')]}")

@@ -1,8 +1,8 @@
-"""A small application that keeps its data as JSON files, and every side effect of it as a job.
+"""A small application that stores its data as JSON files and runs every side effect as a job.
 
-A user action writes a job and nothing else. The handler writes the record's file, in the step that completes
-the job, and the next steps exist from that step on: a bucket at AWS, a page for readers, and the facts that
-Claude Code finds in the requirement. docs/side-effects.md walks through it, crashes included.
+A user action enqueues a job and does nothing else. The handler writes the record's file in the step that
+completes the job, and from then on the follow-up jobs exist: an S3 bucket, a page for readers, and the facts
+that Claude Code finds in the requirement. docs/side-effects.md walks through it, crashes included.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FOLDER = Path(os.environ.get("REQUIREMENTS_FOLDER", "data")).absolute()
 
 PROMPT = Template("""\
 Read this requirement of a software system. Answer with one JSON object and nothing else:
-"actor" is who wants it, "action" what is to happen, "measure" how it is tested, or null.
+"actor" is who wants it, "action" what should happen, "measure" how it is tested, or null.
 
 Requirement $id:
 $text
@@ -33,31 +33,31 @@ $text
 
 PAGE = Template("# $id\n\n$text\n")
 
-queue = Queue()  # the queue of QUEUECTL_HOME, where queuectl looks, too
+queue = Queue()  # the queue in QUEUECTL_HOME, which queuectl uses too
 
 Id = Annotated[str, Meta(pattern=r"^[A-Z]{1,10}-[0-9]{1,6}\Z")]
 Text = Annotated[str, Meta(pattern=r"\S", max_length=10_000)]
 
 
 class Requirement(Struct):
-    """A record, as it is in its file."""
+    """A record, as stored in its file."""
 
     id: Id
     text: Text
     bucket: str
 
 
-# A file that was changed by somebody else is found by `queuectl reconcile --app requirements_app:queue`.
+# `queuectl reconcile --app requirements_app:queue` finds files that somebody else has changed.
 @queue.job(
     reconcile=Reconcile(
         not_as_written, subject=lambda job: file_subject(str(requirement_file(job.payload["id"])))
     )
 )
 def create_requirement(ctx: Context, id: Id, text: Text) -> dict[str, Any]:
-    """Write the record, and queue what follows from it.
+    """Write the record, and enqueue the follow-up jobs.
 
-    Each attempt writes the same bytes. So an attempt after a crash finds its file and is content with it,
-    while another requirement with this id is refused.
+    Each attempt writes the same bytes, so an attempt after a crash finds its own file and succeeds, while
+    a different requirement with this id is refused.
     """
     requirement = Requirement(id, text, bucket=f"requirement-{id.lower()}")
     ctx.enqueue("sync_aws", bucket_of(requirement))
@@ -69,15 +69,15 @@ def create_requirement(ctx: Context, id: Id, text: Text) -> dict[str, Any]:
 
 @queue.job
 def extract_facts(ctx: Context, id: Id) -> None:
-    """Make the prompt from the record as it is now, and queue it: from here on it is frozen."""
+    """Build the prompt from the current record and enqueue it: from here on, it is frozen."""
     ctx.enqueue("claude_extraction", extraction_of(id))
 
 
 @queue.job
 def remove_requirement(ctx: Context, id: Id) -> None:
-    """Queue all that removes a requirement: either every one of these jobs exists, or none.
+    """Enqueue everything that removes a requirement: either all of these jobs exist, or none.
 
-    An extraction that is still at work would write its facts afterwards: cancel it before.
+    An extraction that is still running would write its facts afterwards, so cancel it first.
     """
     requirement = read(requirement_file(id))
     ctx.enqueue("sync_aws", {**bucket_of(requirement), "action": "delete"})
@@ -118,20 +118,20 @@ def page_file(id: str) -> Path:
 
 
 def read(file: Path) -> Requirement:
-    """The record in a file. Trying again would not help where there is none."""
+    """The record in a file. If there is none, a retry would not help."""
     try:
         return msgspec.json.decode(file.read_bytes(), type=Requirement)
     except FileNotFoundError:
         raise Fail(f"there is no requirement {file.stem}") from None
     except msgspec.MsgspecError as error:
-        raise Fail(f"{file} is no requirement: {error}") from None
+        raise Fail(f"{file} is not a valid requirement: {error}") from None
 
 
-# The user's actions. Each that changes something writes one job, and prints its id when it is durable.
+# The user's actions. Each action that changes something enqueues one job and prints its id once it is stored.
 
 
 def add(id: str, text: str) -> None:
-    # The key makes one job of two clicks.
+    # The key turns two clicks into one job.
     print(create_requirement.with_options(key=id).enqueue(id=id, text=text).id)
 
 
@@ -155,15 +155,17 @@ ACTIONS: dict[str, Callable[..., None]] = {"add": add, "extract": extract, "remo
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Requirements as JSON files, with every side effect a job.")
+    parser = argparse.ArgumentParser(description="Requirements as JSON files; every side effect is a job.")
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
-    adding = actions.add_parser("add", help="add a requirement, such as: add R-1 'The export ends in time'")
-    extracting = actions.add_parser("extract", help="ask for its facts again, with its present text")
-    removing = actions.add_parser("remove", help="remove a requirement and all that belongs to it")
+    adding = actions.add_parser(
+        "add", help="add a requirement, for example: add R-1 'Exports finish in time'"
+    )
+    extracting = actions.add_parser("extract", help="extract the facts again, from the current text")
+    removing = actions.add_parser("remove", help="remove a requirement and everything that belongs to it")
     for action in (adding, extracting, removing):
         action.add_argument("id", metavar="ID")
     adding.add_argument("text", metavar="TEXT")
-    actions.add_parser("list", help="what is in the files")
+    actions.add_parser("list", help="list the stored requirements")
 
     given = vars(parser.parse_args())
     name = given.pop("action")

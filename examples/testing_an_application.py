@@ -1,7 +1,7 @@
-"""Testing an application that enqueues: a real queue in a temporary folder, a clock that can be moved.
+"""Testing an application that enqueues: a real queue in a temporary folder, and a clock you can move.
 
-Nothing is mocked and nothing sleeps. With pytest, `isolated` goes into a fixture; here main() calls the
-tests one by one.
+Nothing is mocked and nothing sleeps. With pytest, put `isolated` in a fixture; here, main() calls
+the tests one by one.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def test_the_question_comes_a_day_later() -> None:
     outbox.clear()
     with tempfile.TemporaryDirectory() as folder, isolated(queue, folder) as clock:
         sign_up("ada@example.com")
-        assert queue.drain() == 1  # runs what is due, here, in this thread
+        assert queue.drain() == 1  # runs the due jobs in this thread
         assert outbox == ["Welcome -> ada@example.com"]
         clock.advance(days=1)
         assert queue.drain() == 1

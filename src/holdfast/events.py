@@ -6,6 +6,7 @@ standard logger `holdfast` as the message itself, and to whoever subscribed to t
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -37,14 +38,20 @@ def _heard_by(level: int) -> Logger | None:
 
 
 class Event(Struct, frozen=True, kw_only=True):
-    """Something that happened. `str()` gives its name and fields, for loggers that know nothing of us.
+    """Something that happened. `str()` gives its name and fields, for loggers not configured by Holdfast.
 
-    Where one tells of an `error`, its `exception` is the error itself, if it was raised in this process. That
-    is for listeners, and stays out of the log.
+    If it has an `error`, its `exception` is the error itself, if it was raised in this process. That is for
+    subscribers and is not logged.
     """
 
     name: ClassVar[str]
+    """As the class is called, unless it says otherwise: job.cancel_requested for JobCancelRequested."""
     level: ClassVar[int] = INFO
+
+    def __init_subclass__(cls) -> None:
+        if "name" not in vars(cls) and not cls.__name__.endswith("Event"):
+            subject, *words = re.findall("[A-Z][a-z]+", cls.__name__)
+            cls.name = f"{subject}.{'_'.join(words)}".lower()
 
     def fields(self) -> Iterator[tuple[str, Any]]:
         """The fields that have a value, in order."""
@@ -62,44 +69,37 @@ class JobEvent(Event, frozen=True, kw_only=True):
     type: str
 
 
+class AttemptEvent(JobEvent, frozen=True, kw_only=True):
+    attempt: int
+    worker_id: str
+
+
 class JobEnqueued(JobEvent, frozen=True, kw_only=True):
-    name = "job.enqueued"
     level = DEBUG
     status: str
     parent_id: str | None = None
 
 
 class JobPromoted(JobEvent, frozen=True, kw_only=True):
-    name = "job.promoted"
     level = DEBUG
 
 
-class JobClaimed(JobEvent, frozen=True, kw_only=True):
-    name = "job.claimed"
+class JobClaimed(AttemptEvent, frozen=True, kw_only=True):
     level = DEBUG
-    attempt: int
-    worker_id: str
 
 
-class JobCompleted(JobEvent, frozen=True, kw_only=True):
-    name = "job.completed"
-    attempt: int
-    worker_id: str
+class JobCompleted(AttemptEvent, frozen=True, kw_only=True):
     seconds: float
 
 
-class JobRetrying(JobEvent, frozen=True, kw_only=True):
-    name = "job.retrying"
+class JobRetrying(AttemptEvent, frozen=True, kw_only=True):
     level = WARNING
-    attempt: int
-    worker_id: str
     error: str
     delay: float
     exception: BaseException | None = None
 
 
 class JobFailed(JobEvent, frozen=True, kw_only=True):
-    name = "job.failed"
     level = ERROR
     attempt: int
     worker_id: str | None
@@ -108,7 +108,6 @@ class JobFailed(JobEvent, frozen=True, kw_only=True):
 
 
 class JobReaped(JobEvent, frozen=True, kw_only=True):
-    name = "job.reaped"
     level = WARNING
     attempt: int
     worker_id: str | None
@@ -116,31 +115,28 @@ class JobReaped(JobEvent, frozen=True, kw_only=True):
 
 
 class JobReleased(JobEvent, frozen=True, kw_only=True):
-    name = "job.released"
     worker_id: str
 
 
 class JobCancelled(JobEvent, frozen=True, kw_only=True):
-    name = "job.cancelled"
     worker_id: str | None = None
 
 
 class JobCancelRequested(JobEvent, frozen=True, kw_only=True):
-    name = "job.cancel_requested"
+    """A running job was asked to stop."""
 
 
 class JobRetried(JobEvent, frozen=True, kw_only=True):
-    name = "job.retried"
+    """It was retried manually."""
 
 
 class JobDeleted(JobEvent, frozen=True, kw_only=True):
-    name = "job.deleted"
+    """It was deleted manually."""
 
 
 class JobsPruned(Event, frozen=True, kw_only=True):
-    """`job_ids` are for listeners and stay out of the log."""
+    """`job_ids` are for subscribers and are not logged."""
 
-    name = "jobs.pruned"
     count: int
     job_ids: Sequence[str] = ()
 
@@ -148,38 +144,32 @@ class JobsPruned(Event, frozen=True, kw_only=True):
         yield "count", self.count
 
 
-class OutcomeRefused(JobEvent, frozen=True, kw_only=True):
-    """A late outcome met the guard: another attempt owns the job, and nothing was changed."""
+class OutcomeRefused(AttemptEvent, frozen=True, kw_only=True):
+    """A late outcome was refused: another attempt owns the job, and nothing was changed."""
 
     name = "job.outcome_refused"
     level = WARNING
-    attempt: int
-    worker_id: str
 
 
 class WorkerStarted(Event, frozen=True, kw_only=True):
-    name = "worker.started"
     worker_id: str
     pid: int
     concurrency: int
 
 
 class WorkerStopping(Event, frozen=True, kw_only=True):
-    name = "worker.stopping"
     worker_id: str
     running: int
 
 
 class WorkerStopped(Event, frozen=True, kw_only=True):
-    name = "worker.stopped"
     worker_id: str
     released: int
 
 
 class WorkerCrashed(Event, frozen=True, kw_only=True):
-    """The worker met an error that it can't go on from. Its jobs come back when their leases have ended."""
+    """The worker met an unrecoverable error. Its jobs become available when their leases expire."""
 
-    name = "worker.crashed"
     level = CRITICAL
     worker_id: str
     error: str
@@ -187,9 +177,8 @@ class WorkerCrashed(Event, frozen=True, kw_only=True):
 
 
 class WorkerDied(Event, frozen=True, kw_only=True):
-    """A worker process ended without being told to; its supervisor has freed its jobs and starts another."""
+    """A worker process ended unexpectedly; its supervisor has released its jobs and restarts it."""
 
-    name = "worker.died"
     level = ERROR
     worker_id: str | None
     pid: int
@@ -198,38 +187,33 @@ class WorkerDied(Event, frozen=True, kw_only=True):
 
 
 class WorkerRecycled(Event, frozen=True, kw_only=True):
-    """A worker process that stuck handlers had used up was replaced by a new one."""
+    """A worker process whose slots were all held by stuck handlers was replaced."""
 
-    name = "worker.recycled"
     level = WARNING
     worker_id: str | None
     pid: int
 
 
 class ServerStarted(Event, frozen=True, kw_only=True):
-    name = "server.started"
     address: str
     pid: int
 
 
 class ServerStopping(Event, frozen=True, kw_only=True):
-    """The server accepts nothing more and finishes the requests that it has."""
+    """The server accepts no more requests and finishes those in progress."""
 
-    name = "server.stopping"
     requests: int
 
 
 class ServerStopped(Event, frozen=True, kw_only=True):
     """`cut_short` requests could not be finished in time."""
 
-    name = "server.stopped"
     cut_short: int
 
 
 class ServerDied(Event, frozen=True, kw_only=True):
-    """The server's process ended without being told to; its supervisor starts another."""
+    """The server process ended unexpectedly; its supervisor restarts it."""
 
-    name = "server.died"
     level = ERROR
     pid: int
     how: str
@@ -237,32 +221,28 @@ class ServerDied(Event, frozen=True, kw_only=True):
 
 
 class SupervisorStopping(Event, frozen=True, kw_only=True):
-    name = "supervisor.stopping"
     workers: int
     reason: str
 
 
 class WorkerPaused(Event, frozen=True, kw_only=True):
-    name = "worker.paused"
     worker_id: str
 
 
 class WorkerResumed(Event, frozen=True, kw_only=True):
-    name = "worker.resumed"
     worker_id: str
 
 
 class WorkerExhausted(Event, frozen=True, kw_only=True):
     """Every slot, or all of a type, is held by a handler that did not stop; only a new process helps."""
 
-    name = "worker.exhausted"
     level = CRITICAL
     worker_id: str
     stuck: int
 
 
 class LeaseLostByWorker(Event, frozen=True, kw_only=True):
-    """The worker could not renew in time, so it stops its handlers and lets their jobs go."""
+    """The worker could not renew its leases in time, so it stops its handlers and abandons their jobs."""
 
     name = "worker.lease_lost"
     level = ERROR
@@ -271,7 +251,6 @@ class LeaseLostByWorker(Event, frozen=True, kw_only=True):
 
 
 class StoreTrouble(Event, frozen=True, kw_only=True):
-    name = "store.trouble"
     level = ERROR
     worker_id: str | None = None
     error: str
@@ -280,43 +259,41 @@ class StoreTrouble(Event, frozen=True, kw_only=True):
 
 
 class StoreRecovered(Event, frozen=True, kw_only=True):
-    name = "store.recovered"
     worker_id: str | None = None
 
 
 class HandlerRegistered(Event, frozen=True, kw_only=True):
-    name = "handler.registered"
     level = DEBUG
     type: str
     executor: str
 
 
 class HandlerUnregistered(Event, frozen=True, kw_only=True):
-    name = "handler.unregistered"
     level = DEBUG
     type: str
 
 
 class HandlerStuck(JobEvent, frozen=True, kw_only=True):
-    """A handler did not stop when told to. Its slot is written off until it returns."""
+    """A handler did not stop when asked to. Its slot stays blocked until it returns."""
 
-    name = "handler.stuck"
     level = ERROR
     worker_id: str
     reason: str
 
 
 class HandlerErrorIgnored(JobEvent, frozen=True, kw_only=True):
-    """A handler raised after ctx.transaction() had completed its job; the job stays completed."""
+    """After ctx.transaction() had completed its job, the handler raised an error or returned a value.
 
-    name = "handler.error_ignored"
+    The job stays completed.
+    """
+
     level = WARNING
     error: str
     exception: BaseException | None = None
 
 
 class DiscrepancyFound(JobEvent, frozen=True, kw_only=True):
-    """The effect of a completed job is not there, or could not be checked."""
+    """The effect of a completed job no longer exists, or could not be checked."""
 
     name = "reconcile.discrepancy"
     level = WARNING
@@ -325,7 +302,7 @@ class DiscrepancyFound(JobEvent, frozen=True, kw_only=True):
 
 
 class Reconciled(Event, frozen=True, kw_only=True):
-    """The completed jobs were compared with the world."""
+    """The effects of completed jobs were checked."""
 
     name = "reconcile.done"
     jobs: int
@@ -336,7 +313,7 @@ class Reconciled(Event, frozen=True, kw_only=True):
 
 
 class ReconciliationFailed(Event, frozen=True, kw_only=True):
-    """The completed jobs could not be compared with the world, or the report of that not be kept."""
+    """The effects of completed jobs could not be checked, or the report could not be stored."""
 
     name = "reconcile.failed"
     level = ERROR
@@ -345,17 +322,14 @@ class ReconciliationFailed(Event, frozen=True, kw_only=True):
 
 
 class QueuePaused(Event, frozen=True, kw_only=True):
-    name = "queue.paused"
     type: str | None = None
 
 
 class QueueResumed(Event, frozen=True, kw_only=True):
-    name = "queue.resumed"
     type: str | None = None
 
 
 class SettingChanged(Event, frozen=True, kw_only=True):
-    name = "setting.changed"
     key: str
     value: Any = None
     type: str | None = None
@@ -371,7 +345,10 @@ class Events:
         self._subscribers: tuple[Subscriber, ...] = ()
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
-        """Call `subscriber` with every event, in the thread where it happens; returns what ends it."""
+        """Call `subscriber` with every event, in the thread where it happens.
+
+        Returns a function that unsubscribes it.
+        """
         self._subscribers = (*self._subscribers, subscriber)
 
         def unsubscribe() -> None:

@@ -10,27 +10,31 @@ from __future__ import annotations
 import atexit
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
+from msgspec import Struct
+
+from holdfast.core import check
 from holdfast.core.payload import PayloadSpec, decode, encode_payload
+from holdfast.durations import Duration
 from holdfast.errors import ConfigError
 from holdfast.queue import Queue
 
 if TYPE_CHECKING:
+    from holdfast.handlers.options import EnqueueOptions, HandlerOptions
     from holdfast.worker import Worker
 
 _START_PAUSE = 0.05
 
 
-class TaskType:
-    """One type of jobs. Every method returns it again."""
+class TaskType(Struct, frozen=True):
+    """One job type. Every method returns the same object, for chaining."""
 
-    def __init__(self, owner: TaskQueue, type: str, payload_type: Any) -> None:
-        self._owner = owner
-        self._type = type
-        self._payload_type = payload_type
+    _owner: TaskQueue
+    _type: str
+    _payload_type: Any
 
-    def add(self, payload: object = None, **options: Any) -> TaskType:
+    def add(self, payload: object = None, **options: Unpack[EnqueueOptions]) -> TaskType:
         """Enqueue a job. Options: id, priority, max_attempts, timeout, delay, run_at, key, key_for."""
         queue = self._owner.queue
         if self._payload_type is not None:
@@ -40,30 +44,30 @@ class TaskType:
         return self
 
     def set_worker(self, handler: Callable[..., Any]) -> TaskType:
-        """Let `handler(payload)` run the jobs of this type; the first call starts the background worker."""
+        """Run the jobs of this type with `handler(payload)`; the first call starts the background worker."""
         self._owner.queue.register(self._type, handler, payload_type=self._payload_type)
         self._owner.handler_added()
         return self
 
     def set_worker_count(self, count: int) -> TaskType:
-        """How many jobs of this type run at a time in this process."""
+        """Set how many jobs of this type run at a time in this process."""
         return self._declare(concurrency=count)
 
     def set_rate_limit(self, tasks_per_second: float) -> TaskType:
-        """How many jobs of this type start in a second, over all processes; 0 is unlimited."""
+        """Limit how many jobs of this type start per second, across all processes; 0 means unlimited."""
         return self._declare(rate_limit=tasks_per_second)
 
-    def set_timeout(self, seconds: float) -> TaskType:
-        """How long an attempt may run."""
+    def set_timeout(self, seconds: Duration) -> TaskType:
+        """Limit how long an attempt may run."""
         return self._declare(timeout=seconds)
 
-    def _declare(self, **options: Any) -> TaskType:
+    def _declare(self, **options: Unpack[HandlerOptions]) -> TaskType:
         self._owner.queue.registry.declare(self._type, **options)
         return self
 
 
 class TaskQueue:
-    """The object `tq`. It makes its Queue when it is first needed, or with `init`."""
+    """The object `tq`. It creates its Queue on first use, or with `init`."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -77,15 +81,17 @@ class TaskQueue:
         self,
         database: str | None = None,
         *,
-        poll_interval: float = 1.0,
+        poll_interval: Duration = 1.0,
         batch_size: int | None = None,
-        task_timeout: float = 300,
+        task_timeout: Duration = 300,
         enable_worker: bool = True,
     ) -> Queue:
-        """Choose the database and the worker's options, before anything else. `task_timeout` is the lease."""
+        """Choose the database and the worker's options. Call it first. `task_timeout` is the lease."""
         with self._lock:
             if self._queue is not None:
-                raise ConfigError("tq.init() comes first, once", hint="tq.stop() lets you begin anew")
+                raise ConfigError(
+                    "tq.init() must be called first, and only once", hint="call tq.stop() to start over"
+                )
             self._queue = Queue(
                 database, defaults={"poll_interval": poll_interval, "lease_seconds": task_timeout}
             )
@@ -107,7 +113,7 @@ class TaskQueue:
             return self._queue
 
     def start(self) -> None:
-        """Start the background worker, if it does not run yet."""
+        """Start the background worker, if it is not running yet."""
         with self._lock:
             self._cancel_start()
             if self._worker is None or not self._worker.is_running:
@@ -130,18 +136,19 @@ class TaskQueue:
             self._starting = None
 
     def pause(self) -> None:
-        """Let no job start, over all processes."""
+        """Pause the queue on every worker. Running jobs finish."""
         self.queue.pause()
 
     def resume(self) -> None:
         self.queue.resume()
 
     def stats(self) -> dict[str, Any]:
-        """Jobs by state, in all and by type, and how many workers there are."""
+        """Job counts by state, in total and by type, and the number of workers."""
         return self.queue.stats()
 
-    def stop(self, timeout: float | None = None) -> None:
+    def stop(self, timeout: Duration | None = None) -> None:
         """Let running jobs finish, stop the worker and close the queue."""
+        check.optional_duration("timeout", timeout)  # before anything is stopped
         with self._lock:
             self._cancel_start()
             worker, queue = self._worker, self._queue

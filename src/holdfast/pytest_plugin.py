@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def holdfast_clock() -> MovableClock:
-    """The clock of `holdfast_queue`; it stands still until it is moved."""
+    """The clock of `holdfast_queue`; it stands still until you move it."""
     from holdfast.testing import MovableClock
 
     return MovableClock()

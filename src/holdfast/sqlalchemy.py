@@ -1,4 +1,4 @@
-"""What an engine of SQLAlchemy needs where the queue is in the same SQLite file as the application's tables.
+"""What a SQLAlchemy engine needs if the queue is in the same SQLite file as the application's tables.
 
 from holdfast.sqlalchemy import configure
 
@@ -19,33 +19,38 @@ from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from holdfast.errors import ConfigError, shown
-from holdfast.store.protocol import Finding
+from holdfast.core import check
+from holdfast.durations import Duration
+from holdfast.errors import ConfigError
+from holdfast.store.records import Finding
 from holdfast.store.sqlite.health import has_wal_reset_bug
+from holdfast.text import shown
 
 E = TypeVar("E", bound=Engine | AsyncEngine)
 
 BUSY_SECONDS = 30.0
 """Seconds for which a transaction waits for its turn to write."""
+_LONGEST = 2**31 - 1
+"""Milliseconds: SQLite takes a larger number for none at all."""
 
 
-def configure(engine: E, *, busy_seconds: float = BUSY_SECONDS) -> E:
-    """Let transactions of an engine wait for each other, and for the queue, instead of failing; return it.
+def configure(engine: E, *, busy_seconds: Duration = BUSY_SECONDS) -> E:
+    """Make an engine's transactions wait for each other and the queue instead of failing; return the engine.
 
-    Every transaction takes the write lock when it begins, by BEGIN IMMEDIATE, and waits for it up to
-    `busy_seconds`. Connections with the isolation level AUTOCOMMIT are left alone: use those for requests
-    that only read.
+    Every transaction takes the write lock when it begins, with BEGIN IMMEDIATE, and waits up to
+    `busy_seconds` for it. Connections with the isolation level AUTOCOMMIT are unaffected: use those for
+    requests that only read.
 
     Call it right after create_engine() or create_async_engine(). Engines of other databases are returned
-    as they are.
+    unchanged.
     """
     given: object = engine
     if not isinstance(given, Engine | AsyncEngine):
-        raise ConfigError(f"configure() takes an engine of SQLAlchemy, not {shown(given)}")
+        raise ConfigError(f"configure() takes a SQLAlchemy engine, not {shown(given)}")
     sync = engine.sync_engine if isinstance(engine, AsyncEngine) else engine
+    milliseconds = min(round(1000 * check.duration("busy_seconds", busy_seconds)), _LONGEST)
     if sync.dialect.name == "sqlite" and sync not in _configured:
         _configured.add(sync)
-        milliseconds = round(1000 * busy_seconds)
         event.listen(sync, "connect", lambda connection, _: _prepare(connection, milliseconds))
         event.listen(sync, "begin", lambda connection: _begin(connection, milliseconds))
     return engine
@@ -91,8 +96,8 @@ def _begin(connection: Connection, milliseconds: int) -> None:
         return
     if getattr(connection.connection.driver_connection, "in_transaction", False):
         raise ConfigError(
-            "the engine's connections are in a transaction before it has begun",
-            hint="leave autocommit=False out of its connect_args",
+            "the engine's connections are already in a transaction before it begins one",
+            hint="remove autocommit=False from its connect_args",
         )
     # SQLite's own way to wait sleeps ever longer: whoever has waited for long finds the lock taken again by
     # those who have just come. So it is asked not to wait here.

@@ -21,19 +21,24 @@ from os import PathLike, fspath
 from typing import Any
 
 from holdfast.config import sqlite_url
-from holdfast.core.clock import from_datetime, system_clock, to_datetime
+from holdfast.core import check
+from holdfast.core.clock import from_datetime, microseconds, system_clock, to_datetime
 from holdfast.core.job import Job
+from holdfast.durations import Duration
+from holdfast.errors import ConfigError
 from holdfast.queue import Queue
-from holdfast.store.address import anchored
+from holdfast.store.open import anchored
 
 _LISTED = 1000
 
 
 class MovableClock:
-    """A clock for `Queue(clock=…)` that stands still until it is moved."""
+    """A clock for `Queue(clock=…)` that stands still until you move it."""
 
     def __init__(self, start: datetime | None = None) -> None:
-        self._now = system_clock() if start is None else from_datetime(start)
+        self._now = system_clock()
+        if start is not None:
+            self.move_to(start)
 
     def __call__(self) -> int:
         return self._now
@@ -42,21 +47,28 @@ class MovableClock:
     def now(self) -> datetime:
         return to_datetime(self._now).astimezone(UTC)
 
-    def advance(self, seconds: float = 0, **parts: float) -> None:
-        """Move forward by seconds, or by parts of a timedelta: minutes=5, hours=2, days=1."""
-        self._now += round(timedelta(seconds=seconds, **parts) / timedelta(microseconds=1))
+    def advance(self, by: Duration = 0, **parts: float) -> None:
+        """Move by a duration, or by parts of a timedelta: minutes=5, hours=2, days=1. Negative moves back."""
+        if isinstance(by, int | float) and by < 0:
+            seconds = -check.duration("by", -by)
+        else:
+            seconds = check.duration("by", by)
+        self._now += microseconds(seconds + timedelta(**parts).total_seconds())
 
     def move_to(self, moment: datetime) -> None:
+        """Move to an instant, forward or back."""
+        if moment.utcoffset() is None:
+            raise ConfigError("move_to() takes an aware datetime, as in datetime(2030, 1, 1, tzinfo=UTC)")
         self._now = from_datetime(moment)
 
 
 @contextmanager
 def isolated(queue: Queue, place: str | PathLike[str]) -> Iterator[MovableClock]:
-    """Point an application's own queue, with its handlers, at another database for a while.
+    """Temporarily point an application's own queue, with its handlers, at another database.
 
-    `place` is a folder, where an empty one is made. Or it is the address of a database: the one that the
-    application's own tables are in during the test, for jobs that are enqueued with connection=.
-    Yields the clock, which stands still until it is moved.
+    `place` is a folder, in which an empty database is created, or the address of a database: the one that
+    holds the application's own tables during the test, for jobs enqueued with connection=.
+    Yields the clock, which stands still until you move it.
     """
     before = queue.url, queue.clock
     movable = MovableClock()
@@ -76,12 +88,12 @@ def _address(place: str) -> str:
 
 
 def drain(queue: Queue, limit: int | None = None, *, raise_errors: bool = False) -> int:
-    """Run what is pending in this thread and return how many jobs ran."""
+    """Run the pending jobs in this thread and return how many ran."""
     return queue.drain(limit, raise_errors=raise_errors)
 
 
 def enqueued(queue: Queue, type: str | None = None, **filters: Any) -> list[Job]:
-    """The newest thousand jobs of a queue, oldest first, also by `status`."""
+    """The newest 1000 jobs of a queue, oldest first; filters such as `status` apply."""
     return list(reversed(queue.jobs(type=type, limit=_LISTED, **filters)))
 
 
@@ -93,10 +105,10 @@ def assert_enqueued(
     count: int | None = None,
     **fields: Any,
 ) -> list[Job]:
-    """Assert that a job of the type was enqueued; return those that fit, oldest first.
+    """Assert that a job of the type was enqueued; return those that match, oldest first.
 
-    `payload` names the fields that must be equal, others may be there; `fields` are fields of the job, such
-    as priority=5 or key="welcome:42". With `count`, exactly so many must fit.
+    `payload` gives the payload fields that must be equal; there may be others. `fields` are fields of the
+    job, such as priority=5 or key="welcome:42". With `count`, exactly that many must match.
     """
     jobs = enqueued(queue, type)
     fitting = [job for job in jobs if _fits(job, payload or {}, fields)]
@@ -107,7 +119,7 @@ def assert_enqueued(
     expected = "a job" if count is None else f"{count} jobs"
     raise AssertionError(
         f"expected {expected} of type {type!r} with {wanted}, found {len(fitting)};"
-        f" of this type there are:\n{found}"
+        f" jobs of this type:\n{found}"
     )
 
 

@@ -18,7 +18,7 @@ from holdfast.errors import (
     StoreUnavailable,
 )
 from holdfast.store.scope import Scope
-from holdfast.threads import Threads
+from holdfast.system.threads import Threads
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -54,7 +54,7 @@ class Transaction:
 
     def hold(self) -> None:
         if self._scope is None:
-            raise HoldfastError("ctx.hold() belongs inside ctx.transaction()")
+            raise HoldfastError("ctx.hold() can only be called inside ctx.transaction()")
         self._transaction.hold()
 
     def __enter__(self) -> Any:
@@ -158,6 +158,7 @@ class Transaction:
 
     def _commit(self) -> None:
         result = encode_result(self._context.result, self._result_limit)
+        self._attempt.committed_result = result
         self._transaction.commit(completion(result), self._attempt.children, self._committed)
 
     def _committed(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import pkgutil
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import holdfast
+
+pytestmark = pytest.mark.process
 
 # Parts that are optional, or slow to load, and that enqueueing a job needs none of.
 HEAVY = {
@@ -118,7 +121,15 @@ def test_queuectl_can_show_its_version_without_the_engine(tmp_path: Path) -> Non
 def test_queuectl_enqueue_loads_only_what_it_needs(tmp_path: Path) -> None:
     """Each of these would cost it up to a tenth of its start."""
     # Not among them: inspect, which msgspec loads by way of typing_extensions, where that is installed.
-    unneeded = {"ctypes", "logging", "random", "shutil", "tempfile", "urllib.parse", "holdfast.handler"}
+    unneeded = {
+        "ctypes",
+        "logging",
+        "random",
+        "shutil",
+        "tempfile",
+        "urllib.parse",
+        "holdfast.handlers.handler",
+    }
     assert not unneeded & loaded_by(QUEUECTL_ENQUEUE, tmp_path)
 
 
@@ -162,3 +173,18 @@ def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
 def test_every_module_opens_with_a_sentence_of_what_lives_in_it() -> None:
     for path in sorted(Path(holdfast.__path__[0]).rglob("*.py")):
         assert path.read_text(encoding="utf-8").startswith('"""'), path
+
+
+@pytest.mark.parametrize("room", ["cli", "observe", "web"])
+def test_surfaces_speak_to_the_queue_and_not_to_its_store(room: str) -> None:
+    """What the import rules can't see: the store as an attribute of a queue."""
+    folder = Path(holdfast.__file__).parent / room
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            is_store = isinstance(node, ast.Attribute) and node.attr in ("store", "_store")
+            assert not is_store or _is_bulk(node), f"{path}:{getattr(node, 'lineno', '')}"
+
+
+def _is_bulk(node: ast.AST) -> bool:
+    """Bulk.store is what stores jobs, and no store."""
+    return isinstance(node, ast.Attribute) and ast.unparse(node.value) == "bulk"

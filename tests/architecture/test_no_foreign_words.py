@@ -39,6 +39,7 @@ def test_there_are_files_to_look_at() -> None:
     assert Path(__file__) in ours()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", FOREIGN)
 def test_no_file_holds(what: str) -> None:
     pattern = re.compile(FOREIGN[what])

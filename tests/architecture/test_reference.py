@@ -11,6 +11,7 @@ import pytest
 from holdfast import Queue, errors, events
 from holdfast.cli.main import COMMANDS, load
 from holdfast.config import SETTINGS
+from holdfast.jobs import errors as job_errors
 from holdfast.store.postgres import schema as postgres
 from holdfast.store.sqlite.schema import MIGRATIONS
 from tests.postgres import fresh_url
@@ -63,9 +64,8 @@ def test_the_reference_has_every_setting(name: str) -> None:
 
 def test_the_reference_has_every_error() -> None:
     page = text_of("errors.md")
-    kinds = [
-        kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, BaseException)
-    ]
+    found = {**vars(errors), **vars(job_errors)}.values()
+    kinds = [kind for kind in found if isinstance(kind, type) and issubclass(kind, BaseException)]
     assert [kind.__name__ for kind in kinds if f"{kind.__name__}" not in page] == []
 
 
@@ -92,6 +92,7 @@ def test_the_reference_has_every_table_of_both_engines() -> None:
     assert [name for name in sorted(set(made)) if name not in page] == []
 
 
+@pytest.mark.postgres
 def test_the_reference_has_every_figure_of_a_database(tmp_path: Path) -> None:
     page = text_of("http-api.md")
     with fresh_url() as server, Queue(server) as shared, Queue(f"sqlite:///{tmp_path}/queue.db") as local:

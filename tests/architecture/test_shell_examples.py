@@ -32,7 +32,7 @@ PROMISES = {
         "endless\tfailed\tshell\t1/1\t.*\tTimedOut: the attempt ran longer than its timeout of 0.5 s\n",
         "import\tfailed\tshell\t1/1\t.*\tCommandFailed: exit code 1: cat: orders.csv: ",
         "greet\tcompleted\tshell\t1/3\t",
-        "it failed for good at .* after 1 attempt: CommandFailed: exit code 1: cat: orders.csv: ",
+        "failed permanently at .* after 1 attempt: CommandFailed: exit code 1: cat: orders.csv: ",
         "hello from greet\n--- exit code 0 ---\n",
         "import is pending again\n",
         "orders imported\n--- exit code 0 ---\n",
@@ -68,6 +68,8 @@ def run(words: list[str], folder: Path, environment: dict[str, str]) -> str:
     return done.stdout
 
 
+@pytest.mark.postgres
+@pytest.mark.process
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_shell_block_of_a_page_runs_as_it_is_pasted_in_order(
     page: Path, tmp_path: Path, environment: dict[str, str]
@@ -89,6 +91,7 @@ def test_every_shell_example_says_what_it_promises() -> None:
     assert {path.name for path in EXAMPLES} == PROMISES.keys()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_a_shell_example_prints_what_it_promises_and_leaves_nothing_behind(
     path: Path, tmp_path: Path, environment: dict[str, str]

@@ -19,6 +19,8 @@ from holdfast.store.postgres import tallies
 from holdfast.store.postgres.store import PostgresStore
 from tests.postgres import drop_schema, new_schema, server_url, with_parameters
 
+pytestmark = pytest.mark.postgres
+
 DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(r"^```sql\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

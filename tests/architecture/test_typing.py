@@ -1,127 +1,107 @@
-"""What mypy says about code that uses Holdfast: wrong calls are errors, right ones are not."""
+"""What mypy and pyright say about code that uses Holdfast: mistakes are errors, right calls are not."""
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import subprocess
 import sys
+import typing
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
-# A line that ends in "# error" must be refused, every other line must be fine.
-PROGRAM = """
-from datetime import UTC, datetime
-from typing import assert_type
+import pytest
 
-from holdfast import Context, Fail, Job, Queue, Retry, Status, tq
+import holdfast
+from holdfast.config import find_setting, parse_setting
+from holdfast.enqueueing.enqueuer import OPTIONS
+from holdfast.errors import ConfigError
+from holdfast.handlers import options
+from holdfast.worker import dispatcher
 
-queue = Queue("sqlite:///queue.db")
-
-
-@queue.job
-def send_email(to: str, subject: str = "Hi") -> int:
-    return 1
-
-
-@queue.job(max_attempts=5, timeout=30, concurrency=4, rate_limit=10)
-def render(ctx: Context, path: str) -> None:
-    ctx.progress(0.5, "half")
-    assert_type(ctx.attempt, int)
-    assert_type(ctx.job, Job)
-    if not path:
-        raise Fail("no path")
-    raise Retry(delay=5)
+TYPED = Path(__file__).parent / "typed"
+RIGHT, WRONG = "right_calls.py", "wrong_calls.py"
+SOURCE = Path(holdfast.__file__).parents[1]
 
 
-@queue.job
-async def crawl(ctx: Context, url: str, *, depth: int = 1) -> str:
-    async with ctx.transaction() as connection:
-        connection.execute("SELECT 1")
-    return url
-
-
-@queue.job(executor="process")
-def count(below: int) -> int:
-    return below
-
-
-assert_type(send_email.enqueue(to="a@b.c"), Job)
-assert_type(send_email.enqueue("a@b.c", subject="Hello"), Job)
-assert_type(send_email("a@b.c"), int)
-send_email.enqueue(to=1)  # error
-send_email.enqueue()  # error
-send_email.enqueue("a@b.c", "Hi", "more")  # error
-send_email.enqueue(to="a@b.c", body="x")  # error
-send_email.with_options(priority=5, delay=60, key="k").enqueue(to="a@b.c")
-send_email.with_options(priority=5).enqueue(to=1)  # error
-send_email.enqueue_many([{"to": "a@b.c"}])
-
-render.enqueue(path="film")
-render.enqueue("film")
-render.enqueue(path=1)  # error
-render.enqueue()  # error
-
-crawl.enqueue(url="u", depth=2)
-crawl.enqueue("u", 2)  # error
-count.enqueue(below=5)
-count.enqueue(below="5")  # error
-
-
-async def serve() -> None:
-    assert_type(await crawl.enqueue_async(url="u"), Job)
-    await crawl.enqueue_async(url=1)  # error
-    assert_type(await queue.enqueue_async("crawl", {"url": "u"}), Job)
-
-
-job = queue.enqueue("send_email", {"to": "a@b.c"}, run_at=datetime.now(UTC), max_attempts=10)
-assert_type(job.status, Status)
-assert_type(queue.get(job.id), Job | None)
-assert_type(queue.wait(job.id, timeout=10), Job)
-assert_type(queue.jobs(status="failed"), list[Job])
-assert_type(queue.drain(), int)
-assert_type([reason.text for reason in queue.why(job.id)], list[str])
-job.status = Status.FAILED  # error
-
-tq.init("sqlite:///app.db")
-tq("crawl").set_worker(lambda payload: None).set_worker_count(3).set_rate_limit(10).set_timeout(300)
-tq("crawl").add({"url": "u"}).add({"url": "v"}, run_at=datetime.now(UTC))
-
-with Queue() as other:
-    assert_type(other, Queue)
-"""
-
-
-def complaints(folder: Path) -> dict[int, str]:
-    """What mypy --strict says about the program, by line."""
-    (folder / "program.py").write_text(PROGRAM)
+def run(folder: Path, *command: str) -> str:
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "mypy",
-            "--strict",
-            "--no-error-summary",
-            "--config-file=",
-            "--cache-dir=.cache",
-            "program.py",
-        ],
+        [sys.executable, "-m", *command],
         cwd=folder,
+        env={**os.environ, "MYPYPATH": str(SOURCE)},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.stderr == ""
-    found = re.findall(r"^(.+?):(\d+): error: (.*)$", done.stdout, re.MULTILINE)
-    assert {file for file, _, _ in found} == {"program.py"}, done.stdout
-    return {int(line): message for _, line, message in found}
+    return done.stdout
 
 
-def test_mypy_refuses_wrong_calls_and_no_right_one(tmp_path: Path) -> None:
-    expected = {
-        number for number, line in enumerate(PROGRAM.splitlines(), 1) if line.rstrip().endswith("# error")
-    }
-    found = complaints(tmp_path)
-    lines = PROGRAM.splitlines()
-    wrongly_refused = {lines[n - 1]: found[n] for n in found.keys() - expected}
+def mypy(folder: Path) -> list[tuple[str, int, str]]:
+    """The errors of mypy --strict: file, line and message."""
+    command = "mypy --strict --no-error-summary --config-file= --cache-dir=.cache --no-pretty"
+    said = run(folder, *command.split(), RIGHT, WRONG)
+    return [
+        (file, int(line), text)
+        for file, line, text in re.findall(r"^(.+?):(\d+): error: (.*)$", said, re.MULTILINE)
+    ]
+
+
+def pyright(folder: Path) -> list[tuple[str, int, str]]:
+    """The same for pyright, as strict as it can be."""
+    settings = {"typeCheckingMode": "strict", "extraPaths": [str(SOURCE)]}
+    (folder / "pyrightconfig.json").write_text(json.dumps(settings))
+    said = json.loads(run(folder, "pyright", "--outputjson", f"--pythonpath={sys.executable}", RIGHT, WRONG))
+    return [
+        (Path(found["file"]).name, found["range"]["start"]["line"] + 1, found["message"])
+        for found in said["generalDiagnostics"]
+        if found["severity"] == "error"
+    ]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("checker", [mypy, pyright], ids=lambda checker: checker.__name__)
+def test_every_planted_mistake_is_an_error_and_no_right_call(
+    tmp_path: Path, checker: Callable[[Path], list[tuple[str, int, str]]]
+) -> None:
+    for name in (RIGHT, WRONG):
+        (tmp_path / name).write_text((TYPED / name).read_text(encoding="utf-8"), encoding="utf-8")
+    found = {(file, line): message for file, line, message in checker(tmp_path)}
+    lines = (TYPED / WRONG).read_text(encoding="utf-8").splitlines()
+    planted = {(WRONG, n) for n, line in enumerate(lines, 1) if line.endswith("  # error")}
+    assert len(planted) >= 50
+    wrongly_refused = {place: found[place] for place in found.keys() - planted}
     assert wrongly_refused == {}
-    wrongly_accepted = [lines[n - 1] for n in sorted(expected - found.keys())]
+    wrongly_accepted = [lines[n - 1] for _, n in sorted(planted - found.keys())]
     assert wrongly_accepted == []
+
+
+def test_options_of_a_job_are_those_that_are_parsed() -> None:
+    assert typing.get_type_hints(options.EnqueueOptions).keys() == set(OPTIONS)
+    one_of_a_kind = {"id", "key", "key_for"}  # what no two jobs have in common
+    assert options.ManyOptions.__annotations__.keys() == set(OPTIONS) - one_of_a_kind
+
+
+def test_options_of_a_worker_are_those_that_it_takes() -> None:
+    assert typing.get_type_hints(options.WorkerOptions) == typing.get_type_hints(dispatcher.Options)
+
+
+def test_options_of_a_handler_are_settings_with_the_values_that_these_take() -> None:
+    for name, hint in typing.get_type_hints(options.HandlerOptions).items():
+        allowed = typing.get_args(hint)
+        setting = find_setting(name)
+        assert setting.per_type
+        assert _takes(name, None) == (type(None) in allowed), name
+        assert _takes(name, timedelta(minutes=5)) == _takes(name, "5m") == (timedelta in allowed), name
+        if typing.get_origin(hint) is typing.Literal:
+            assert all(word in setting.allowed and _takes(name, word) for word in allowed)
+
+
+def _takes(name: str, value: object) -> bool:
+    try:
+        parse_setting(name, value)
+    except ConfigError:
+        return False
+    return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime
@@ -28,8 +29,10 @@ def clock() -> MovableClock:
 
 
 @pytest.fixture
-def store(engine: Engine, tmp_path: Path, clock: MovableClock) -> Iterator[Store]:
+def store(engine: Engine, tmp_path: Path, clock: MovableClock, empty_database: Path) -> Iterator[Store]:
     """A store on an empty database."""
+    if engine.is_a_file:
+        shutil.copy(empty_database, tmp_path / "queue.db")
     try:
         with closing(engine.open(tmp_path, clock)) as store:
             yield store

@@ -33,7 +33,7 @@ TYPE = "welcome"
 
 def application_url(url: str) -> str:
     """The address of a queue's database as an application knows it, whose tables are in the same schema."""
-    return re.sub(r"\bschema=(\w+)(&options=\S+)?", r"options=-csearch_path%3D\1", url)
+    return re.sub(r"\bschema=(\w+)(&options=[^&\s]+)?", r"options=-csearch_path%3D\1", url)
 
 
 def connect(url: str) -> Any:

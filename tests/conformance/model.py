@@ -13,7 +13,7 @@ from holdfast.core.error_group import error_group
 from holdfast.core.job import FINISHED, RETRYING, Status
 from holdfast.core.lifecycle import Decision
 from holdfast.errors import DuplicateJob, JobNotFound, KeyHeld, KeyTaken, QueueFull, WrongState
-from holdfast.store.protocol import Demand, JobFilter, NewJob
+from holdfast.store.records import Demand, JobFilter, NewJob
 
 WAITING = frozenset({Status.SCHEDULED, Status.PENDING})
 

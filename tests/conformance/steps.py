@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from holdfast.core.backoff import Backoff
+from holdfast.core.filter import parse_filter
 from holdfast.core.job import Job, Status
 from holdfast.core.lifecycle import (
     Completed,
@@ -19,7 +20,10 @@ from holdfast.core.lifecycle import (
     Stopped,
     decide,
 )
-from holdfast.store.protocol import Claim, Demand, Expired, Finish, JobFilter, NewJob, Store
+from holdfast.listing import pages as listing
+from holdfast.listing.pages import Page
+from holdfast.store.protocol import Store
+from holdfast.store.records import Claim, Demand, Expired, Finish, JobFilter, NewJob
 
 LEASE = 30.0
 BACK_OFF = 10.0
@@ -151,3 +155,15 @@ def rolled_back(store: Store) -> Iterator[None]:
     with suppress(ZeroDivisionError), store.transaction():
         yield
         raise ZeroDivisionError
+
+
+PAGING = ("limit", "offset", "cursor", "brief")
+
+
+def page(store: Store, **asked: Any) -> Page:
+    paging = {name: asked.pop(name) for name in PAGING if name in asked}
+    return listing.page(store, parse_filter(**asked), **paging)
+
+
+def walk(store: Store, **asked: Any) -> Iterator[str]:
+    return listing.walk(store, parse_filter(**asked))

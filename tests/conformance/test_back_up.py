@@ -19,7 +19,8 @@ from holdfast.errors import HoldfastError, StoreUnavailable
 from holdfast.store import backup
 from holdfast.store.open import open_store
 from holdfast.store.postgres import PostgresStore
-from holdfast.store.protocol import JobFilter, Store
+from holdfast.store.protocol import Store
+from holdfast.store.records import JobFilter
 from holdfast.store.sqlite import SqliteStore
 from holdfast.testing import MovableClock
 from tests.conformance.engines import where
@@ -169,7 +170,7 @@ def test_existing_name_is_refused_untouched(store: Store, copy: Path, kind: str)
     else:
         copy.write_bytes(b"precious" if kind == "file" else b"")
     before = names(copy), copy.lstat()
-    with pytest.raises(StoreUnavailable, match=r"copy\.db exists already"):
+    with pytest.raises(StoreUnavailable, match=r"copy\.db already exists"):
         store.back_up(str(copy))
     assert names(copy) == before[0]
     assert copy.lstat().st_mtime_ns == before[1].st_mtime_ns
@@ -180,7 +181,7 @@ def test_existing_name_is_refused_untouched(store: Store, copy: Path, kind: str)
 @where(lambda engine: engine.is_a_file)
 def test_queue_itself_is_not_overwritten(store: Store, tmp_path: Path) -> None:
     insert(store, "a")
-    with pytest.raises(StoreUnavailable, match="exists already"):
+    with pytest.raises(StoreUnavailable, match="already exists"):
         store.back_up(str(tmp_path / "queue.db"))
     assert status(store, "a") == "pending"
 
@@ -267,6 +268,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", path], check=True)
 
 
+@pytest.mark.process
 def test_full_disk_leaves_nothing(store: Store, small_disk: Path) -> None:
     insert(store, *(f"j{n}" for n in range(100)), payload='{"text": "' + "x" * 10_000 + '"}')
     with pytest.raises(StoreUnavailable, match="full"):

@@ -8,7 +8,8 @@ import pytest
 
 from holdfast.core.job import Status
 from holdfast.core.lifecycle import Completed, Errored, Released, Stopped
-from holdfast.store.protocol import NewJob, Store
+from holdfast.store.protocol import Store
+from holdfast.store.records import NewJob
 from holdfast.testing import MovableClock
 from tests.conformance.steps import (
     LEASE,

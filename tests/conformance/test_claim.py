@@ -7,7 +7,8 @@ import pytest
 from holdfast.core.clock import SECOND, to_datetime
 from holdfast.core.job import Status
 from holdfast.core.lifecycle import Errored, Released
-from holdfast.store.protocol import Activity, Claim, Claimed, Store
+from holdfast.store.protocol import Store
+from holdfast.store.records import Activity, Claim, Claimed
 from holdfast.testing import MovableClock
 from tests.conformance.steps import (
     BACK_OFF,

@@ -10,7 +10,8 @@ import pytest
 from holdfast.core.clock import SECOND
 from holdfast.core.job import RETRYING, Status
 from holdfast.core.lifecycle import Errored
-from holdfast.store.protocol import JobFilter, Place, Store
+from holdfast.store.protocol import Store
+from holdfast.store.records import JobFilter, Place
 from holdfast.testing import MovableClock
 from tests.conformance.steps import BACK_OFF, claim, ending, finish, finished, insert, new_job, run
 

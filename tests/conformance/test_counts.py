@@ -6,7 +6,8 @@ from typing import Any
 
 from holdfast.core.job import Status
 from holdfast.core.lifecycle import Errored, Released
-from holdfast.store.protocol import JobFilter, Store
+from holdfast.store.protocol import Store
+from holdfast.store.records import JobFilter
 from holdfast.testing import MovableClock
 from tests.conformance.steps import (
     BACK_OFF,

@@ -9,7 +9,8 @@ from typing import Any
 from holdfast.core.error_group import error_group
 from holdfast.core.job import Status
 from holdfast.core.lifecycle import Completed, Errored, LeaseEnded, Outcome, Stopped
-from holdfast.store.protocol import JobFilter, Store
+from holdfast.store.protocol import Store
+from holdfast.store.records import JobFilter
 from holdfast.testing import MovableClock
 from tests.conformance.steps import (
     BACK_OFF,

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from holdfast.core.clock import system_clock
-from holdfast.store.protocol import Finding, Store
+from holdfast.store.protocol import Store
+from holdfast.store.records import Finding
 from holdfast.store.sqlite import SqliteStore, health, open_store
 from holdfast.store.sqlite.health import MIB, has_wal_reset_bug
 from tests.conformance.engines import where
@@ -215,7 +216,7 @@ def test_file_that_everybody_can_write_is_a_problem(safe: SqliteStore, suffix: s
     file = Path(f"{path_of(safe)}{suffix}")
     file.chmod(0o666)
     found = finding(safe, "permissions")
-    assert (found.level, found.text) == ("problem", f"{file} can be written by everybody")
+    assert (found.level, found.text) == ("problem", f"{file} is writable by everyone")
 
 
 def test_folder_that_everybody_can_write_is_a_problem_unless_it_is_sticky(safe: SqliteStore) -> None:
@@ -241,7 +242,7 @@ def test_file_that_everybody_can_read_is_a_warning_where_they_can_get_at_it(safe
 def test_file_that_we_can_not_write_is_a_problem(safe: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: not str(path).endswith("queue.db"))
     found = finding(safe, "permissions")
-    assert (found.level, found.text) == ("problem", f"{path_of(safe)} can't be written by this user")
+    assert (found.level, found.text) == ("problem", f"{path_of(safe)} is not writable by this user")
 
 
 # What is in it

@@ -9,7 +9,8 @@ import pytest
 
 from holdfast.core.job import Status
 from holdfast.core.lifecycle import Completed, Errored
-from holdfast.store.protocol import Claim, Claimed, Demand, Finish, Store
+from holdfast.store.protocol import Store
+from holdfast.store.records import Claim, Claimed, Demand, Finish
 from tests.conformance.steps import (
     LEASE,
     claim,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 from holdfast.core.clock import SECOND, microseconds, to_datetime
 from holdfast.core.job import Status
 from holdfast.errors import CommitUncertain, DuplicateJob, QueueFull
-from holdfast.store.protocol import NewJob, Store, Verdict
+from holdfast.store.protocol import Store
+from holdfast.store.records import NewJob, Verdict
 from holdfast.testing import MovableClock
 from tests.conformance.steps import claim_one, everything, finish, insert, job, new_job, run, status
 
@@ -185,7 +187,7 @@ def test_commit_in_doubt_that_was_lost_is_made_again(store: Store, monkeypatch: 
 
 def commit_in_doubt(store: Store, monkeypatch: pytest.MonkeyPatch, *, got_through: bool) -> None:
     """Make the next commit end in CommitUncertain, with or without its effect."""
-    database = store.database  # type: ignore[attr-defined]
+    database: Any = store.database
     commit = database.commit
 
     def doubtful(connection: object) -> None:

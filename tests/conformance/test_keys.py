@@ -9,7 +9,8 @@ import pytest
 from holdfast.core.job import Status
 from holdfast.core.lifecycle import Errored, Released, Stopped
 from holdfast.errors import KeyHeld, KeyTaken
-from holdfast.store.protocol import Store, Verdict
+from holdfast.store.protocol import Store
+from holdfast.store.records import Verdict
 from holdfast.testing import MovableClock
 from tests.conformance.steps import (
     BACK_OFF,
@@ -227,7 +228,7 @@ def test_retry_is_refused_while_key_for_of_another_lasts(store: Store, clock: Mo
     clock.advance(59)
     with pytest.raises(KeyHeld) as refused:
         store.retry_job("a", None)
-    assert refused.value.hint == "delete that job, or wait until its key_for is over"
+    assert refused.value.hint == "delete that job, or wait until its key_for has expired"
     clock.advance(1)
     assert store.retry_job("a", None).status is Status.PENDING
     assert is_held_by(store, "a")

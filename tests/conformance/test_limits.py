@@ -10,7 +10,8 @@ import pytest
 
 from holdfast.core.clock import SECOND
 from holdfast.core.lifecycle import Errored, Released
-from holdfast.store.protocol import Claim, Claimed, Demand, Store
+from holdfast.store.protocol import Store
+from holdfast.store.records import Claim, Claimed, Demand
 from holdfast.testing import MovableClock
 from tests.conformance.steps import LEASE, claim_one, demand, finish, insert, reap, status
 

@@ -6,7 +6,8 @@ import pytest
 
 from holdfast.core.job import RETRYING, Status
 from holdfast.core.lifecycle import Errored
-from holdfast.store.protocol import Claim, JobFilter, Line, Place, Store
+from holdfast.store.protocol import Store
+from holdfast.store.records import Claim, JobFilter, Line, Place
 from tests.conformance.steps import claim, claim_one, finish, finished, insert, job, run
 
 

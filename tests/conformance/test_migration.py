@@ -20,12 +20,14 @@ from msgspec.structs import replace
 
 from holdfast.core.job import Job
 from holdfast.core.lifecycle import Errored
+from holdfast.store.migrate import VERSION_TABLE
 from holdfast.store.open import open_store
-from holdfast.store.protocol import JobFilter, Minute, StopRequest, Store, empty_minute
+from holdfast.store.protocol import Store
+from holdfast.store.records import JobFilter, Minute, StopRequest, empty_minute
 from holdfast.store.sqlite import finish as finishing
 from holdfast.store.sqlite import open as opening
 from holdfast.store.sqlite import operate as operating
-from holdfast.store.sqlite.schema import ERROR_GROUP, MIGRATIONS, VERSION_TABLE
+from holdfast.store.sqlite.schema import ERROR_GROUP, MIGRATIONS
 from holdfast.testing import MovableClock
 from tests.conformance.steps import claim_one, everything, finish, finished, insert, run, status
 
@@ -455,6 +457,7 @@ def parts(number: int) -> int:
     return sum(len(step.statements) + 1 for step in MIGRATIONS[number:])
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("number", "part"), [(number, part) for number in OLD for part in range(parts(number))]
 )

@@ -29,6 +29,7 @@ from hypothesis.stateful import (
 
 from holdfast.core.backoff import Backoff
 from holdfast.core.clock import SECOND, from_datetime
+from holdfast.core.filter import SORTS
 from holdfast.core.job import FINISHED, RETRYING, Job, Status
 from holdfast.core.lifecycle import (
     Completed,
@@ -42,10 +43,13 @@ from holdfast.core.lifecycle import (
 )
 from holdfast.errors import HoldfastError
 from holdfast.store.postgres import PostgresStore
-from holdfast.store.protocol import SORTS, Claim, Demand, Finish, JobFilter, NewJob, Store
+from holdfast.store.protocol import Store
+from holdfast.store.records import Claim, Demand, Finish, JobFilter, NewJob
 from holdfast.testing import MovableClock
 from tests.conformance.engines import Engine
 from tests.conformance.model import Model, ModelClaim, ModelJob, Refused
+
+pytestmark = pytest.mark.slow
 
 EXAMPLES = {"sqlite": 200, "postgres": 100}
 """A server takes longer for a step than a file."""
@@ -418,13 +422,13 @@ class StoreMachine(RuleBasedStateMachine):
             brief=brief,
         )
         found: list[str] = []
-        page, after = self.store.list_page(filter)
+        page, after = self.store.list_placed(filter)
         while True:
             assert len(page) == size or after is None
-            found += [job.id for job in page]
+            found += [placed.job.id for placed in page]
             if after is None:
                 break
-            page, after = self.store.list_page(msgspec.structs.replace(filter, after=after))
+            page, after = self.store.list_placed(msgspec.structs.replace(filter, after=after))
         assert found == self.model.listed(filter)
         assert self.store.count_matching(filter, 1000) == len(found)
         assert self.store.count_matching(filter, 2) == min(2, len(found))

@@ -9,7 +9,8 @@ import pytest
 
 from holdfast.core.clock import to_datetime
 from holdfast.core.lifecycle import Errored, Released
-from holdfast.store.protocol import Store, Waiting
+from holdfast.store.protocol import Store
+from holdfast.store.records import Waiting
 from holdfast.testing import MovableClock
 from tests.conformance.steps import BACK_OFF, claim, claim_one, finish, finished, insert, run
 

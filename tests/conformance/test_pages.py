@@ -8,14 +8,15 @@ import pytest
 
 from holdfast.core.job import RETRYING, Job, Status
 from holdfast.core.lifecycle import Completed, Errored
-from holdfast.store.protocol import JobFilter, Place, Store
+from holdfast.store.protocol import Store
+from holdfast.store.records import JobFilter, Place
 from holdfast.testing import MovableClock
 from tests.conformance.steps import claim, claim_one, ending, finish, finished, insert, job, run
 
 
 def page(store: Store, **filters: Any) -> tuple[list[str], Place | None]:
-    jobs, following = store.list_page(JobFilter(**filters))
-    return [found.id for found in jobs], following
+    found, following = store.list_placed(JobFilter(**filters))
+    return [placed.job.id for placed in found], following
 
 
 def walk(store: Store, **filters: Any) -> list[list[str]]:
@@ -139,7 +140,7 @@ def test_page_of_nothing_is_empty(store: Store) -> None:
 def test_list_is_the_page_without_its_end(store: Store) -> None:
     insert(store, *"abcde")
     for filter in (JobFilter(limit=2), JobFilter(limit=2, offset=3), JobFilter(limit=9, brief=True)):
-        assert store.list_jobs(filter) == store.list_page(filter)[0]
+        assert store.list_jobs(filter) == [placed.job for placed in store.list_placed(filter)[0]]
 
 
 # Brief
@@ -150,7 +151,8 @@ def test_brief_page_has_everything_but_payload_result_and_history(store: Store) 
     finish(store, run(store, "retrying", priority=3, timeout=5), Errored("boom"))
     run(store, "running", parent_id="done", max_attempts=7)
     insert(store, "later", delay=60)
-    jobs, following = store.list_page(JobFilter(brief=True))
+    placed, following = store.list_placed(JobFilter(brief=True))
+    jobs = [found.job for found in placed]
     assert [found.id for found in jobs] == ["later", "running", "retrying", "done"]
     assert following is None
     for found in jobs:
@@ -182,6 +184,23 @@ def test_jobs_are_found_by_their_ids_brief_and_without_history(store: Store) -> 
     for id, one in found.items():
         assert (one.payload, one.result, one.errors) == ({}, None, ())
         assert bare(one) == bare(job(store, id))
+
+
+def test_whole_jobs_are_found_with_their_histories_in_the_order_asked_for(store: Store) -> None:
+    finish(store, run(store, "a", payload='{"to": "a@b.c"}', key="k"), Errored("boom"))
+    finished(store, "b", Completed('{"sent": true}'))
+    insert(store, "c", "d", delay=60)
+    found = store.get_whole_jobs(["d", "nobody", "b", "a", "b"], 1000)
+    assert found == [job(store, id) for id in ("d", "b", "a")]
+    assert [len(one.errors) for one in found] == [0, 0, 1]
+    assert store.get_whole_jobs([], 1000) == []
+
+
+def test_large_jobs_end_a_read_of_whole_ones_early(store: Store) -> None:
+    for id in ("a", "b", "c"):
+        insert(store, id, payload='{"text": "%s"}' % ("x" * 100))
+    assert [one.id for one in store.get_whole_jobs(["c", "a", "b"], 250)] == ["c", "a"]
+    assert [one.id for one in store.get_whole_jobs(["nobody", "c", "a"], 10)] == ["c"]
 
 
 def test_unknown_and_repeated_ids_are_no_error(store: Store) -> None:

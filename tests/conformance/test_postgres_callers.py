@@ -34,6 +34,7 @@ from holdfast.errors import (
     TransactionExpired,
     WrongState,
 )
+from holdfast.handlers.options import ManyOptions
 from holdfast.store.open import open_store
 from holdfast.store.protocol import Store
 from holdfast.testing import MovableClock
@@ -301,7 +302,7 @@ STRANGE = ["%s", "%(p1)s", "$1", "100 %", 'it\'s \\ "quoted"', "žluť 🐎", "{
 @each_driver
 def test_job_is_stored_as_any_other(app: Application) -> None:
     """Whatever is in its texts, and with its gaps, in the driver's way to write parameters."""
-    given = {"priority": -3, "timeout": 1.5, "max_attempts": 7, "delay": 60}
+    given: ManyOptions = {"priority": -3, "timeout": 1.5, "max_attempts": 7, "delay": 60}
     payload = {"to": STRANGE}
     made: list[Any] = []
 
@@ -580,7 +581,7 @@ def test_queue_that_was_moved_says_where_to(app: Application, looking: Any) -> N
 
 @pytest.mark.parametrize("wrong", [None, "postgresql://", object()])
 def test_what_is_no_connection_is_refused(store: Store, wrong: object) -> None:
-    with pytest.raises(ConfigError, match=f"takes a psycopg connection.* not {type(wrong).__name__}"):
+    with pytest.raises(ConfigError, match=f"must be a psycopg connection.* not {type(wrong).__name__}"):
         store.insert_jobs_with(wrong, [new_job("a")])
 
 
@@ -588,10 +589,10 @@ def test_queue_that_was_made_anew_is_another(queue: Queue, connecting: Connect, 
     queue.open()
     connection = connecting()
     connection.execute("UPDATE holdfast_schema SET identity = 'another'")
-    with pytest.raises(ConfigError, match="not the queue's"):
+    with pytest.raises(ConfigError, match="which is not the queue's database"):
         queue.enqueue(TYPE, {}, connection=connection)
     connection.execute("ALTER TABLE holdfast_schema RENAME TO gone")
-    with pytest.raises(ConfigError, match="not the queue's"):
+    with pytest.raises(ConfigError, match="which is not the queue's database"):
         queue.enqueue(TYPE, {}, connection=connection)
     connection.rollback()
     queue.enqueue(TYPE, {}, id="a", connection=connection)
@@ -601,7 +602,10 @@ def test_queue_that_was_made_anew_is_another(queue: Queue, connecting: Connect, 
 
 def test_connection_of_another_engine_is_refused(queue: Queue, tmp_path: Path) -> None:
     engine = sa.create_engine(f"sqlite:///{tmp_path / 'app.db'}")
-    with engine.connect() as connection, pytest.raises(ConfigError, match=r"goes to sqlite, .*PostgreSQL"):
+    with (
+        engine.connect() as connection,
+        pytest.raises(ConfigError, match=r"is connected to sqlite, .*PostgreSQL"),
+    ):
         queue.enqueue(TYPE, {}, connection=connection)
     engine.dispose()
 
@@ -612,7 +616,7 @@ def test_asyncio_connection_is_refused_where_nothing_can_be_awaited(queue: Queue
             with pytest.raises(ConfigError, match=r"an AsyncConnection.*enqueue_async"):
                 queue.enqueue(TYPE, {}, connection=connection)
         bare = await asyncpg.connect(application_url(url))
-        with pytest.raises(ConfigError, match=r"takes a psycopg connection.* not asyncpg"):
+        with pytest.raises(ConfigError, match=r"must be a psycopg connection.* not asyncpg"):
             await queue.enqueue_async(TYPE, {}, connection=bare)
         await bare.close()
 

@@ -13,7 +13,7 @@ from holdfast.core.lifecycle import Errored
 from holdfast.store.open import open_store
 from holdfast.store.postgres import PostgresStore
 from holdfast.store.postgres.watch import PostgresWatch
-from holdfast.store.protocol import StopRequest, WorkerRecord
+from holdfast.store.records import StopRequest, WorkerRecord
 from tests import postgres
 from tests.conformance.steps import finished, insert, run
 

@@ -19,12 +19,13 @@ from msgspec.structs import replace
 from psycopg import sql
 
 from holdfast.core.clock import SECOND
+from holdfast.core.filter import SORTS
 from holdfast.core.job import FINISHED, RETRYING, Status
 from holdfast.core.lifecycle import Completed, Errored, LeaseEnded, Outcome, Released
 from holdfast.store.open import open_store
 from holdfast.store.postgres import PostgresStore, tallies
 from holdfast.store.postgres.session import Session
-from holdfast.store.protocol import SORTS, Demand, JobFilter, Place
+from holdfast.store.records import Demand, JobFilter, Place
 from holdfast.testing import MovableClock
 from tests import postgres
 from tests.conformance.steps import claim, ending, finish, insert, new_job, reap, rolled_back
@@ -395,8 +396,8 @@ def test_page_of_any_list_reads_few_rows_wherever_it_is(
     for name, asked in LISTS.items():
         filter = replace(asked, sort=sort, limit=20, brief=True)
         with explained(mode, monkeypatch) as steps:
-            queue.list_page(filter)
-            queue.list_page(replace(filter, after=deep, ascending=mode == "force_generic_plan"))
+            queue.list_placed(filter)
+            queue.list_placed(replace(filter, after=deep, ascending=mode == "force_generic_plan"))
             queue.count_matching(filter, 100)
         found[name] = wasteful(steps)
     assert {name: steps for name, steps in found.items() if steps} == {}
@@ -415,7 +416,7 @@ def test_page_of_a_time_reads_few_rows(
         JobFilter(since=middle, until=middle + SECOND, limit=20, sort="finished"),
     ):
         with explained(mode, monkeypatch) as steps:
-            queue.list_page(filter)
+            queue.list_placed(filter)
             queue.count_matching(filter, 100)
         found[filter] = wasteful(steps)
     assert {filter: steps for filter, steps in found.items() if steps} == {}

@@ -19,7 +19,8 @@ from holdfast.store.move import Move, open_end
 from holdfast.store.open import open_store
 from holdfast.store.postgres import open as opening
 from holdfast.store.postgres.schema import MIGRATIONS
-from holdfast.store.protocol import JobFilter, Store
+from holdfast.store.protocol import Store
+from holdfast.store.records import JobFilter
 from tests import postgres
 from tests.conformance.steps import claim_one, finish, insert, new_job, status
 
@@ -185,7 +186,7 @@ def test_newer_schema_is_refused_with_what_to_do(connection: Any, schema: str) -
     open_store(url, system_clock).close()
     connection.execute(f"UPDATE {schema}.holdfast_schema SET version = 999")
     for migrate in (False, True):
-        with pytest.raises(SchemaOutOfDate, match=r"999.*upgrade holdfast"):
+        with pytest.raises(SchemaOutOfDate, match=r"999.*upgrade Holdfast"):
             open_store(url, system_clock, migrate=migrate)
 
 

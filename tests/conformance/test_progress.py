@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from holdfast.core.job import Progress
-from holdfast.store.protocol import Claim, Store
+from holdfast.store.protocol import Store
+from holdfast.store.records import Claim
 from holdfast.testing import MovableClock
 from tests.conformance.steps import LEASE, claim, claim_one, everything, finish, insert, job, reap, run
 

@@ -19,26 +19,30 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from holdfast.core.filter import SORTS
 from holdfast.core.job import RETRYING, Status
 from holdfast.core.lifecycle import Completed, Errored, LeaseEnded, Outcome, Released
 from holdfast.store import pages, prune, ranges
-from holdfast.store.look import OLDEST
-from holdfast.store.protocol import SORTS, Claim, JobFilter, Place
 from holdfast.store.ranges import conditions
+from holdfast.store.reads import EXPIRED, OLDEST
+from holdfast.store.records import Claim, JobFilter, Place
 from holdfast.store.sqlite import SqliteStore, open_store
 from holdfast.store.sqlite.claim import CANDIDATES
+from holdfast.store.sqlite.database import Database
 from holdfast.store.sqlite.insert import HOLDER
-from holdfast.store.sqlite.keep import CANCELLING
+from holdfast.store.sqlite.leases import CANCELLING
 from holdfast.store.sqlite.operate import FINISHED_SINCE, OLDEST_FINISHED
-from holdfast.store.sqlite.store import EXPIRED, FIRST_DUE, MOST_URGENT
+from holdfast.store.sqlite.promote import FIRST_DUE, MOST_URGENT
 from holdfast.testing import MovableClock
 from tests.conformance.steps import claim, ending, finish, insert, new_job
+
+pytestmark = pytest.mark.slow
 
 PLANS = {
     "claim": (CANDIDATES, "holdfast_jobs_pending"),
     "promote": (MOST_URGENT, "holdfast_jobs_due"),
     "promote the rest": (FIRST_DUE, "holdfast_jobs_scheduled"),
-    "reap": (EXPIRED, "holdfast_jobs_leased"),
+    "reap": (EXPIRED.format(clock=Database.clock), "holdfast_jobs_leased"),
     "key": (HOLDER, "holdfast_jobs_key"),
     "prune": (FINISHED_SINCE, "holdfast_jobs_finished"),
     "which to prune": (OLDEST_FINISHED, "holdfast_jobs_finished"),
@@ -303,9 +307,10 @@ HOT: dict[str, Callable[[SqliteStore], object]] = {
     "finished lately": lambda store: store.count_finished(store.now() + 1),
     "oldest": lambda store: store.oldest_waiting(),
     "ever enqueued": lambda store: store.count_enqueued(),
-    "page": lambda store: store.list_page(JobFilter(limit=5, brief=True)),
-    "page of a type": lambda store: store.list_page(JobFilter(limit=5, type="email", brief=True)),
+    "page": lambda store: store.list_placed(JobFilter(limit=5, brief=True)),
+    "page of a type": lambda store: store.list_placed(JobFilter(limit=5, type="email", brief=True)),
     "by id": lambda store: store.get_jobs(["held", "job-3", "nobody"]),
+    "whole, by id": lambda store: store.get_whole_jobs(["held", "job-3", "nobody"], 1000),
     "stop request": lambda store: store.get_stop_request("worker"),
 }
 
@@ -531,8 +536,8 @@ def test_count_costs_no_more_than_its_cap(long_list: Long, kind: str, sort: str)
 def test_page_by_offset_is_what_costs_more(long_list: Long) -> None:
     """So the count of steps does show it."""
     store = long_list.store
-    near = steps(store, lambda: store.list_page(JobFilter(limit=PAGE)))
-    far = steps(store, lambda: store.list_page(JobFilter(limit=PAGE, offset=LONG - PAGE)))
+    near = steps(store, lambda: store.list_placed(JobFilter(limit=PAGE)))
+    far = steps(store, lambda: store.list_placed(JobFilter(limit=PAGE, offset=LONG - PAGE)))
     assert near < MOST_STEPS < far
 
 
@@ -554,7 +559,7 @@ def test_page_of_running_jobs_costs_what_few_jobs_cost(long_list: Long) -> None:
         JobFilter(statuses=("processing",)),
         JobFilter(statuses=("processing",), after=Place(0, 9)),
     ):
-        assert steps(store, lambda filter=filter: store.list_page(filter)) <= 1000  # type: ignore[misc]
+        assert steps(store, lambda filter=filter: store.list_placed(filter)) <= 1000  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("sort", SORTS)
@@ -565,7 +570,7 @@ def test_pages_are_not_sorted(store: SqliteStore, kind: str, sort: str) -> None:
         "processing" in filter.statuses or (sort == "priority" and not filter.statuses and not filter.error)
     )
     for after in (None, Place(0, 100)):
-        lines = traced_plans(store, lambda after=after: store.list_page(replace(filter, after=after)))  # type: ignore[misc]
+        lines = traced_plans(store, lambda after=after: store.list_placed(replace(filter, after=after)))  # type: ignore[misc]
         # But for those that run, which are few.
         assert len([line for line in lines if "TEMP B-TREE" in line]) <= runs, lines
 
@@ -620,13 +625,13 @@ def test_few_jobs_of_a_state_are_found_below_many_others(
 ) -> None:
     filter = JobFilter(statuses=(status,), type=type, limit=5, brief=True)
     found: list[Any] = []
-    assert steps(buried, lambda: found.append(buried.list_page(filter))) <= 20_000
+    assert steps(buried, lambda: found.append(buried.list_placed(filter))) <= 20_000
     where, parameters = conditions(filter)
     expected = buried.database.read(
         f"SELECT id, seq FROM holdfast_jobs{where} ORDER BY seq DESC LIMIT 6", parameters
     )
-    [(jobs, following)] = found
-    assert [job.id for job in jobs] == [id for id, _ in expected[:5]]
+    [(page, following)] = found
+    assert [placed.job.id for placed in page] == [id for id, _ in expected[:5]]
     assert following == (Place(0, expected[4][1]) if len(expected) > 5 else None)
 
 
@@ -699,18 +704,17 @@ def test_page_whose_first_priorities_are_of_another_time_is_complete(
 def test_job_that_starts_while_a_page_is_read_is_not_missed(
     tmp_path: Path, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another handle takes it after those that run were read, and before those that wait."""
+    """Another handle takes it after the ranges were looked up, and before they are read."""
     url = f"sqlite:///{tmp_path / 'queue.db'}?synchronous=off"
     with closing(open_store(url, clock)) as store, closing(open_store(url, clock)) as other:
         insert(store, "job")
-        running = pages._running
+        ends_of = pages._ends_of
 
         def raced(*given: Any) -> Any:
-            found = running(*given)
             claim(other)
-            return found
+            return ends_of(*given)
 
-        monkeypatch.setattr(pages, "_running", raced)
+        monkeypatch.setattr(pages, "_ends_of", raced)
         for sort in ("created", "priority"):
             filter = JobFilter(statuses=("pending", "processing"), sort=sort)
             assert [job.id for job in store.list_jobs(filter)] == ["job"]
@@ -724,12 +728,12 @@ def test_jobs_by_id_are_looked_up_one_by_one(store: SqliteStore) -> None:
 
 
 BRIEF: dict[str, Callable[[SqliteStore], object]] = {
-    "page": lambda store: store.list_page(JobFilter(brief=True)),
-    "page of failed": lambda store: store.list_page(
+    "page": lambda store: store.list_placed(JobFilter(brief=True)),
+    "page of failed": lambda store: store.list_placed(
         JobFilter(brief=True, statuses=("failed",), after=Place(0, 9))
     ),
     "by id": lambda store: store.get_jobs(["a", "b"]),
-    "full page": lambda store: store.list_page(JobFilter()),
+    "full page": lambda store: store.list_placed(JobFilter()),
 }
 
 

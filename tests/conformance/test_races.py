@@ -12,7 +12,8 @@ import pytest
 from holdfast.core.job import Status
 from holdfast.core.lifecycle import Completed, Errored, Stopped, completion
 from holdfast.errors import JobNotFound, KeyHeld, LeaseLost, WrongState
-from holdfast.store.protocol import Claim, Store
+from holdfast.store.protocol import Store
+from holdfast.store.records import Claim
 from holdfast.testing import MovableClock
 from tests.conformance.steps import (
     LEASE,

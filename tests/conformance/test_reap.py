@@ -7,7 +7,8 @@ import pytest
 from holdfast.core.clock import SECOND
 from holdfast.core.job import Status
 from holdfast.core.lifecycle import Errored
-from holdfast.store.protocol import Expired, Store, WorkerRecord
+from holdfast.store.protocol import Store
+from holdfast.store.records import Expired, WorkerRecord
 from holdfast.testing import MovableClock
 from tests.conformance.steps import (
     BACK_OFF,

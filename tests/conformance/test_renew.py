@@ -7,7 +7,8 @@ import pytest
 from holdfast.core.clock import SECOND, to_datetime
 from holdfast.core.job import Status
 from holdfast.core.lifecycle import Released
-from holdfast.store.protocol import Beat, Claim, Store, WorkerRecord
+from holdfast.store.protocol import Store
+from holdfast.store.records import Beat, Claim, WorkerRecord
 from holdfast.testing import MovableClock
 from tests.conformance.steps import LEASE, claim, claim_one, everything, finish, insert, job, reap, run
 

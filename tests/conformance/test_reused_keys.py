@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast.store.protocol import ReusedKey, Store
+from holdfast.store.protocol import Store
+from holdfast.store.records import ReusedKey
 from holdfast.testing import MovableClock
 from tests.conformance.steps import finished, insert, new_job
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 
 from holdfast.core.lifecycle import Errored, Released
-from holdfast.store.protocol import Running, Store
+from holdfast.store.protocol import Store
+from holdfast.store.records import Running
 from holdfast.testing import MovableClock
 from tests.conformance.steps import (
     BACK_OFF,

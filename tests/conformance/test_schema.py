@@ -16,12 +16,12 @@ import pytest
 
 from holdfast.core.clock import system_clock
 from holdfast.errors import ConfigError, ForeignDatabase, SchemaOutOfDate, StoreUnavailable
-from holdfast.store.migrate import Migration
+from holdfast.store.migrate import VERSION_TABLE, Migration
 from holdfast.store.open import open_store
 from holdfast.store.protocol import Store
 from holdfast.store.sqlite import open as opening
 from holdfast.store.sqlite.database import Database
-from holdfast.store.sqlite.schema import MIGRATIONS, VERSION_TABLE
+from holdfast.store.sqlite.schema import MIGRATIONS
 from tests.conformance.steps import claim_one, finish, insert, status
 
 NEWEST = MIGRATIONS[-1].number
@@ -226,7 +226,7 @@ def test_newer_schema_is_refused_with_what_to_do(path: Path) -> None:
     with opened(path) as store:
         insert(store, "a")
     run_sql(path, f"UPDATE {VERSION_TABLE} SET version = {NEWEST + 1}", "PRAGMA wal_checkpoint(TRUNCATE)")
-    refuse(path, SchemaOutOfDate, "upgrade holdfast")
+    refuse(path, SchemaOutOfDate, "upgrade Holdfast")
 
 
 def test_foreign_file_keeps_its_journal_mode(path: Path) -> None:
@@ -413,7 +413,7 @@ OPEN_AND_INSERT = """
 import sys
 from holdfast.core.clock import system_clock
 from holdfast.store.open import open_store
-from holdfast.store.protocol import NewJob
+from holdfast.store.records import NewJob
 
 url, id = sys.argv[1:]
 print("ready", flush=True)
@@ -425,6 +425,7 @@ sys.exit(0 if verdict.inserted else 1)
 """
 
 
+@pytest.mark.process
 def test_processes_that_open_a_new_file_at_once_share_one_schema(path: Path) -> None:
     processes = [
         subprocess.Popen(

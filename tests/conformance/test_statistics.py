@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.store.protocol import BUCKETS, LIFETIME, Minute, Store
+from holdfast.store.protocol import Store
+from holdfast.store.records import BUCKETS, LIFETIME, Minute
 
 SIZE = len(BUCKETS) + 1
 

@@ -6,7 +6,8 @@ import itertools
 
 import pytest
 
-from holdfast.store.protocol import StopRequest, Store, WorkerRecord
+from holdfast.store.protocol import Store
+from holdfast.store.records import StopRequest, WorkerRecord
 from holdfast.testing import MovableClock
 from tests.conformance.steps import rolled_back
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from holdfast.core.lifecycle import Completed, Errored, Released
-from holdfast.store.protocol import Claim, StopRequest, Store, Watch, WorkerRecord
+from holdfast.store.protocol import Store, Watch
+from holdfast.store.records import Claim, StopRequest, WorkerRecord
 from holdfast.testing import MovableClock
 from tests.conformance.engines import where
 from tests.conformance.steps import claim_one, finish, finished, insert, new_job, rolled_back, run

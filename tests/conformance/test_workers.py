@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 
 from holdfast.core.lifecycle import Released
-from holdfast.store.protocol import Store, TypeRecord, WorkerRecord
+from holdfast.store.protocol import Store
+from holdfast.store.records import TypeRecord, WorkerRecord
 from holdfast.testing import MovableClock
 from tests.conformance.steps import claim_one, finish, insert, run
 

@@ -66,7 +66,7 @@ class Steps:
     def wrap_all(self, queue: Queue) -> None:
         for name in CALLS:
             setattr(os, name, self.wrap(name, getattr(os, name)))
-        database = queue.store.database  # type: ignore[attr-defined]
+        database: Any = queue.store.database
         database.commit = self.wrap("commit", database.commit)
         steps = self
 

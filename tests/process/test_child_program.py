@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from holdfast.core.lifecycle import Completed
-from holdfast.store.protocol import Claim
+from holdfast.store.records import Claim
 from holdfast.worker.executors.wire import End, FromChild, Run, Setup, Started
 
 CLAIM = Claim(1, "job", "work", "{}", 0, 1, 3, 1, None, 0, 0, "worker")

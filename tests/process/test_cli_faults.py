@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import Queue
-from holdfast.store.protocol import StopRequest, WorkerRecord
+from holdfast.store.records import StopRequest, WorkerRecord
 from tests.process.nursery import Nursery
 from tests.process.test_full_disk import Disk
 from tests.support import wait_until
@@ -703,6 +703,31 @@ def test_ctrl_c_that_an_import_turns_into_another_error_is_still_a_ctrl_c(
     done = subprocess.run(words, capture_output=True, env=environment(stocked), timeout=30, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (INTERRUPTED, b"", b"")
     assert count(stocked) == 3
+
+
+_IN_DATETIME = """
+import sys
+
+class Import:
+    def find_spec(self, name, path=None, target=None):
+        if name == "datetime":
+            sys.meta_path.remove(self)
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Import())
+from holdfast.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("words", ["enqueue --command true", "backup copy.db", "worker list"])
+def test_ctrl_c_while_datetime_is_imported_is_no_segmentation_fault(stocked: Path, words: str) -> None:
+    """As it is in msgspec, if that is the first to import it."""
+    command = [sys.executable, "-S", "-c", _IN_DATETIME, *words.split()]
+    path = os.pathsep.join(path for path in sys.path if path)
+    env = {**environment(stocked), "PYTHONPATH": path}
+    done = subprocess.run(command, capture_output=True, env=env, timeout=30, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (INTERRUPTED, b"", b"")
 
 
 @pytest.mark.parametrize("chunk", [LINES, 250])

@@ -18,8 +18,8 @@ from holdfast import Queue
 from holdfast.cli.main import run
 from holdfast.errors import HoldfastError, QueueArriving, QueueMoved
 from holdfast.events import StoreTrouble
-from holdfast.store.move import MOVED, TARGET, open_end
-from holdfast.store.moved import MOVE_TABLE
+from holdfast.store.move import open_end
+from holdfast.store.moved import MOVE_TABLE, MOVED, TARGET
 from holdfast.web.errors import refusal
 from tests.conformance.steps import claim_one
 from tests.support import Recorder, wait_until
@@ -276,7 +276,7 @@ def test_running_worker_goes_on_after_its_mover_was_killed(place: Places, engine
         worker.start()
         try:
             end.close_to_producers("sqlite:////elsewhere.db", "token", 60)
-            assert end.close_to_all("sqlite:////elsewhere.db", "token")
+            assert end.close_to_all("token")
             assert queue.store.list_paused()
             expire(source)
             job = queue.enqueue("note", {})
@@ -309,7 +309,7 @@ def test_running_job_is_waited_for_and_then_the_move_is_undone(
         claim_one(queue.store, "note")
         before = contents(source)
         assert run(["--database", source, "move", "--to", target, "--timeout", "0.3"]) == 1
-        assert "1 jobs are still running after 0.3 s" in capsys.readouterr().err
+        assert "1 job is still running after 0.3 s" in capsys.readouterr().err
         assert contents(source) == before
         assert state(source) is None
         queue.enqueue("note", {})

@@ -88,7 +88,10 @@ def test_a_handler_whose_connection_is_terminated_runs_again_and_leaves_one_row(
         wait_until(lambda: programs.log.ended(job, attempt), message="the handler is told")  # noqa: B023
     wait_until(lambda: database.jobs()[job].status == "completed", message="the job is done")
     worker.stop()
-    assert [line["error"] for line in programs.log.lines("raised")] == ["ConnectionLost", "ConnectionLost"]
+    # On a busy machine the look may come late, and the connection is lost while it commits.
+    errors = [line["error"] for line in programs.log.lines("raised")]
+    assert len(errors) == 2
+    assert set(errors) <= {"ConnectionLost", "CommitUncertain"}
     assert database.rows() == [(job, 3)]
     oracle.check_all(database, programs.log, accepted=[job], stopped={})
     programs.check_no_traceback()

@@ -230,7 +230,7 @@ def test_a_broken_check_is_told_and_the_worker_goes_on(desk: Desk, folder: Path)
     done = workers.wait_for("reconcile.done")
     assert (done["differing"], done["unchecked"]) == (0, 1)
     [found] = workers.events("reconcile.discrepancy")
-    assert (found["job_id"], found["problem"]) == (job, "it could not be checked: OSError: no route to host")
+    assert (found["job_id"], found["problem"]) == (job, "could not be checked: OSError: no route to host")
     works(desk, workers)
 
 
@@ -241,7 +241,7 @@ def test_an_error_of_the_database_is_told_and_the_work_goes_on(
     (folder / "full").touch()
     running = desk.start(f"{line} --log-format json --app app:queue", cwd=folder)
     failed = running.wait_for("reconcile.failed")
-    assert (failed["level"], failed["error"]) == ("error", "its report could not be kept: disk I/O error")
+    assert (failed["level"], failed["error"]) == ("error", "the report could not be stored: disk I/O error")
     works(desk, running)
     assert [found["job_id"] for found in running.events("reconcile.discrepancy")] == [lost.id]
     assert not running.events("worker.died")

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from holdfast import Queue
 from holdfast.core.job import Job
 from holdfast.jobs import install
 from holdfast.jobs.output_log import SHARED_BYTES, log_path, output_of
-from holdfast.store.protocol import Claim, LogTail
+from holdfast.store.records import Claim, LogTail
 from tests import postgres
 from tests.support import wait_until
 
@@ -46,7 +47,7 @@ def move_to_another_machine(patch: pytest.MonkeyPatch, folder: Path) -> None:
         patch.setattr(f"{module}.gethostname", lambda: ELSEWHERE)
 
 
-def run(queue: Queue, command: str, **options: object) -> Job:
+def run(queue: Queue, command: str, **options: Any) -> Job:
     job = queue.enqueue("shell", {"command": command}, **options)
     queue.drain()
     found = queue.get(job.id)
@@ -55,7 +56,7 @@ def run(queue: Queue, command: str, **options: object) -> Job:
 
 
 def text(queue: Queue, job: Job) -> str:
-    with output_of(job, queue.store) as file:
+    with output_of(job, queue) as file:
         return file.read().decode()
 
 
@@ -148,7 +149,7 @@ def test_output_goes_with_its_job(queue: Queue) -> None:
     job = run(queue, "echo x")
     assert queue.store.read_log_tail(job.id) is not None
     queue.delete(job.id)
-    [(left,)] = queue.store.database.read("SELECT count(*) FROM holdfast_logs")  # type: ignore[attr-defined]
+    [(left,)] = queue.store.database.read("SELECT count(*) FROM holdfast_logs")
     assert left == 0
 
 
@@ -158,7 +159,7 @@ def test_late_output_of_an_attempt_that_lost_its_job_is_not_kept(queue: Queue) -
     assert before is not None
     assert before.host == socket.gethostname()
     store = queue.store
-    seq = store.database.read_one("SELECT seq FROM holdfast_jobs")[0]  # type: ignore[attr-defined]
+    seq = store.database.read_one("SELECT seq FROM holdfast_jobs")[0]
     late = Claim(seq, job.id, "shell", "{}", 0, 1, 3, job.version, None, 0, 0, "w")
     store.write_log_tail(late, LogTail("late", 4, b"late"))
     assert store.read_log_tail(job.id) == before

@@ -16,7 +16,7 @@ import pytest
 from holdfast import Queue
 from holdfast.jobs import install
 from holdfast.jobs.output_log import log_path
-from holdfast.jobs.process_group import marked
+from holdfast.system.process_group import marked
 from tests.process.programs import ROOT, is_alive
 from tests.support import wait_until
 
@@ -194,7 +194,8 @@ def test_second_signal_ends_commands_and_gives_their_attempts_back(
 WORKER = """
 import os, signal, sys
 from holdfast import Queue
-from holdfast.jobs import install, process_group
+from holdfast.jobs import install
+from holdfast.system import process_group
 if "elsewhere" in sys.argv:
     process_group.KERNEL_KILLS = False
     del os.pidfd_open, os.waitid
@@ -476,7 +477,7 @@ def test_follow_of_a_job_whose_output_is_not_here_says_so(
     for words in ((), ("--follow",)):
         process = start(*QUEUECTL, "logs", job.id, *words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         output, _ = process.communicate(timeout=PATIENCE)
-        assert b"is not here" in output, words
+        assert b"is not on this machine" in output, words
         assert process.returncode == 1
 
 

@@ -46,6 +46,7 @@ UNCERTAIN = re.compile(r"\b(?:Killed|Terminated)\b|completed jobs? reconciled")
 
 # What else differs from run to run.
 VARYING = {
+    r"(?:\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d UTC \((?:just now|\d+ s ago)\)": "TIME",
     r"\.holdfast-[0-9a-f]{20}-": ".holdfast-JOB-",
     r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:\.\d+)?Z?": "TIME",
     r"\d\d:\d\d:\d\d\.\d+": "TIME",

@@ -26,7 +26,6 @@ import pytest
 from holdfast import Queue
 from holdfast.web import create_app
 from holdfast.web.auth import host_name, is_loopback
-from tests.support import needs
 from tests.surfaces.live import live
 
 # At run time it is loaded by the first test that opens a page: most processes have none.
@@ -89,7 +88,6 @@ class Serve(Protocol):
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Chromium]:
     """The browser of this process, which starts with the first page."""
-    needs("browser")
     browser = Chromium(required_browser())
     yield browser
     browser.close()

@@ -43,15 +43,6 @@ def url(home: Path) -> str:
     return os.environ.get("QUEUECTL_DATABASE_URL", f"sqlite:///{home / 'queue.db'}")
 
 
-@pytest.fixture(scope="session")
-def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The file of a queue without jobs, to be copied: making one takes longer than most tests."""
-    path = tmp_path_factory.mktemp("empty") / "queue.db"
-    with Queue(f"sqlite:///{path}") as queue:
-        queue.open()
-    return path
-
-
 @pytest.fixture
 def empty_queue(home: Path, url: str, engine: str, empty_database: Path) -> None:
     """The home has a queue: one without jobs, unless the test has put another there."""

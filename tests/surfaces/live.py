@@ -19,7 +19,7 @@ import uvicorn.server
 from fastapi import FastAPI
 
 from holdfast.events import Events
-from holdfast.web.desk import Desk
+from holdfast.web.backend import Backend
 from holdfast.web.server import make_server
 from tests.support import wait_until
 from tests.surfaces.support import QUEUECTL, environment
@@ -75,8 +75,13 @@ def live(app: FastAPI, root_path: str = "") -> Iterator[str]:
 def standing(app: FastAPI) -> Iterator[str]:
     """Serve it for many tests. All threads for its calls are there, so that none is new in a test."""
     with live(app) as address:
-        desk: Desk = app.state.desk
-        for pool in (desk._short, desk._long, desk._slow._threads, desk.check_health._thread):
+        backend: Backend = app.state.backend
+        for pool in (
+            backend._short,
+            backend._long,
+            backend._slow._threads,
+            backend.check_health._thread,
+        ):
             _start_all_threads(pool)
         yield address
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from holdfast import Queue
 from holdfast.core.job import Status
 from holdfast.core.lifecycle import Decision, completion
-from holdfast.store.protocol import Claim, Demand, Finish, WorkerRecord
+from holdfast.store.records import Claim, Demand, Finish, WorkerRecord
 from holdfast.testing import MovableClock
 from holdfast.web import create_app
 from holdfast.worker.statistics import Statistics

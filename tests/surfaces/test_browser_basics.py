@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Error, Page, Request
 
-from tests.support import needs, wait_until
+from tests.support import wait_until
 from tests.surfaces import browser
 from tests.surfaces.browser import Chromium, Guard, NewPage, Serve, expect, serious_findings, shot
 
@@ -201,7 +201,7 @@ def test_a_stream_that_ends_with_its_page_is_no_finding(page: Page, serve: Serve
 
 
 TEST = """
-from tests.conftest import engine, queue, url
+from tests.conftest import empty_database, engine, queue, url
 from tests.surfaces.browser import chromium, guard, new_page, page, serve
 
 def test_it(page, serve):
@@ -210,8 +210,8 @@ def test_it(page, serve):
 """
 
 
+@pytest.mark.browser
 def test_a_test_whose_page_reports_something_fails(tmp_path: Path) -> None:
-    needs("browser")
     (tmp_path / "test_it.py").write_text(TEST)
     paths = [str(REPOSITORY), os.environ.get("PYTHONPATH")]
     variables = {
@@ -289,9 +289,9 @@ def test_a_page_can_be_used_from_any_thread(page: Page, serve: Serve) -> None:
     assert titles == [page.title()] * 4
 
 
+@pytest.mark.browser
 def test_a_page_that_a_signal_interrupted_is_given_up_and_the_next_has_a_new_browser() -> None:
     """The signal may be Ctrl-C, or the alarm of pytest-timeout."""
-    needs("browser")
     own = Chromium(browser.required_browser())
     try:
         page = own.new_context().new_page()

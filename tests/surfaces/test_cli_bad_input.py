@@ -20,6 +20,8 @@ from holdfast import Queue
 from holdfast.cli.main import COMMANDS, GROUPS, load
 from tests.surfaces.support import Cli, Ran, on_terminal
 
+pytestmark = pytest.mark.slow
+
 FAILED, WRONG_USAGE = 1, 2
 
 ESCAPES = "\x1b[31m\x07\x9b2J\x7f\r\n\u202eTraceback (most recent call last)"
@@ -697,6 +699,7 @@ def each(stocked: Path) -> Each:
     return try_all
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("unchanged")
 @pytest.mark.parametrize("lines", [WRONG_COMMANDS, WRONG_OPTIONS], ids=["commands", "options"])
 def test_wrong_usage_is_one_line_and_exit_code_2(cli: Cli, each: Each, lines: list[tuple[str, ...]]) -> None:
@@ -713,6 +716,7 @@ def test_json_that_is_wrong_is_refused_and_not_stored(cli: Cli, each: Each) -> N
     each(WRONG_JSON, lambda text: check_one_line(cli("enqueue", text), WRONG_USAGE))
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("unchanged")
 def test_what_fails_or_is_not_found_is_one_line_and_exit_code_1(cli: Cli, each: Each) -> None:
     each(NOT_FOUND, lambda words: check_one_line(cli(*words), FAILED))
@@ -837,6 +841,7 @@ def test_what_jobs_hold_never_acts_on_who_looks(cli: Cli, words: tuple[str, ...]
     check_harmless(ran)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "words", [("list",), ("show", "hostile1"), ("show", "hostile1", "--json"), ("report",)]
 )

@@ -79,6 +79,8 @@ def test_options_are_offered(cli: Cli) -> None:
         "--json",
         "--limit",
         "--offset",
+        "--parent",
+        "--parent-id",
         "--reveal",
         "--reverse",
         "--search",
@@ -191,6 +193,7 @@ def test_scripts_name_the_program(cli: Cli, shell: str) -> None:
     assert "queuectl __complete" in ran.out
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("shell", [shell for shell in ("bash", "zsh", "fish") if shutil.which(shell)])
 def test_scripts_are_valid(cli: Cli, shell: str) -> None:
     script = cli("completion", shell).out
@@ -200,6 +203,7 @@ def test_scripts_are_valid(cli: Cli, shell: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.process
 @needs_bash
 def test_bash_completes_commands_options_and_values(shell_environment: dict[str, str], queue: Queue) -> None:
     queue.enqueue("crawl", {}, id="job1")
@@ -211,6 +215,7 @@ def test_bash_completes_commands_options_and_values(shell_environment: dict[str,
     assert in_bash(env, "show", "") == ["job1"]
 
 
+@pytest.mark.process
 @needs_bash
 def test_bash_completes_in_the_middle_of_a_line(shell_environment: dict[str, str]) -> None:
     script = """
@@ -230,6 +235,7 @@ def test_bash_completes_in_the_middle_of_a_line(shell_environment: dict[str, str
     assert (done.stdout, done.stderr) == ("enqueue\n", "")
 
 
+@pytest.mark.process
 @needs_bash
 @pytest.mark.parametrize(
     ("typed", "completed"),

@@ -33,6 +33,7 @@ def test_enqueue_prints_the_id_and_nothing_else(cli: Cli) -> None:
     assert (ran.code, ran.out, ran.err) == (0, "job1\n", "")
 
 
+@pytest.mark.process
 @both_engines
 def test_real_program_prints_the_id_and_nothing_else(home: Path) -> None:
     ran = queuectl(home, "enqueue", "--command", "echo hi", "--id", "job1")
@@ -105,6 +106,7 @@ def test_folder_and_variables_reach_the_payload(cli: Cli, queue: Queue) -> None:
     }
 
 
+@pytest.mark.process
 def test_folder_and_variables_reach_the_command(cli: Cli, queue: Queue, tmp_path: Path) -> None:
     from holdfast.jobs import install
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from holdfast import Queue
-from holdfast.cli import bulk
+from holdfast.cli import enqueue_file
 from tests.support import both_engines
 from tests.surfaces.support import QUEUECTL, Cli, environment, on_terminal, queuectl
 
@@ -63,6 +63,7 @@ def test_json_answer_holds_the_ids(cli: Cli, tmp_path: Path) -> None:
     assert (ran.code, ran.json) == (0, {"ids": ["job1", "job2", "job3"], "count": 3})
 
 
+@pytest.mark.process
 def test_dash_is_standard_input(home: Path, queue: Queue) -> None:
     text = "".join(json.dumps(line) + "\n" for line in commands(3))
     ran = queuectl(home, "enqueue", "--file", "-", input=text)
@@ -222,8 +223,8 @@ def test_missing_file_is_one_line_with_its_name(cli: Cli, tmp_path: Path) -> Non
 def test_more_than_100_000_lines_need_chunks(
     cli: Cli, queue: Queue, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert bulk.MOST_AT_ONCE == 100_000
-    monkeypatch.setattr(bulk, "MOST_AT_ONCE", 5)
+    assert enqueue_file.MOST_AT_ONCE == 100_000
+    monkeypatch.setattr(enqueue_file, "MOST_AT_ONCE", 5)
     name = write_lines(tmp_path / "jobs.jsonl", commands(6))
     for source in (name, "-"):
         monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(Path(name).read_bytes())))
@@ -238,7 +239,7 @@ def test_more_than_100_000_lines_need_chunks(
 def test_as_many_lines_as_one_commit_may_hold_need_no_chunks(
     cli: Cli, queue: Queue, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(bulk, "MOST_AT_ONCE", 5)
+    monkeypatch.setattr(enqueue_file, "MOST_AT_ONCE", 5)
     ran = cli("enqueue", "--file", write_lines(tmp_path / "jobs.jsonl", commands(5)))
     assert (ran.code, stored(queue)) == (0, ran.lines)
 
@@ -265,6 +266,7 @@ def peak_memory(home: Path, name: str, lines: int) -> float:
     return int(done.stderr) / (1024 if sys.platform == "linux" else 1024 * 1024)
 
 
+@pytest.mark.process
 def test_memory_does_not_grow_with_the_file(home: Path, tmp_path: Path) -> None:
     def lines(count: int) -> list[dict[str, str]]:
         return [{"command": f"echo {n} {'x' * 1000}"} for n in range(count)]
@@ -275,6 +277,7 @@ def test_memory_does_not_grow_with_the_file(home: Path, tmp_path: Path) -> None:
     assert many - few < 32, f"{few:.1f} MiB for 2,000 lines, {many:.1f} MiB for 20,000"
 
 
+@pytest.mark.process
 def test_progress_bar_is_shown_on_a_terminal_only(home: Path, tmp_path: Path) -> None:
     name = write_lines(tmp_path / "jobs.jsonl", [{"command": "true"}] * 1000)
     piped = queuectl(home, "enqueue", "--file", name)

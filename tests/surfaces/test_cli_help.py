@@ -228,6 +228,7 @@ def test_abbreviated_flag_is_not_guessed(cli: Cli) -> None:
     assert cli("enqueue", "--comm", "true").code == 2
 
 
+@pytest.mark.process
 def test_exit_codes_of_the_real_program(home: Path, empty_queue: None) -> None:
     assert queuectl(home, "list").code == 0
     failed = queuectl(home, "show", "nope")
@@ -237,6 +238,7 @@ def test_exit_codes_of_the_real_program(home: Path, empty_queue: None) -> None:
     assert queuectl(home).code == 2
 
 
+@pytest.mark.process
 def test_reader_that_leaves_early_is_no_error(home: Path, tmp_path: Path) -> None:
     lines = tmp_path / "jobs.jsonl"
     lines.write_text('{"command": "true"}\n' * 3000)

@@ -112,7 +112,7 @@ def test_a_queue_without_such_jobs_has_nothing_to_check(cli: Cli, queue: Queue) 
     ran = cli("reconcile")
     assert (ran.code, ran.err) == (0, "")
     assert ran.out == (
-        "nothing to check: no completed job of the types"
+        "nothing to check: no completed jobs of the types"
         " claude_extraction, create_file, delete_file, sync_aws\n"
     )
 
@@ -125,8 +125,8 @@ def test_a_world_in_order_is_exit_code_0(cli: Cli, filed: Queue, folder: Path) -
     assert (ran.code, ran.err) == (0, "")
     deleted = filed.jobs(type="delete_file")[0]
     assert ran.lines == [
-        f"create_file: 2 completed jobs, since {at(first.finished_at)}",
-        f"delete_file: 1 completed job, since {at(deleted.finished_at)}",
+        f"create_file: 2 completed jobs since {at(first.finished_at)}",
+        f"delete_file: 1 completed job since {at(deleted.finished_at)}",
         "2 effects checked: 0 differ, 0 could not be checked",
     ]
 
@@ -150,7 +150,7 @@ def test_what_differs_is_exit_code_1_and_a_line_with_tabs(cli: Cli, filed: Queue
             "create_file",
             changed.id,
             at(changed.finished_at),
-            "the file has another content",
+            "the file's content has changed",
             f"file {folder / 'a'}",
         ],
     ]
@@ -167,7 +167,7 @@ def test_what_could_not_be_checked_is_exit_code_1(cli: Cli, filed: Queue, folder
     ran = cli("reconcile")
     assert (ran.code, ran.err) == (1, "")
     assert ran.rows[0][:2] == ["create_file", job.id]
-    assert ran.rows[0][3].startswith("it could not be checked: ")
+    assert ran.rows[0][3].startswith("could not be checked: ")
     assert ran.lines[-1] == "0 effects checked: 0 differ, 1 could not be checked"
 
 
@@ -186,7 +186,7 @@ def test_what_is_unsettled_is_told(cli: Cli, filed: Queue, folder: Path) -> None
     ran = cli("reconcile")
     assert ran.code == 0
     assert ran.lines[-1] == (
-        "1 effect checked: 0 differ, 0 could not be checked, unsettled while a job is at work 1"
+        "1 effect checked: 0 differ, 0 could not be checked, 1 unsettled because a job is still running"
     )
 
 
@@ -194,10 +194,10 @@ def test_what_is_no_longer_kept_is_told(cli: Cli, filed: Queue, folder: Path) ->
     write(filed, folder / "a")
     assert filed.cleanup(0) == 1
     ran = cli("reconcile")
-    assert (ran.code, ran.lines[0]) == (0, "create_file: 0 completed jobs, none; no longer kept: 1")
+    assert (ran.code, ran.lines[0]) == (0, "create_file: 0 completed jobs; 1 no longer stored")
     kept = write(filed, folder / "b")
     assert cli("reconcile").lines[0] == (
-        f"create_file: 1 completed job, since {at(kept.finished_at)}; no longer kept: 1"
+        f"create_file: 1 completed job since {at(kept.finished_at)}; 1 no longer stored"
     )
 
 
@@ -231,7 +231,7 @@ def test_only_the_types_asked_for_are_checked(cli: Cli, filed: Queue, folder: Pa
     (folder / "b").touch()
     alone = cli("reconcile", "--type", "delete_file")
     assert [row[0] for row in alone.rows[:-3]] == ["delete_file"]
-    assert alone.rows[-2] == ["not asked about: create_file"]
+    assert alone.rows[-2] == ["skipped types: create_file"]
     both = cli("reconcile", "--type", "delete_file", "--type", "create_file")
     assert [row[0] for row in both.rows[:-3]] == ["delete_file", "create_file"]
     assert cli("reconcile", "--type", "claude_extraction").code == 0
@@ -246,6 +246,7 @@ def test_a_type_that_can_t_be_checked_is_exit_code_2(cli: Cli, filed: Queue, typ
     assert len(ran.err) < 500
 
 
+@pytest.mark.process
 def test_handlers_of_an_application_take_part(home: Path, queue: Queue, app: Path) -> None:
     complete_by_hand(queue, "send", {"to": "ada"})
     lost = complete_by_hand(queue, "send", {"to": "bob"})
@@ -256,7 +257,7 @@ def test_handlers_of_an_application_take_part(home: Path, queue: Queue, app: Pat
     assert sorted((row[1], row[3], row[4]) for row in ran.rows if len(row) == 5) == sorted(
         [
             (lost, "bob has no mail", lost),
-            (unknown, "it could not be checked: OSError: no route to host", "nobody"),
+            (unknown, "could not be checked: OSError: no route to host", "nobody"),
         ]
     )
     only = queuectl(home, "reconcile", "--app", "shop:queue", "--type", "move", cwd=app)
@@ -325,6 +326,7 @@ def test_json_of_a_world_in_order(cli: Cli, filed: Queue, folder: Path) -> None:
 # On a terminal, and hostile names.
 
 
+@pytest.mark.process
 def test_a_terminal_shows_a_bar_and_then_a_table(home: Path, filed: Queue, folder: Path) -> None:
     jobs = [write(filed, folder / f"{number}") for number in range(3)]
     (folder / "1").unlink()
@@ -334,17 +336,18 @@ def test_a_terminal_shows_a_bar_and_then_a_table(home: Path, filed: Queue, folde
     assert "3/3" in ran.text
     assert "\x1b[2K" in ran.out  # the bar is taken away
     heading = next(line for line in ran.text.splitlines() if "PROBLEM" in line)
-    assert re.findall(r"TYPE|JOB|COMPLETED|PROBLEM|WHAT", heading) == [
+    assert re.findall(r"TYPE|JOB|COMPLETED|PROBLEM|SUBJECT", heading) == [
         "TYPE",
         "JOB",
         "COMPLETED",
         "PROBLEM",
-        "WHAT",
+        "SUBJECT",
     ]
     assert re.search(rf"create_file +{jobs[1].id} +.* +the file is missing +file {folder}/1", ran.text)
     assert ran.text.rstrip().endswith("3 effects checked: 1 differs, 0 could not be checked")
 
 
+@pytest.mark.process
 def test_json_on_a_terminal_is_one_document_after_the_bar(home: Path, filed: Queue, folder: Path) -> None:
     write(filed, folder / "a")
     ran = on_terminal(home, "reconcile", "--json")
@@ -352,6 +355,7 @@ def test_json_on_a_terminal_is_one_document_after_the_bar(home: Path, filed: Que
     assert json.loads(ran.text[ran.text.index("{\n") :])["checked"] == 1
 
 
+@pytest.mark.process
 def test_no_bar_is_shown_elsewhere(home: Path, filed: Queue, folder: Path) -> None:
     write(filed, folder / "a")
     ran = queuectl(home, "reconcile")
@@ -382,6 +386,7 @@ def test_hostile_names_are_shown_harmlessly(cli: Cli, filed: Queue, folder: Path
     assert cli("reconcile", "--json").json["discrepancies"][0]["subject"] == f"file {folder / name}"
 
 
+@pytest.mark.process
 def test_hostile_names_do_nothing_to_a_terminal(home: Path, filed: Queue, folder: Path) -> None:
     for name in HOSTILE:
         write(filed, folder / name)
@@ -398,6 +403,7 @@ def test_hostile_names_do_nothing_to_a_terminal(home: Path, filed: Queue, folder
     assert f"file {long}" in ran.text  # whole: it is there to be copied
 
 
+@pytest.mark.process
 def test_ctrl_c_ends_it_and_keeps_no_report(home: Path, queue: Queue, app: Path) -> None:
     (app / "slow.py").write_text(SLOW_APP)
     complete_by_hand(queue, "slow", {})
@@ -419,6 +425,6 @@ def test_ctrl_c_ends_it_and_keeps_no_report(home: Path, queue: Queue, app: Path)
 def test_help_says_that_nothing_is_repaired(cli: Cli) -> None:
     ran = cli("reconcile", "--help")
     assert (ran.code, ran.err) == (0, "")
-    assert "repair nothing" in " ".join(ran.out.split())
+    assert "without repairing anything" in " ".join(ran.out.split())
     assert "--type" in ran.out
     assert "--app" in ran.out

@@ -18,6 +18,8 @@ from tests.support import both_engines, wait_until
 from tests.surfaces.desk import Desk
 from tests.surfaces.support import QUEUECTL, Cli, Ran
 
+pytestmark = pytest.mark.process
+
 LEASE = 30.0
 
 
@@ -289,10 +291,11 @@ def test_two_workers_run_each_of_a_thousand_jobs_once(desk: Desk, tmp_path: Path
     jobs, ran = tmp_path / "jobs.jsonl", tmp_path / "ran"
     lines = [{"id": f"job{n}", "command": f"echo {n} $PPID >> {ran}"} for n in range(1000)]
     jobs.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    workers = desk.start("worker start --count 2 --concurrency 10")
+    workers.wait_for("worker.started", 2)
     desk(f"enqueue --file {jobs}")
-    assert desk.json("status")["pending"] == 1000
-    workers = desk.start("worker start --count 2 --concurrency 10 --drain")
-    assert workers.wait(60) == 0
+    wait_until(lambda: desk.queue.stats()["completed"] == 1000, 60, "all are done")
+    assert workers.stop() == 0
     words = [line.split() for line in ran.read_text().splitlines()]
     assert Counter(int(number) for number, _ in words) == Counter(range(1000))
     counts = desk.json("status")

@@ -23,7 +23,7 @@ STATES = ["scheduled", "pending", "processing", "completed", "failed", "cancelle
 QUESTIONS = [
     "What work is outstanding right now?",
     "What failed and why?",
-    "Which errors come most often?",
+    "Which errors are most common?",
     "Is anything stuck?",
     "How long do jobs take?",
     "Are there duplicate jobs?",
@@ -113,13 +113,13 @@ def test_status_says_what_no_worker_handles(cli: Cli, busy: Queue) -> None:
     busy.enqueue("foreign", {}, delay=3600)
     ran = cli("status")
     assert ["workers", "1"] in ran.rows
-    assert "2 jobs of type foreign wait, and no running worker handles it" in ran.lines
+    assert "no worker for foreign (2 jobs waiting)" in ran.lines
     assert cli("status", "--json").json["withoutWorker"] == {"foreign": 2}
 
 
 def test_status_says_that_jobs_wait_and_no_worker_runs(cli: Cli, queue: Queue) -> None:
     queue.enqueue("ok", {})
-    assert "1 job waits, and no worker is running" in cli("status").lines
+    assert "no worker is running (1 job waiting)" in cli("status").lines
 
 
 def test_status_says_what_is_paused(cli: Cli, queue: Queue) -> None:
@@ -138,7 +138,7 @@ def test_status_says_what_may_be_stuck(cli: Cli, busy: Queue) -> None:
     answer = cli("status", "--json").json
     assert [job["id"] for job in answer["stuck"]] == ["running"]
     (line,) = [line for line in cli("status").lines if "stuck" in line]
-    assert line.startswith("running (slow) runs for")
+    assert line.startswith("running (slow) has been running for")
 
 
 @both_engines
@@ -148,7 +148,7 @@ def test_status_says_the_oldest_waiting_job(cli: Cli, queue: Queue) -> None:
     queue.enqueue("ok", {}, id="old")
     queue.enqueue("ok", {}, id="new", priority=5)
     assert cli("status", "--json").json["oldestWaiting"]["id"] == "old"
-    assert any("the oldest waiting job is old (ok)" in line for line in cli("status").lines)
+    assert any("oldest waiting job: old (ok), waiting for" in line for line in cli("status").lines)
 
 
 def test_status_counts_retrying_jobs(cli: Cli, jobs: Queue) -> None:
@@ -159,6 +159,7 @@ def test_status_counts_retrying_jobs(cli: Cli, jobs: Queue) -> None:
     assert (answer["scheduled"], answer["retrying"]) == (1, 1)
 
 
+@pytest.mark.process
 def test_watched_status_as_json_is_an_object_a_line(home: Path, queue: Queue) -> None:
     queue.enqueue("ok", {})
     program = start_queuectl(home, "status", "--watch", "--json")
@@ -204,7 +205,7 @@ def test_report_answers_what_failed_and_why(cli: Cli, jobs: Queue) -> None:
     for name in ("first", "second"):
         jobs.enqueue("bad", {}, id=name, max_attempts=1)
     assert jobs.drain() == 2
-    rows = sections(cli("report"))["What failed and why? (2 in all)"]
+    rows = sections(cli("report"))["What failed and why? (2 in total)"]
     assert {row[0] for row in rows} == {"first", "second"}
     assert all("it broke" in row[3] for row in rows)
     answer = cli("report", "--json").json["failed"]
@@ -388,6 +389,7 @@ def test_doctor_calls_waiting_jobs_without_a_worker_a_problem(cli: Cli, queue: Q
     assert (answer.code, answer.json["healthy"]) == (1, False)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("engine", "level"), [("{}", "warning"), ("configure({})", "ok")])
 def test_doctor_checks_the_engines_of_an_application(
     home: Path, queue: Queue, tmp_path: Path, engine: str, level: str

@@ -15,6 +15,8 @@ from rich.cells import cell_len
 from holdfast import Queue
 from tests.surfaces.support import Cli, Ran, on_terminal, queuectl, terminal
 
+pytestmark = pytest.mark.process
+
 COLOUR = re.compile(r"\x1b\[[0-9;]*(?:3[0-7]|4[0-7]|9[0-7]|10[0-7]|38;5|38;2)[0-9;]*m")
 LONG_ID = "a-very-long-id." + "x" * 100
 UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")

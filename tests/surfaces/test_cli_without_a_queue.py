@@ -53,7 +53,7 @@ def test_command_that_looks_makes_no_database(bare_cli: Cli, home: Path, tmp_pat
     ran = bare_cli(*line.format(folder=tmp_path).split())
     assert (ran.code, ran.out) == (1, "")
     assert ran.errors == [
-        f"queuectl: there is no queue in {home}/queue.db (the first enqueue makes it, and so does a worker)"
+        f"queuectl: there is no queue at {home}/queue.db (enqueueing a job or starting a worker creates one)"
     ]
     assert list(home.iterdir()) == []
     assert list(tmp_path.iterdir()) == [home]
@@ -62,7 +62,7 @@ def test_command_that_looks_makes_no_database(bare_cli: Cli, home: Path, tmp_pat
 def test_doctor_calls_a_missing_queue_a_problem(bare_cli: Cli, home: Path) -> None:
     ran = bare_cli("doctor")
     assert (ran.code, ran.err) == (1, "")
-    assert ran.out.startswith(f"problem\tdatabase\tthere is no queue in {home}/queue.db")
+    assert ran.out.startswith(f"problem\tdatabase\tthere is no queue at {home}/queue.db")
     assert list(home.iterdir()) == []
 
 
@@ -91,7 +91,7 @@ def test_database_of_an_application_gets_no_tables_by_a_look(bare_cli: Cli, tmp_
         connection.execute("CREATE TABLE users (name TEXT)")
     before = path.read_bytes()
     ran = bare_cli("status", "--database", f"sqlite:///{path}")
-    assert (ran.code, ran.errors[0].startswith(f"queuectl: there is no queue in {path}")) == (1, True)
+    assert (ran.code, ran.errors[0].startswith(f"queuectl: there is no queue at {path}")) == (1, True)
     assert path.read_bytes() == before
 
 
@@ -101,11 +101,12 @@ def server_url() -> Iterator[str]:
         yield url
 
 
+@pytest.mark.postgres
 def test_server_gets_no_tables_by_a_look(bare_cli: Cli, server_url: str, tmp_path: Path) -> None:
     for line in ("status", f"move --to sqlite:///{tmp_path}/target.db"):
         ran = bare_cli("--database", server_url, *line.split())
         assert (ran.code, len(ran.errors)) == (1, 1)
-        assert ran.errors[0].startswith("queuectl: there is no queue in postgresql://")
+        assert ran.errors[0].startswith("queuectl: there is no queue at postgresql://")
     assert bare_cli("--database", server_url, "migrate").code == 0
     assert bare_cli("--database", server_url, "status").code == 0
 

@@ -151,7 +151,7 @@ def test_a_job_is_seen_to_wait_run_move_on_and_complete_without_a_reload(
     in_list, on_page = row(page, "slow"), own.locator("#status")
     expect(in_list.locator(".badge")).to_have_text("pending")
     expect(on_page.locator(".badge")).to_have_text("pending")
-    expect(own.locator("#why")).to_contain_text("Why is it not running?")
+    expect(own.locator("#why")).to_contain_text("Why isn't it running?")
     expect(overview.locator("#headline")).to_have_text("No workers")
     start_worker()
     expect(in_list.locator(".badge")).to_have_text("processing")
@@ -188,7 +188,7 @@ def test_a_new_job_appears_on_top_of_the_list(page: Page, serve: Serve, jobs: Qu
 
 def test_the_first_job_appears_in_an_empty_list(page: Page, serve: Serve, jobs: Queue) -> None:
     page.goto(f"{serve()}/jobs")
-    expect(page.locator("main")).to_contain_text("There are no jobs yet.")
+    expect(page.locator("main")).to_contain_text("No jobs yet.")
     mark(page)
     jobs.enqueue("ok", id="first")
     expect(row(page, "first")).to_be_visible()
@@ -205,7 +205,7 @@ def test_a_job_that_leaves_the_filter_leaves_the_list(
     expect(row(page, "waits")).to_be_visible()
     start_worker()
     expect(row(page, "waits")).to_have_count(0)
-    expect(page.locator("main")).to_contain_text("No job matches.")
+    expect(page.locator("main")).to_contain_text("No jobs match.")
 
 
 # Finding jobs.
@@ -368,7 +368,7 @@ def test_paging_forwards_and_backwards_misses_and_repeats_none_of_130_jobs(
         backwards.append(shown(page))
     assert backwards == forwards[::-1]
     expect(page.get_by_role("link", name="Previous")).to_have_count(0)
-    page.get_by_role("link", name="Show 100 on a page").click()
+    page.get_by_role("link", name="Show 100 per page").click()
     expect(page.locator("table.jobs tbody tr")).to_have_count(100)
 
 
@@ -435,7 +435,7 @@ def test_a_question_counts_only_what_can_be_done(
     page.get_by_label("Select all on this page").check()
     press(page, "Delete…")
     expect(page.get_by_role("heading", level=1)).to_have_text("Delete 3 jobs?")
-    expect(page.locator("main")).to_contain_text("Of 4 jobs that you selected, 3 can be deleted.")
+    expect(page.locator("main")).to_contain_text("3 of the 4 jobs you selected can be deleted.")
     press(page, "Delete 3 jobs")
     expect(page.locator("#notice")).to_have_text("3 jobs deleted.")
     assert shown(page) == ["waits"]
@@ -482,7 +482,7 @@ def test_clean_up_counts_asks_and_deletes_only_what_is_old_enough(
     expect(page.locator("#notice")).to_have_text("1 job deleted.")
     assert jobs.get("done") is None
     page.get_by_label("Delete completed and cancelled").fill("0s")
-    page.get_by_label("failed ones instead").check()
+    page.get_by_label("failed jobs instead").check()
     press(page, "Clean up…")
     press(page, "Delete 3 jobs")
     expect(page.locator("#notice")).to_have_text("3 jobs deleted.")
@@ -512,14 +512,14 @@ def test_a_retry_with_an_edited_payload_keeps_big_integers_and_secrets(
     jobs.enqueue("bad", {"to": "ada", "number": BIG, "password": "hunter2"}, id="job", max_attempts=1)
     jobs.drain()
     page.goto(f"{serve()}/jobs/job")
-    field = page.get_by_label("Payload, as JSON")
+    field = page.get_by_label("Payload (JSON)")
     text = field.input_value()
     assert str(BIG) in text
     assert "hunter2" not in page.content()
     expect(page.locator("#payload")).to_contain_text(str(BIG))
     field.fill(text.replace("ada", "grace"))
     press(page, "Retry with this payload")
-    expect(page.locator("#notice")).to_have_text("Job job runs again.")
+    expect(page.locator("#notice")).to_have_text("Job job will run again.")
     expect(page.locator("#status .badge")).to_have_text("pending")
     assert get(jobs, "job").payload == {"to": "grace", "number": BIG, "password": "hunter2"}
 
@@ -540,9 +540,9 @@ def test_a_wrong_edited_payload_is_refused_beside_what_was_typed(
     jobs.enqueue("send", {"to": "ada"}, id="job")
     jobs.cancel("job")
     page.goto(f"{serve()}/jobs/job")
-    page.get_by_label("Payload, as JSON").fill(typed)
+    page.get_by_label("Payload (JSON)").fill(typed)
     press(page, "Retry with this payload")
-    field = page.get_by_label("Payload, as JSON")
+    field = page.get_by_label("Payload (JSON)")
     expect(field).to_have_attribute("aria-invalid", "true")
     expect(field).to_have_value(typed)
     expect(field).to_be_focused()
@@ -557,7 +557,7 @@ def test_a_page_that_tells_what_was_wrong_stays_live(
     guard.expected.append("status of 400")
     address = serve()
     page.goto(f"{address}/jobs/bad-1")
-    page.get_by_label("Payload, as JSON").fill("{")
+    page.get_by_label("Payload (JSON)").fill("{")
     press(page, "Retry with this payload")
     expect(page.locator("#edit-problem")).to_be_visible()
     jobs.retry("bad-1")
@@ -596,7 +596,7 @@ def test_the_buttons_of_a_row_act_without_leaving_the_list(
     mark(page)
     page.get_by_label("Select bad-0").check()
     press(page, "Retry bad-1")
-    expect(page.locator("#notice")).to_have_text("Job bad-1 runs again.")
+    expect(page.locator("#notice")).to_have_text("Job bad-1 will run again.")
     expect(row(page, "bad-1").locator(".badge")).to_have_text("pending")
     press(page, "Cancel waits")
     expect(row(page, "waits").locator(".badge")).to_have_text("cancelled")
@@ -631,13 +631,13 @@ def test_deleting_asks_first_and_an_open_page_of_the_job_says_that_it_is_gone(
     page.bring_to_front()
     page.goto(f"{address}/jobs/bad-0")
     page.get_by_role("link", name="Delete…").click()
-    expect(page.get_by_role("heading", level=1)).to_have_text("Delete 1 job?")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Delete this job?")
     page.get_by_role("link", name="Back").click()
     expect(page).to_have_url(f"{address}/jobs/bad-0")
     assert jobs.get("bad-0") is not None
     page.get_by_role("link", name="Delete…").click()
-    press(page, "Delete 1 job")
-    expect(page.locator("#notice")).to_have_text("Job bad-0 is deleted.")
+    press(page, "Delete job")
+    expect(page.locator("#notice")).to_have_text("Job bad-0 deleted.")
     assert shown(page) == ["bad-2", "bad-1"]
     expect(watching.get_by_role("heading", level=1)).to_have_text("Not Found")
     assert is_same_document(watching)
@@ -681,7 +681,7 @@ def test_nothing_runs_while_the_queue_is_paused_and_all_runs_when_it_is_resumed(
     mark(page)
     press(page, "Pause all")
     expect(page.locator("#headline")).to_have_text("Paused")
-    expect(page.locator("#notice")).to_have_text("The whole queue is paused; running jobs finish.")
+    expect(page.locator("#notice")).to_have_text("Paused the whole queue; running jobs will finish.")
     jobs.enqueue_many("ok", [{}, {}])
     expect(page.locator("#card-pending strong")).to_have_text("2")
     refresh(page)
@@ -718,7 +718,7 @@ def test_a_rate_limit_set_by_form_is_obeyed_and_its_end_too(
     page.goto(f"{serve()}/controls")
     row(page, "ok").get_by_role("textbox").fill("0.001")
     row(page, "ok").get_by_role("button", name="Set", exact=True).click()
-    expect(page.locator("#notice")).to_have_text("rate_limit of ok is 0.001 now.")
+    expect(page.locator("#notice")).to_have_text("rate_limit for ok is now 0.001.")
     made = jobs.enqueue_many("ok", [{}, {}, {}])
     start_worker()
     jobs.wait(made[0].id, timeout=SOON)
@@ -736,10 +736,10 @@ def test_a_setting_changed_by_form_is_obeyed_and_reset(
 ) -> None:
     address = serve()
     page.goto(f"{address}/controls?type=bad")
-    expect(page.locator("#settings-title")).to_have_text("Settings of bad")
+    expect(page.locator("#settings-title")).to_have_text("Settings for bad")
     page.get_by_label("max_attempts").fill("1")
     press(page, "Set max_attempts")
-    expect(page.locator("#notice")).to_have_text("max_attempts of bad is 1 now.")
+    expect(page.locator("#notice")).to_have_text("max_attempts for bad is now 1.")
     assert query(page) == {"type": ["bad"]}
     jobs.enqueue("bad", id="once")
     start_worker()
@@ -757,7 +757,7 @@ def test_a_wrong_setting_is_refused_beside_its_field(
     page.goto(f"{serve()}/controls")
     for field, name, button, wrong in (
         (page.get_by_label("lease_seconds"), "setting-lease_seconds", "Set lease_seconds", "1"),
-        (page.get_by_label("Starts a second of ok"), "rate-ok", None, "fast"),
+        (page.get_by_label("Rate limit of ok"), "rate-ok", None, "fast"),
     ):
         field.fill(wrong)
         if button is None:
@@ -803,11 +803,11 @@ def test_a_job_is_enqueued_by_a_form_with_every_kind_of_field(page: Page, serve:
     form.get_by_label(re.compile("^limits")).fill('{"x": 1}')
     page.get_by_text("Options").click()
     form.get_by_label("Priority").fill("7")
-    form.get_by_label("Id", exact=True).fill("by-form")
-    form.get_by_label("Key", exact=True).fill("k")
-    form.get_by_label("Attempts").fill("9")
+    form.get_by_label("ID", exact=True).fill("by-form")
+    form.get_by_label("Deduplication key", exact=True).fill("k")
+    form.get_by_label("Max attempts").fill("9")
     press(page, "Enqueue")
-    expect(page.locator("#notice")).to_have_text("Job by-form is enqueued.")
+    expect(page.locator("#notice")).to_have_text("Job by-form enqueued.")
     job = get(jobs, "by-form")
     assert job.payload == {
         "to": "ada",
@@ -834,7 +834,7 @@ def test_a_wrong_payload_is_refused_next_to_its_field(
     page.get_by_text("Options").click()
     form.get_by_label("Priority").fill("high")
     press(page, "Enqueue")
-    expect(page.get_by_role("alert")).to_have_text("Nothing was enqueued: 2 fields are wrong.")
+    expect(page.get_by_role("alert")).to_have_text("Nothing was enqueued: 2 fields are invalid.")
     for label, typed in (("copies", "many"), ("Priority", "high")):
         field = form.get_by_label(re.compile(f"^{label}"))
         expect(field).to_be_visible()
@@ -848,14 +848,14 @@ def test_a_wrong_payload_is_refused_next_to_its_field(
     form.get_by_label(re.compile("^copies")).fill("2")
     form.get_by_label("Priority").fill("")
     press(page, "Enqueue")
-    expect(page.locator("#notice")).to_contain_text("is enqueued.")
+    expect(page.locator("#notice")).to_contain_text(" enqueued.")
     assert [job.payload for job in jobs.jobs()] == [{"to": "ada", "copies": 2}]
 
 
 def test_a_double_click_enqueues_once(page: Page, serve: Serve, jobs: Queue) -> None:
     page.goto(f"{serve()}/enqueue?type=ok")
     page.get_by_role("button", name="Enqueue").dblclick()
-    expect(page.locator("#notice")).to_contain_text("is enqueued.")
+    expect(page.locator("#notice")).to_contain_text(" enqueued.")
     assert jobs.count() == 1
 
 
@@ -900,7 +900,7 @@ def test_where_nothing_has_changed_only_ages_are_touched(
         found[path] = {
             change
             for change in page.evaluate("window.changes")
-            if not change.startswith(ages) and not change.endswith(" a second")  # the pace falls by itself
+            if not change.startswith(ages) and not change.endswith(" jobs/s")  # the pace falls by itself
         }
     assert {path: changes for path, changes in found.items() if changes} == {}
 
@@ -956,13 +956,13 @@ def test_a_job_s_page_keeps_what_is_open_and_what_is_typed(
     traceback = page.locator("#timeline details").first
     traceback.locator("summary").click()
     page.locator("#payload details details").first.locator("summary").first.click()
-    page.get_by_label("Payload, as JSON").fill("{half")
-    page.get_by_label("Payload, as JSON").evaluate("(field) => field.setSelectionRange(2, 4)")
+    page.get_by_label("Payload (JSON)").fill("{half")
+    page.get_by_label("Payload (JSON)").evaluate("(field) => field.setSelectionRange(2, 4)")
     page.evaluate("scrollTo(0, 120)")
     refresh(page)
     expect(traceback).to_have_attribute("open", "")
     assert page.locator("#payload details details").first.get_attribute("open") is None
-    field = page.get_by_label("Payload, as JSON")
+    field = page.get_by_label("Payload (JSON)")
     expect(field).to_have_value("{half")
     expect(field).to_be_focused()
     assert field.evaluate("(field) => [field.selectionStart, field.selectionEnd]") == [2, 4]
@@ -974,14 +974,14 @@ def test_what_is_typed_into_controls_stays_while_the_rest_goes_on(
 ) -> None:
     page.goto(f"{serve()}/controls")
     page.get_by_label("lease_seconds").fill("12")
-    page.get_by_label("Starts a second of ok").fill("3")
+    page.get_by_label("Rate limit of ok").fill("3")
     page.get_by_label("backoff_max").focus()
     jobs.enqueue("ok")
     jobs.pause("echo")
     expect(row(page, "echo").locator(".badge")).to_have_text("paused")
     expect(row(page, "ok").locator("td.right")).to_have_text("1")
     expect(page.get_by_label("lease_seconds")).to_have_value("12")
-    expect(page.get_by_label("Starts a second of ok")).to_have_value("3")
+    expect(page.get_by_label("Rate limit of ok")).to_have_value("3")
     expect(page.get_by_label("backoff_max")).to_be_focused()
     jobs.set_config("max_running", 4)
     refresh(page)
@@ -1002,7 +1002,7 @@ def address(app: FastAPI) -> Iterator[str]:
 
 
 def listeners(app: FastAPI) -> int:
-    return len(app.state.desk.broadcast._listeners)
+    return len(app.state.backend.broadcast._listeners)
 
 
 def test_the_pause_button_stops_updates_and_fetches_the_present_when_it_goes_on(
@@ -1063,7 +1063,7 @@ def test_more_tabs_than_a_browser_has_connections_still_work(
         jobs.enqueue("ok", id=f"new-{number}")
         expect(row(tab, f"new-{number}")).to_be_visible()
         press(tab, f"Retry bad-{number}")
-        expect(tab.locator("#notice")).to_have_text(f"Job bad-{number} runs again.")
+        expect(tab.locator("#notice")).to_have_text(f"Job bad-{number} will run again.")
         set_hidden(tab, True)
 
 
@@ -1136,7 +1136,7 @@ def test_a_change_that_the_database_does_not_take_is_told_and_the_page_stays(
         expect(page.locator("#notice .problem")).to_contain_text("stayed locked")
     expect(page.get_by_role("button", name="Retry bad-1")).to_be_enabled()
     press(page, "Retry bad-1")
-    expect(page.locator("#notice")).to_have_text("Job bad-1 runs again.")
+    expect(page.locator("#notice")).to_have_text("Job bad-1 will run again.")
     assert is_same_document(page)
 
 

@@ -13,21 +13,25 @@ from urllib.parse import urlencode, urlsplit
 import httpx
 import pytest
 
-from holdfast import Context, Job, Queue, listing
+from holdfast import Context, Job, Queue
 from holdfast.core.clock import SECOND
+from holdfast.core.filter import Sort
 from holdfast.core.lifecycle import Errored, Stopped
 from holdfast.errors import HoldfastError
 from holdfast.jobs.output_log import log_folder, log_path
-from holdfast.store.protocol import BUCKETS, Minute, WorkerRecord
+from holdfast.listing import pages as listing
+from holdfast.listing.pages import COUNTED
+from holdfast.store.records import BUCKETS, Minute, WorkerRecord
 from holdfast.store.sqlite.database import Database
 from holdfast.testing import MovableClock
 from holdfast.web import create_app
-from holdfast.web.dashboard import words
 from tests.conformance.steps import OUTCOMES, claim, claim_one, finish, finished, insert, reap, run
 from tests.support import both_engines, unsynced
 from tests.surfaces.answers import NOW, STATES
 from tests.surfaces.html_page import Element, Page, Reader, below, query
 from tests.surfaces.live import client, live, write_lock
+
+pytestmark = pytest.mark.slow
 
 TOKEN, READ_TOKEN = "a token for changes", "a token for looking"
 MINUTE = 60 * SECOND
@@ -139,14 +143,14 @@ def test_throughput_is_drawn_as_the_statistics_say(web: Reader, queue: Queue) ->
     def height(bar: Element, kind: str) -> float:
         return sum(float(rect["height"]) for rect in bar.all("rect", kind))
 
-    # The top of the scale is the next round number: 100 a minute are 120 high.
+    # The top of the scale is the next round number: 100 per minute are 120 high.
     assert (height(bars[-2], "completed"), height(bars[-2], "failed")) == (48, 24)
     assert (height(bars[-1], "completed"), height(bars[-1], "failed")) == (4.8, 0)
     assert (height(bars[0], "completed"), height(bars[0], "failed")) == (0, 1.5)
     figures = page.section("figures").facts()
     assert (figures["Completed, last hour"], figures["Failed, last hour"]) == ("44", "21")
     assert chart["aria-label"].startswith("44 completed and 21 failed in the last hour")
-    assert "top line: 100 a minute" in page.section("figures").text
+    assert "top line: 100 per minute" in page.section("figures").text
 
 
 def test_wait_and_run_times_are_percentiles(web: Reader, queue: Queue) -> None:
@@ -163,26 +167,26 @@ def test_wait_and_run_times_are_percentiles(web: Reader, queue: Queue) -> None:
 
 def test_when_it_will_be_empty(web: Reader, queue: Queue) -> None:
     def told() -> str:
-        return web.open("/").section("figures").facts()["Empty at this pace"]
+        return web.open("/").section("figures").facts()["Time to drain"]
 
-    assert told() == "nothing waits"
+    assert told() == "no jobs waiting"
     insert(queue.store, *(f"j{n}" for n in range(10)))
-    assert told().startswith("never")
+    assert told() == "blocked: no workers"
     worker(queue, "email")
-    assert told() == "not known: nothing ended lately"
+    assert told() == "no estimate yet"
     queue.store.write_statistics([statistics(queue, 5, completed=590, failed=10)])
-    assert told() == "in 5.0 s 2 a second"
+    assert told() == "about 5.0 s at 2 jobs/s"
     queue.pause()
-    assert told().startswith("never: the queue is paused")
+    assert told() == "blocked: queue paused"
 
 
 def test_age_of_the_oldest_ready_job(web: Reader, queue: Queue, clock: MovableClock) -> None:
     def told() -> str:
         return web.open("/").section("figures").facts()["Oldest ready job"]
 
-    assert told() == "none waits"
+    assert told() == "none"
     queue.enqueue("crawl", {}, id="later", delay=3600)
-    assert told() == "none waits"
+    assert told() == "none"
     insert(queue.store, "first")
     clock.advance(seconds=90)
     insert(queue.store, "second")
@@ -198,7 +202,7 @@ def headline(web: Reader) -> tuple[set[str], str, str]:
 @both_engines
 def test_headline_tells_the_states_apart(web: Reader, queue: Queue) -> None:
     seen = [headline(web)]
-    assert seen[-1] == ({"warning"}, "No workers", "No worker is running; nothing waits either.")
+    assert seen[-1] == ({"warning"}, "No workers", "No worker is running, and no jobs are waiting.")
     insert(queue.store, "a", "b")
     seen.append(headline(web))
     assert seen[-1][:2] == ({"problem"}, "No workers")
@@ -206,27 +210,27 @@ def test_headline_tells_the_states_apart(web: Reader, queue: Queue) -> None:
     seen.append(headline(web))
     assert seen[-1] == (
         {"problem"},
-        "Not served",
-        "2 jobs wait, and no running worker handles their types.",
+        "No worker for email",
+        "2 jobs waiting.",
     )
     worker(queue, "email", id="w2", slots=1)
     seen.append(headline(web))
-    assert seen[-1] == ({"busy"}, "Working", "0 of 5 slots in use; 2 jobs wait.")
+    assert seen[-1] == ({"busy"}, "Working", "0 of 5 slots in use; 2 jobs waiting.")
     queue.store.remove_workers(["w1"])
     first = claim_one(queue.store, worker="w2")
     seen.append(headline(web))
-    assert seen[-1] == ({"busy"}, "Busy", "All 1 slot in use; 1 job waits.")
+    assert seen[-1] == ({"busy"}, "Busy", "The only slot is in use; 1 job waiting.")
     queue.pause()
     seen.append(headline(web))
-    assert seen[-1] == ({"warning"}, "Paused", "No job starts until the queue is resumed; 1 job waits.")
+    assert seen[-1] == ({"warning"}, "Paused", "No jobs start until the queue is resumed; 1 job waiting.")
     queue.resume()
     finish(queue.store, first)
     second = claim_one(queue.store, worker="w2")
     seen.append(headline(web))
-    assert seen[-1] == ({"good"}, "Working", "1 of 1 slot in use; nothing waits.")
+    assert seen[-1] == ({"good"}, "Working", "1 of 1 slot in use; no jobs waiting.")
     finish(queue.store, second)
     seen.append(headline(web))
-    assert seen[-1] == ({"good"}, "Idle", "Nothing waits and nothing runs.")
+    assert seen[-1] == ({"good"}, "Idle", "No jobs are waiting or running.")
     assert len({(word, *level) for level, word, _ in seen}) == len(seen)
 
 
@@ -245,9 +249,9 @@ def test_what_needs_attention_is_listed_and_linked(web: Reader, queue: Queue, cl
     attention = web.open("/").section("attention-card")
     assert [item.text for item in attention.all("li")] == [
         "Type email is paused.",
-        "2 jobs of type crawl wait, and no running worker handles them.",
-        "1 job of type fetch:slow waits, and no running worker handles it.",
-        "slow (report) may be stuck: it started 5 min ago.",
+        "No worker for crawl (2 jobs waiting).",
+        "No worker for fetch:slow (1 job waiting).",
+        "slow (report) may be stuck: started 5 min ago.",
     ]
     assert [link["href"] for link in attention.all("a")] == [
         "/jobs?type=email",
@@ -264,9 +268,9 @@ def test_many_that_need_attention_are_counted(web: Reader, queue: Queue, clock: 
         insert(queue.store, f"j{n}", type=f"type{n:02}")
     clock.advance(hours=1)
     items = [item.text for item in web.open("/").section("attention-card").all("li")]
-    assert sum("may be stuck: it started" in item for item in items) == 5
+    assert sum("may be stuck: started" in item for item in items) == 5
     assert "3 more may be stuck." in items
-    assert sum("no running worker handles it" in item for item in items) == 10
+    assert sum(item.startswith("No worker for ") for item in items) == 10
     assert "3 more types have no worker." in items
 
 
@@ -299,7 +303,9 @@ def test_more_types_and_workers_than_are_shown_are_said(web: Reader, queue: Queu
         worker(queue, "email", id=f"w{n:02}")
     page = web.open("/")
     assert len(page.section("types").rows()) == 12
-    assert "3 more types; those with most to do are shown." in page.section("types").text
+    every = web.open(page.link("Show all 15 types").partition("#")[0])
+    assert len(every.section("types").rows()) == 15
+    assert len(web.open(every.link("Show fewer types").partition("#")[0]).section("types").rows()) == 12
     assert len(page.section("workers").rows()) == 20
     assert "25 processes, 0 of 100 slots in use." in page.section("workers").text
     assert "The first 20 are shown" in page.section("workers").text
@@ -307,7 +313,7 @@ def test_more_types_and_workers_than_are_shown_are_said(web: Reader, queue: Queu
 
 @both_engines
 def test_last_ten_failures_are_by_their_end(web: Reader, queue: Queue, clock: MovableClock) -> None:
-    assert "Nothing has failed." in web.open("/").section("failures").text
+    assert "No recent failures." in web.open("/").section("failures").text
     insert(queue.store, *(f"j{n:02}" for n in range(12)))
     claims = {claimed.id: claimed for claimed in claim(queue.store)}
     order = [f"j{n:02}" for n in (5, 3, 9, 0, 11, 1, 7, 2, 10, 4, 8, 6)]
@@ -327,7 +333,7 @@ def test_last_ten_failures_are_by_their_end(web: Reader, queue: Queue, clock: Mo
 def test_group_of_errors_has_a_count_and_its_link_retries_exactly_those(
     web: Reader, queue: Queue, clock: MovableClock
 ) -> None:
-    assert "No job has failed for good." in web.open("/").section("groups").text
+    assert "No failures." in web.open("/").section("groups").text
     for n in range(3):
         failing(queue, f"user{n}", f"KeyError: user {n} & <co> is + not 100% there")
     failing(queue, "other", "KeyError: something else")
@@ -361,8 +367,8 @@ def test_workers_are_shown_with_heartbeat_and_what_they_run(
     clock.advance(seconds=8)
     workers = web.open("/").section("workers")
     rows = {row[0]: row[1:] for row in workers.rows()}
-    assert rows["alpha 17 w1"] == ["running", "20 s ago", "0 / 4", "nothing"]
-    state, heartbeat, used, now = rows["beta 17 w2"]
+    assert rows["alpha (pid 17) w1"] == ["running", "20 s ago", "0 / 4", "none"]
+    state, heartbeat, used, now = rows["beta (pid 17) w2"]
     assert (state, heartbeat, used) == ("running", "20 s ago", "5 / 8")
     assert len(re.findall(r"email j\d 8\.0 s", now)) == 3
     assert now.endswith("and 2 more")
@@ -371,7 +377,7 @@ def test_workers_are_shown_with_heartbeat_and_what_they_run(
 
 def test_empty_overview_says_how_to_begin(web: Reader) -> None:
     page = web.open("/")
-    assert "There are no jobs yet. Enqueue one" in page.section("types").text
+    assert "No jobs yet. Enqueue one" in page.section("types").text
     assert "queuectl worker start" in page.section("workers").text
 
 
@@ -500,12 +506,13 @@ def test_filter_finds_what_it_says_and_is_in_the_form(web: Reader, corpus: Queue
     assert shown_ids(again) == expected
     summary = page.section("summary").text
     if "q" not in given:
-        assert summary.startswith(f"{len(expected)} job")
+        finished = " finished" if given.get("sort") == "finished" else ""
+        assert summary == f"{len(expected)}{finished} job{'' if len(expected) == 1 else 's'}."
     elif expected:
-        assert summary.startswith(f"{len(expected)} job")
+        assert summary.startswith(f"Found {len(expected)} job")
         assert "searched." in summary
     else:
-        assert summary.startswith("Nothing found in the 9 jobs searched")
+        assert summary.startswith("Found nothing in the 9 jobs searched")
 
 
 def test_every_filter_is_a_chip_that_takes_it_away(web: Reader, corpus: Queue) -> None:
@@ -549,7 +556,7 @@ def test_sort_size_and_page_links_keep_every_filter(web: Reader, queue: Queue) -
     assert kept(page.link(PREVIOUS)).keys() == {*beside, "cursor"}
     assert kept(page.link(NEXT)).keys() == {*beside, "cursor"}
     assert kept(page.link("« First")) == beside
-    assert kept(page.link("Show 100 on a page")) == {"sort": "priority", "size": "100"}
+    assert kept(page.link("Show 100 per page")) == {"sort": "priority", "size": "100"}
     heads = page.root.one("thead")
     assert [kept(link["href"]) for link in heads.all("a")] == [
         {"sort": "priority", "order": "asc", "size": "25"},
@@ -579,7 +586,7 @@ def test_column_that_sorts_says_so(web: Reader, queue: Queue) -> None:
 @pytest.mark.parametrize("order", ["asc", "desc"])
 @pytest.mark.parametrize("sort", ["created", "finished", "priority"])
 def test_pages_lead_on_to_the_end_and_back(
-    web: Reader, queue: Queue, clock: MovableClock, sort: str, order: str
+    web: Reader, queue: Queue, clock: MovableClock, sort: Sort, order: str
 ) -> None:
     for n in range(63):
         insert(queue.store, f"j{n:02}", priority=n % 3)
@@ -609,14 +616,15 @@ def test_page_has_the_size_that_was_chosen(web: Reader, queue: Queue, size: str,
 
 
 def test_counts_are_capped_and_say_so(web: Reader, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert words.CAP == 10_000
-    monkeypatch.setattr(words, "CAP", 1_000)
+    assert COUNTED == 10_000
+    for place in ("observe.words", "listing.pages", "web.dashboard.overview"):
+        monkeypatch.setattr(f"holdfast.{place}.COUNTED", 1_000)
     queue.enqueue_many("email", [{}] * 1_000)
     assert web.open("/jobs").section("summary").text == "1,000 jobs."
     queue.enqueue("email")
     page = web.open("/jobs")
     assert page.section("summary").text == "1,000+ jobs."
-    assert "All 1,000+ that match:" in page.section("bulk").text
+    assert "All 1,000+ matching jobs:" in page.section("bulk").text
     assert web.open("/jobs?status=failed").section("summary").text == "0 jobs."
 
 
@@ -630,16 +638,16 @@ def test_search_says_how_many_it_read_and_offers_older_ones(
     queue.enqueue("email", {"n": 1}, id="needle-old")
     queue.enqueue_many("email", [{}] * 1_001)
     page = web.open("/jobs?q=needle&size=25")
-    assert page.section("summary").text == "Nothing found in the 1,000 jobs searched."
+    assert page.section("summary").text == "Found nothing in the 1,000 jobs searched."
     older = web.open(page.link(OLDER))
     assert shown_ids(older) == ["needle-old"]
-    assert older.section("summary").text == "1 job found in the next 2 jobs searched."
+    assert older.section("summary").text == "Found 1 job in the next 2 jobs searched."
     assert not older.root.has("a", rel="next")
     assert dict(query(older.link("« First"))) == {"q": "needle", "size": "25"}
     queue.enqueue("email", id="needle-new")
     page = web.open("/jobs?q=needle")
     assert shown_ids(page) == ["needle-new"]
-    assert page.section("summary").text == "1 job found so far, in the 1,000 jobs searched."
+    assert page.section("summary").text == "Found 1 job so far in the 1,000 jobs searched."
     assert shown_ids(web.open(page.link(OLDER))) == ["needle-old"]
 
 
@@ -652,27 +660,27 @@ def test_search_with_more_matches_than_a_page_leads_on(web: Reader, queue: Queue
 
 def test_empty_lists_say_what_to_do(web: Reader, queue: Queue) -> None:
     page = web.open("/jobs")
-    assert "There are no jobs yet. Enqueue the first one." in page.main.text
+    assert "No jobs yet. Enqueue the first one." in page.main.text
     insert(queue.store, "j1")
     page = web.open("/jobs?type=crawl")
-    assert "No job matches." in page.main.text
+    assert "No jobs match." in page.main.text
     assert shown_ids(web.open(page.link("Show all jobs"))) == ["j1"]
     page = web.open("/jobs?cursor=1")
-    assert "This page is empty now." in page.main.text
-    assert shown_ids(web.open(page.link("To the first page"))) == ["j1"]
+    assert "This page is now empty." in page.main.text
+    assert shown_ids(web.open(page.link("Go to the first page"))) == ["j1"]
 
 
 WRONG = {
     "status=asleep": "'asleep' is not a status; allowed:",
-    "sort=colour": "'colour' is not an order; allowed: created, finished, priority",
+    "sort=colour": "'colour' is not a sort order; allowed: created, finished, priority",
     "order=up": "order must be asc or desc, not 'up'",
-    "from=soon": "from must be an instant",
-    "to=Tuesday": "to must be an instant",
-    "from=-1h": "from must be an instant",
-    "to=99999999d": "to must be an instant",
+    "from=soon": "since must be a time such as",
+    "to=Tuesday": "until must be a time such as",
+    "from=-1h": "since must be a time such as",
+    "to=99999999d": "until must be a time such as",
     "cursor=abc": "cursor must be the nextCursor",
     "cursor=5.5": "cursor must be the nextCursor",
-    "type=a%20b": "can't be a job's type",
+    "type=a%20b": "is not a valid job type",
 }
 
 
@@ -711,7 +719,7 @@ def test_wrong_search_is_told_and_kept(web: Reader, search: str, sentence: str) 
 @pytest.mark.parametrize("text", ["%ff", "q=%ff", "q=" + "a=b&" * 2_001])
 def test_address_that_cannot_be_read_is_a_page_that_says_so(web: Reader, text: str) -> None:
     page = web.open(f"/jobs?{text}", 400) if "%ff" in text else web.read(web.client.get(f"/jobs?{text}"), 400)
-    assert page.alerts == ["The form or the address can't be read."]
+    assert page.alerts == ["The form or the URL can't be parsed."]
 
 
 # A job
@@ -725,12 +733,12 @@ def test_metadata_of_a_job_field_by_field(web: Reader, queue: Queue, clock: Mova
     facts = web.open("/jobs/j1").section("facts").facts()
     assert facts == {
         "Created": "now 2030-01-01 00:00:00 UTC",
-        "To run at": "in 5 min 2030-01-01 00:05:00 UTC",
+        "Scheduled for": "in 5 min 2030-01-01 00:05:00 UTC",
         "Duration": "–",
         "Attempts": "0 of 7",
         "Priority": "5",
         "Timeout": "1 min 30 s",
-        "Key": "welcome:42 held 1 d after its end",
+        "Key": "welcome:42 kept for 1 d after the job finishes",
         "Version": "0",
     }
     clock.advance(minutes=5)
@@ -740,12 +748,12 @@ def test_metadata_of_a_job_field_by_field(web: Reader, queue: Queue, clock: Mova
     facts = web.open("/jobs/j1").section("facts").facts()
     assert facts["Last started"] == "10 s ago 2030-01-01 00:05:00 UTC"
     assert (facts["Duration"], facts["Attempts"], facts["Version"]) == ("10 s", "1 of 7", "1")
-    assert (facts["Worker"], facts["Lease ends"]) == ("worker", "in 20 s")
+    assert (facts["Worker"], facts["Lease expires"]) == ("worker", "in 20 s 2030-01-01 00:05:30 UTC")
     finish(queue.store, claimed, OUTCOMES["failed"])
     facts = web.open("/jobs/j1").section("facts").facts()
     assert facts["Next attempt"] == "in 10 s 2030-01-01 00:05:20 UTC"
     assert "Worker" not in facts
-    assert "Lease ends" not in facts
+    assert "Lease expires" not in facts
     clock.advance(seconds=10)
     queue.store.promote_jobs(10)
     finish(queue.store, claim_one(queue.store))
@@ -773,7 +781,7 @@ def test_page_of_a_failed_job_shows_one_duration(web: Reader, queue: Queue, cloc
     finish(queue.store, claimed, OUTCOMES["failed for good"], started_at=began_at)
     page = web.open("/jobs/j1")
     assert page.section("facts").facts()["Duration"] == "7.0 s"
-    assert "in 7.0 s" in page.section("timeline").text
+    assert "took 7.0 s" in page.section("timeline").text
 
 
 def test_numbers_of_payload_and_result_are_exact(web: Reader, queue: Queue) -> None:
@@ -800,7 +808,7 @@ def test_large_payload_is_shown_and_cut_where_it_says(web: Reader, queue: Queue,
         assert [span.raw for span in section.all("span", "figure")] == [str(n) for n in range(size)]
     else:
         assert section.one("pre").raw.startswith('{\n  "deep": [')
-        assert re.search(r"Cut: the first 100,?000 of [\d,]+ characters\.", section.text)
+        assert re.search(r"Truncated: the first 100,000 of [\d,]+ characters\.", section.text)
 
 
 def test_secrets_are_shown_nowhere(web: Reader, queue: Queue) -> None:
@@ -861,21 +869,21 @@ def test_timeline_of_a_job_that_fails_twice_and_then_completes(
         finish(queue.store, claimed, outcome, started_at=started_at)
     page = web.open("/jobs/j1")
     assert [step.all("p")[0].text for step in steps(page)] == [
-        "Created 23 s ago",
-        "Attempt 1 failed 13 s ago in 1.5 s on w0",
-        "Attempt 2 failed 1 s ago in 1.5 s on w1",
-        "Runs in 10 s",
+        "Created 23 s ago 2030-01-01 00:00:00 UTC",
+        "Attempt 1 failed 13 s ago 2030-01-01 00:00:10 UTC took 1.5 s on w0",
+        "Attempt 2 failed 1 s ago 2030-01-01 00:00:21 UTC took 1.5 s on w1",
+        "Next attempt in 10 s 2030-01-01 00:00:33 UTC",
     ]
     clock.advance(seconds=10)
     queue.store.promote_jobs(10)
     claimed = claim_one(queue.store, worker="w2")
-    assert steps(web.open("/jobs/j1"))[-1].text == "Attempt 3 runs now on w2"
+    assert steps(web.open("/jobs/j1"))[-1].text == "Attempt 3 running now 2030-01-01 00:00:33 UTC on w2"
     clock.advance(seconds=2)
     finish(queue.store, claimed)
     page = web.open("/jobs/j1")
     assert looks(page) == ["created", "failed", "failed", "completed"]
     _, first, second, last = steps(page)
-    assert last.text == "Attempt 3 completed 2 s ago in 2.0 s"
+    assert last.text == "Attempt 3 completed 2 s ago 2030-01-01 00:00:33 UTC took 2.0 s"
     assert first.one("p", "error").text == "OSError: one"
     closed = [details for details in first.all("details") if "json" not in details.classes]
     assert [details.one("summary").text for details in closed[:1]] == ["Traceback"]
@@ -888,7 +896,7 @@ def test_timeline_of_a_job_that_fails_twice_and_then_completes(
 def test_timeline_of_a_job_that_was_retried_by_hand(web: Reader, queue: Queue) -> None:
     failing(queue, "j1")
     assert [step.all("strong")[0].text for step in steps(web.open("/jobs/j1"))] == [
-        "Created", "Attempt 1 failed", "Failed for good",
+        "Created", "Attempt 1 failed", "Failed permanently",
     ]  # fmt: skip
     queue.retry("j1")
     page = web.open("/jobs/j1")
@@ -908,7 +916,7 @@ def test_timeline_of_a_job_that_was_cancelled_while_it_ran(
     page = web.open("/jobs/j1")
     assert [step.all("strong")[0].text for step in steps(page)] == [
         "Created",
-        "Attempt 1 runs, and was asked to stop",
+        "Attempt 1 running, cancellation requested",
     ]
     assert "processing, stopping" in page.section("status").text
     assert page.section("actions").text == ""
@@ -916,7 +924,7 @@ def test_timeline_of_a_job_that_was_cancelled_while_it_ran(
     finish(queue.store, claimed, Stopped())
     page = web.open("/jobs/j1")
     assert looks(page)[-1] == "cancelled"
-    assert steps(page)[-1].text == "Cancelled now"
+    assert steps(page)[-1].text == "Cancelled now 2030-01-01 00:00:03 UTC"
 
 
 @both_engines
@@ -944,7 +952,7 @@ def test_parent_and_children_are_linked(web: Reader, queue: Queue) -> None:
     children = page.section("children")
     shown = [item["data-key"] for item in children.all("li")]
     assert shown == [f"child{n:02}" for n in range(50)]
-    assert "50 of 60 are shown." in children.text
+    assert "Showing 50 of 60." in children.text
     assert children.all("a")[0]["href"] == "/jobs/child00"
     assert [badge.text for badge in children.all("span", "badge")] == ["pending"] * 50
     child = web.open("/jobs/child07")
@@ -958,7 +966,7 @@ def test_parent_and_children_are_linked(web: Reader, queue: Queue) -> None:
 
 def test_why_is_told_in_every_state(web: Reader, queue: Queue) -> None:
     ids = one_of_each(queue)
-    questions = dict.fromkeys(("pending", "scheduled", "retrying"), "Why is it not running?")
+    questions = dict.fromkeys(("pending", "scheduled", "retrying"), "Why isn't it running?")
     questions |= dict.fromkeys(("processing", "stopping"), "What is it doing?")
     for state, id in ids.items():
         section = web.open(f"/jobs/{id}").section("why")
@@ -978,12 +986,12 @@ def test_output_of_a_command_is_cut_at_a_whole_character(web: Reader, queue: Que
     path.write_bytes(b"started\n  <b>\xff\n")
     page = web.open("/jobs/j1")
     assert page.section("log").raw == "started\n  <b>\ufffd\n"
-    assert "The end of" not in page.section("output").text
+    assert "Only the end of" not in page.section("output").text
     path.write_bytes("€".encode() * 30_000)
     page = web.open("/jobs/j1")
     assert page.section("log").raw == "€" * (64 * 1024 // 3)
-    assert "The end of 90,000 bytes. All of it" in page.section("output").text
-    whole = web.client.get(page.link("All of it"))
+    assert "Only the end of 90,000 bytes is shown. Show all" in page.section("output").text
+    whole = web.client.get(page.link("Show all"))
     assert whole.headers["content-type"] == "text/plain; charset=utf-8"
     assert whole.text == "€" * 30_000
 
@@ -1050,7 +1058,7 @@ def test_payload_that_is_too_large_is_not_edited_here(web: Reader, queue: Queue)
     failing(queue, "j1", payload=json.dumps({"text": "x" * 300_000}))
     page = web.open("/jobs/j1")
     assert not page.has("edit")
-    assert "Its payload is too large to be edited here" in page.main.text
+    assert "The payload is too large to edit here." in page.main.text
 
 
 def test_payload_is_edited_as_it_is_stored(web: Reader, queue: Queue) -> None:
@@ -1068,13 +1076,13 @@ def test_unknown_job_is_a_page(web: Reader) -> None:
         page = web.open(address, 404)
         assert page.heading == "Not Found"
         assert page.alerts[0].startswith("There is no job '")
-        assert page.link("To the overview") == "/"
+        assert page.link("Go to the overview") == "/"
 
 
 def test_unknown_path_and_wrong_method_are_pages(web: Reader) -> None:
     assert web.open("/nowhere", 404).alerts == ["There is nothing at this path."]
     answer = web.client.put("/jobs")
-    assert web.read(answer, 405).alerts == ["This path does not take this method."]
+    assert web.read(answer, 405).alerts == ["This path does not support this method."]
     assert answer.headers["allow"] == "GET, HEAD"
 
 
@@ -1119,7 +1127,7 @@ def test_database_that_is_gone_is_a_page(web: Reader, queue: Queue, home: Path) 
         assert answer.headers["retry-after"] == "1"
         assert page.heading == "Service Unavailable"
         assert len(page.alerts) == 1
-    assert web.open("/docs").heading.startswith("The HTTP API")
+    assert web.open("/docs").heading.startswith("HTTP API")
 
 
 def test_database_that_stays_locked_is_a_page_for_changes_only(
@@ -1170,7 +1178,9 @@ def crawl(web: Reader, prefix: str = "", *, may_change: bool = True) -> set[str]
         for target in posted_to(page) - {f"{prefix}/logout"}:
             assert may_change, target
             refused = web.client.post(target, content="", headers=FORM)
-            assert web.read(refused, 403).alerts[0].startswith("The form was not made here"), target
+            assert (
+                web.read(refused, 403).alerts[0].startswith("The form has expired or was sent from elsewhere")
+            ), target
     return pages
 
 
@@ -1259,4 +1269,4 @@ def test_reader_without_the_right_to_change_is_shown_no_forms_for_it(queue: Queu
             assert not [link for link in page.links if urlsplit(link).path in CHANGES], path
             assert page.root.one("header").one("span", "tag").text == "read-only"
         for path in ("/enqueue", "/enqueue?type=email", "/cleanup", "/jobs/bulk?action=retry&all=1"):
-            assert web.open(path, 403).alerts == ["This token may only look."]
+            assert web.open(path, 403).alerts == ["A read-only token can't make changes."]

@@ -102,7 +102,7 @@ def test_page_is_in_the_menu_and_says_that_nothing_was_checked_yet(web: Reader) 
     assert verdict(page) == (
         {"unknown"},
         "Not checked yet",
-        "Nobody has compared the completed jobs with the world so far.",
+        "The effects of completed jobs have not been checked yet.",
     )
     assert not page.has("report")
     assert not page.has("differences")
@@ -110,47 +110,47 @@ def test_page_is_in_the_menu_and_says_that_nothing_was_checked_yet(web: Reader) 
 
 def test_page_says_that_nothing_is_repaired_and_what_to_do(web: Reader) -> None:
     text = web.open("/reconcile").section("check")
-    assert "Nothing is ever repaired. To have a job's work done again, enqueue it again" in text.text
+    assert "Nothing is ever repaired. To redo a job's work, enqueue a new job" in text.text
     assert text.one("a")["href"] == "/enqueue"
 
 
 def test_report_is_shown_with_its_numbers_and_what_it_covered(
     web: Reader, queue: Queue, clock: MovableClock
 ) -> None:
-    bad = found("job-2", "file /b", "it could not be checked: OSError: x", type="other", is_checked=False)
+    bad = found("job-2", "file /b", "could not be checked: OSError: x", type="other", is_checked=False)
     keep(queue, found("job-1", "file /a", "the file is missing"), bad, unsettled=2)
     clock.advance(minutes=7)
     page = web.open("/reconcile")
     assert verdict(page) == (
         {"problem"},
-        "Differs",
-        "1 completed job differs from the world, and 1 could not be checked.",
+        "Differences found",
+        "The effect of 1 completed job is missing or changed; 1 could not be checked.",
     )
     assert page.section("report").facts() == {
         "Checked": "7 min ago 2030-01-01 00:00:00 UTC",
-        "Took": "2.5 s",
+        "Duration": "2.5 s",
         "Completed jobs read": "12",
-        "Followed by a later job": "1",
+        "Superseded by a later job": "1",
         "Effects checked": "11",
-        "Differ": "1",
-        "Could not be checked": "1",
-        "Wait for a job at work": "2",
+        "Missing or changed": "1",
+        "Couldn't be checked": "1",
+        "Unsettled: job running": "2",
     }
-    assert page.section("report").rows() == [["make", "12", "2029-12-29 00:00:00 UTC", "4"]]
+    assert page.section("report").rows() == [["make", "12", "3 d ago 2029-12-29 00:00:00 UTC", "4"]]
     assert page.section("differences").rows() == [
         ["file /a", "the file is missing", "job-1", "make", "7 min ago"],
-        ["file /b", "it could not be checked: OSError: x", "job-2", "other", "7 min ago"],
+        ["file /b", "could not be checked: OSError: x", "job-2", "other", "7 min ago"],
     ]
     assert (page.link("job-1"), page.link("other")) == ("/jobs/job-1", "/jobs?type=other")
-    assert "more, which" not in page.source
+    assert "but not listed" not in page.source
 
 
 def test_more_than_are_listed_are_counted(web: Reader, queue: Queue) -> None:
     keep(queue, *(found(f"job-{n}") for n in range(1000)), differing=1200, unchecked=34)
     page = web.open("/reconcile")
     assert len(page.section("differences").rows()) == 1000
-    assert "And 234 more, which the report counts but does not list." in page.section("differences").text
-    assert page.section("report").facts()["Differ"] == "1,200"
+    assert "234 more are counted, but not listed." in page.section("differences").text
+    assert page.section("report").facts()["Missing or changed"] == "1,200"
 
 
 def test_empty_states_are_told_apart(web: Reader, queue: Queue, world: World) -> None:
@@ -158,24 +158,24 @@ def test_empty_states_are_told_apart(web: Reader, queue: Queue, world: World) ->
     assert verdict(web.open("/reconcile")) == (
         {"unknown"},
         "Nothing to check",
-        "There was no completed job of a type that can be checked: make.",
+        "No completed job is of a type that can be checked (make).",
     )
     world.make(queue, ["a"])
     reconcile(queue)
     page = web.open("/reconcile")
-    assert verdict(page) == ({"good"}, "As it should be", "What the completed jobs have done is still there.")
+    assert verdict(page) == ({"good"}, "No differences", "The effects of the completed jobs still exist.")
     assert not page.has("differences")
     keep(queue, found("job-1", is_checked=False))
     assert verdict(web.open("/reconcile")) == (
         {"warning"},
-        "Not all checked",
+        "Partly checked",
         "1 completed job could not be checked.",
     )
     queue.unregister("make")
     keep(queue, jobs=0, checked=0, superseded=0, covered=[])
     page = web.open("/reconcile")
     assert verdict(page)[2] == (
-        "There was no completed job of a type that can be checked; this server has no handler that can."
+        "No completed job is of a type that can be checked; this server has no handler for such a type."
     )
     assert not page.has("covered")
 
@@ -187,7 +187,7 @@ def test_check_now_compares_and_comes_back(web: Reader, queue: Queue, world: Wor
     world.make(queue, ["a", "b"])
     world.problems["b"] = "it is bent"
     page = web.submit(web.open("/reconcile").form("/reconcile"))
-    assert (page.address, page.notice) == ("/reconcile", "The completed jobs were compared with the world.")
+    assert (page.address, page.notice) == ("/reconcile", "The check is complete.")
     assert [row[:3] for row in page.section("differences").rows()] == [["thing b", "it is bent", "make-b"]]
     job = web.open(page.link("make-b"))
     assert job.section("status").text == "completed make"
@@ -199,10 +199,10 @@ def test_check_that_takes_longer_runs_on_and_is_shown(
     world.make(queue, ["a"])
     world.hold()
     page = web.submit(web.open("/reconcile").form("/reconcile"))
-    assert page.notice == "The check runs; its report comes here when it is over."
+    assert page.notice == "The check is running; its report will appear here."
     clock.advance(seconds=12)
     page = web.open("/reconcile")
-    assert page.section("progress").text == "Counting, started 12 s ago"
+    assert page.section("progress").text == "Counting jobs, started 12 s ago"
     assert page.main["data-refresh"] == "1"
     assert all(form.action != "/reconcile" for form in page.forms)  # one at a time
     world.let_go()
@@ -223,10 +223,10 @@ def test_check_that_fails_says_why_until_one_has_succeeded(
     with monkeypatch.context() as patched:
         patched.setattr(reconciler, "reconcile", fail)
         page = web.submit(web.open("/reconcile").form("/reconcile"))
-    assert page.notice == "The check has ended without a report."
+    assert page.notice == "The check failed."
     assert page.section("notice").one("p").classes == {"notice", "problem"}
     told = page.section("failure").text
-    assert told == "No report The check of now ended with an error: StoreUnavailable: the disk is full"
+    assert told == "Check failed StoreUnavailable: the disk is full (started now)"
     clock.advance(minutes=1)
     reconcile(queue)  # by another process
     assert not web.open("/reconcile").has("failure")
@@ -249,7 +249,10 @@ def test_page_works_below_a_prefix(queue: Queue, world: World) -> None:
         web = Reader(made)
         page = web.submit(web.open("/queue/reconcile").form("/queue/reconcile"))
         assert page.link("make-a") == "/queue/jobs/make-a"
-        assert web.open("/queue/").link("1 completed job differs from the world") == "/queue/reconcile"
+        assert (
+            web.open("/queue/").link("The effect of 1 completed job is missing or changed")
+            == "/queue/reconcile"
+        )
 
 
 # The overview.
@@ -258,9 +261,9 @@ def test_page_works_below_a_prefix(queue: Queue, world: World) -> None:
 @pytest.mark.parametrize(
     ("differing", "unchecked", "told"),
     [
-        (3, 0, "3 completed jobs differ from the world"),
-        (1, 0, "1 completed job differs from the world"),
-        (1_234, 2, "1,234 completed jobs differ from the world, and 2 could not be checked"),
+        (3, 0, "The effects of 3 completed jobs are missing or changed"),
+        (1, 0, "The effect of 1 completed job is missing or changed"),
+        (1_234, 2, "The effects of 1,234 completed jobs are missing or changed; 2 could not be checked"),
         (0, 2, "2 completed jobs could not be checked"),
     ],
 )
@@ -296,7 +299,7 @@ def test_overview_reads_the_report_once_and_walks_through_nothing(
         return read(self, sql, parameters)
 
     monkeypatch.setattr(Database, "read_one", counted)
-    assert attention(web.open("/")) == ["1,000 completed jobs differ from the world."]
+    assert attention(web.open("/")) == ["The effects of 1,000 completed jobs are missing or changed."]
     assert sum("holdfast_reconciliation" in sql for sql in reads) == 1
     assert world.checked == []
 
@@ -361,7 +364,7 @@ def test_check_is_followed_to_its_report_without_a_reload(
     page.goto(f"{serve()}/reconcile")
     page.evaluate("() => { window.mark = 'here'; }")
     press(page, "Check now")
-    expect(page.locator("#notice")).to_have_text("The check runs; its report comes here when it is over.")
+    expect(page.locator("#notice")).to_have_text("The check is running; its report will appear here.")
     expect(page.locator("#progress")).to_contain_text("1 of 3 jobs read")
     expect(page.get_by_role("progressbar", name="Progress of the check")).to_have_attribute("value", "1")
     expect(page.get_by_role("button", name="Check now")).to_have_count(0)
@@ -370,7 +373,7 @@ def test_check_is_followed_to_its_report_without_a_reload(
     assert serious_findings(page) == []
     world.let_go()
     expect(page.locator("#differences tbody tr")).to_have_count(1)
-    expect(page.locator("#verdict h2")).to_have_text("Differs")
+    expect(page.locator("#verdict h2")).to_have_text("Differences found")
     expect(page.locator("#progress")).to_have_count(0)
     expect(page.get_by_role("button", name="Check now")).to_be_visible()
     assert page.evaluate("window.mark") == "here"
@@ -384,7 +387,7 @@ def test_report_of_another_process_appears_by_itself(
     expect(page.locator("#verdict h2")).to_have_text("Not checked yet")
     reconcile(queue)
     queue.enqueue("make", {"name": "b"}, delay=3600)  # any change has the page fetched again
-    expect(page.locator("#verdict h2")).to_have_text("As it should be")
+    expect(page.locator("#verdict h2")).to_have_text("No differences")
 
 
 def test_check_by_keyboard(page: BrowserPage, serve: Serve, queue: Queue, world: World) -> None:
@@ -396,7 +399,7 @@ def test_check_by_keyboard(page: BrowserPage, serve: Serve, queue: Queue, world:
         if button.evaluate("(button) => button === document.activeElement"):
             break
     page.keyboard.press("Enter")
-    expect(page.locator("#verdict h2")).to_have_text("As it should be")
+    expect(page.locator("#verdict h2")).to_have_text("No differences")
 
 
 def test_check_without_javascript(new_page: NewPage, serve: Serve, queue: Queue, differing: World) -> None:
@@ -404,7 +407,7 @@ def test_check_without_javascript(new_page: NewPage, serve: Serve, queue: Queue,
     page.goto(f"{serve()}/reconcile")
     differing.problems.clear()
     press(page, "Check now")
-    expect(page.locator("#notice")).to_have_text("The completed jobs were compared with the world.")
+    expect(page.locator("#notice")).to_have_text("The check is complete.")
     expect(page.locator("#differences tbody tr")).to_have_count(1)
 
 

@@ -18,6 +18,8 @@ from holdfast.web.errors import refusal
 from tests.corpus import VALUES, Value, as_python
 from tests.surfaces.support import Cli, Ran
 
+pytestmark = pytest.mark.slow
+
 FIELDS = list(dict.fromkeys(value.field for value in VALUES))
 COLUMNS = {
     "type": "type",

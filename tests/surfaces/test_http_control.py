@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -17,7 +18,7 @@ import pytest
 from holdfast import Queue
 from holdfast.config import SETTINGS
 from holdfast.jobs import BUILT_IN, install
-from holdfast.store.protocol import TypeRecord, WorkerRecord
+from holdfast.store.records import TypeRecord, WorkerRecord
 from holdfast.store.sqlite.database import Database
 from holdfast.testing import MovableClock
 from holdfast.web import create_app
@@ -26,6 +27,8 @@ from tests.support import both_engines, unsynced
 from tests.surfaces.answers import NOW, at, counts, got, item, refused
 from tests.surfaces.live import client, live
 from tests.surfaces.support import Cli
+
+pytestmark = pytest.mark.slow
 
 DEFAULTS: dict[str, Any] = {
     "backoff_base": 2.0,
@@ -472,16 +475,21 @@ def test_each_wrong_setting_is_refused_and_changes_nothing(api: httpx.Client) ->
         ("GET", "nope", None, "there is no setting 'nope'; allowed: backoff_base, "),
         ("PUT", "nope", {"value": 1}, "there is no setting 'nope'; allowed: backoff_base, "),
         ("DELETE", "nope", None, "there is no setting 'nope'; allowed: backoff_base, "),
-        ("PUT", "max_attempts", {"value": 0}, "0 is not a value for max_attempts; allowed: a whole number"),
-        ("PUT", "max_attempts", {"value": 1.5}, "1.5 is not a value for max_attempts"),
-        ("PUT", "max_attempts", {"value": "many"}, "'many' is not a value for max_attempts"),
-        ("PUT", "max_attempts", {"value": None}, "None is not a value for max_attempts"),
-        ("PUT", "max_attempts", {"value": 10**30}, "is not a value for max_attempts"),
-        ("PUT", "lease_seconds", {"value": 2.9}, "2.9 is not a value for lease_seconds"),
+        (
+            "PUT",
+            "max_attempts",
+            {"value": 0},
+            "0 is not a valid value for max_attempts; allowed: a whole number of at least 1",
+        ),
+        ("PUT", "max_attempts", {"value": 1.5}, "1.5 is not a valid value for max_attempts"),
+        ("PUT", "max_attempts", {"value": "many"}, "'many' is not a valid value for max_attempts"),
+        ("PUT", "max_attempts", {"value": None}, "None is not a valid value for max_attempts"),
+        ("PUT", "max_attempts", {"value": 10**30}, "is not a valid value for max_attempts"),
+        ("PUT", "lease_seconds", {"value": 2.9}, "2.9 is not a valid value for lease_seconds"),
         ("PUT", "lease_seconds", {"value": 10**400}, "value"),
-        ("PUT", "backoff_jitter", {"value": 1.1}, "1.1 is not a value for backoff_jitter"),
+        ("PUT", "backoff_jitter", {"value": 1.1}, "1.1 is not a valid value for backoff_jitter"),
         ("PUT", "backoff_strategy", {"value": "random"}, "allowed: exponential, linear or fixed"),
-        ("PUT", "rate_limit", {"value": -1}, "-1 is not a value for rate_limit"),
+        ("PUT", "rate_limit", {"value": -1}, "-1 is not a valid value for rate_limit"),
         ("PUT", "max_attempts", {"value": True}, "value"),
         ("PUT", "max_attempts", {"value": [1]}, "value"),
         ("PUT", "max_attempts", {}, "value: is required"),
@@ -489,11 +497,11 @@ def test_each_wrong_setting_is_refused_and_changes_nothing(api: httpx.Client) ->
         ("PUT", "max_attempts", {"value": 1, "for": "echo"}, "for"),
         ("PUT", "max_attempts", {"value": 1, "type": "a b"}, "type"),
         ("PUT", "max_attempts?type=one", {"value": 1, "type": "two"}, "differ"),
-        ("PUT", "max_attempts?kind=one", {"value": 1}, "there is no parameter 'kind'; allowed: type"),
-        ("PUT", "lease_seconds", {"value": 5, "type": "echo"}, "lease_seconds holds for the whole queue"),
-        ("DELETE", "lease_seconds?type=echo", None, "lease_seconds holds for the whole queue"),
-        ("GET", "max_attempts?type=a%20b", None, "'a b' can't be a job's type"),
-        ("DELETE", "max_attempts?type=a%20b", None, "'a b' can't be a job's type"),
+        ("PUT", "max_attempts?kind=one", {"value": 1}, "unknown parameter 'kind'; allowed: type"),
+        ("PUT", "lease_seconds", {"value": 5, "type": "echo"}, "lease_seconds applies to the whole queue"),
+        ("DELETE", "lease_seconds?type=echo", None, "lease_seconds applies to the whole queue"),
+        ("GET", "max_attempts?type=a%20b", None, "'a b' is not a valid job type"),
+        ("DELETE", "max_attempts?type=a%20b", None, "'a b' is not a valid job type"),
     ]
     for method, path, body, words in wrong:
         more = {} if body is None else {"json": body}
@@ -645,7 +653,7 @@ def test_wrong_method_is_refused_with_those_that_are_allowed(api: httpx.Client) 
         for method in {"GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"} - allowed:
             answer = api.request(method, path)
             message = refused(answer, 405, "method_not_allowed")
-            assert message == "this path does not take this method"
+            assert message == "this path does not support this method"
             given = {word.strip() for word in answer.headers.get("allow", "").split(",")}
             assert given in (allowed, allowed - {"HEAD"}), (method, path)
 
@@ -703,7 +711,7 @@ def test_head_has_no_body_under_a_server_that_would_send_one(queue: Queue) -> No
     try:
         asyncio.run(app(scope, receive, send))
     finally:
-        app.state.desk.close()
+        app.state.backend.close()
     start, *body = sent
     assert (start["status"], dict(start["headers"])[b"content-length"]) == (200, b"15")
     assert [part["body"] for part in body] == [b""]
@@ -738,11 +746,15 @@ def test_command_line_looks_in_the_shapes_of_the_api(busy: Queue, api: httpx.Cli
         ("config list --type echo", "/api/config?type=echo"),
         ("config get max_retries --type echo", "/api/config/max_retries?type=echo"),
         *((f"show {id}", f"/api/tasks/{id}") for id in ("failed", "completed", "processing", "scheduled")),
-        *((f"why {id}", f"/api/tasks/{id}/why") for id in ("failed", "scheduled", "processing")),
     ):
         ran = cli(*words.split(), "--json")
         assert ran.code == 0, ran
         assert ran.json == got(api.get(path)), words
+    for id in ("failed", "scheduled", "processing"):
+        shell, http = cli("why", id, "--json").json, got(api.get(f"/api/tasks/{id}/why"))
+        for reason in (*shell["reasons"], *http["reasons"]):  # time passes between the two
+            reason["text"] = re.sub(r"just now|\d+ (?:s|min|h)\b", "TIME", reason["text"])
+        assert shell == http, id
 
 
 @pytest.mark.usefixtures("present")

@@ -20,9 +20,11 @@ from starlette.routing import BaseRoute
 
 from holdfast import Queue
 from holdfast.jobs import install
-from holdfast.store.protocol import TypeRecord, WorkerRecord
+from holdfast.store.records import TypeRecord, WorkerRecord
 from holdfast.web import create_app
 from tests.surfaces.live import client, live
+
+pytestmark = pytest.mark.slow
 
 HIDDEN = {
     ("GET", "/"),
@@ -252,7 +254,7 @@ def test_without_a_token_the_document_asks_for_none(web: httpx.Client) -> None:
 def test_the_document_of_a_mounted_application_says_where_it_is(typed: Queue) -> None:
     outer = FastAPI()
     inner = create_app(typed)
-    outer.state.desk = inner.state.desk
+    outer.state.backend = inner.state.backend
     outer.mount("/the/queue", inner)
     try:
         with live(outer) as address, client(address) as web:
@@ -268,7 +270,7 @@ def test_the_document_of_a_mounted_application_says_where_it_is(typed: Queue) ->
             for path in page.addresses:
                 assert path.startswith("#") or web.get(path).status_code == 200, path
     finally:
-        inner.state.desk.close()
+        inner.state.backend.close()
     assert {path for path in page.addresses if path.startswith("/")} == {
         f"/the/queue{path}" for path in LINKED
     }
@@ -827,6 +829,6 @@ def test_the_login_is_whole_html_that_needs_no_script(queue: Queue) -> None:
             described = page.values("aria-describedby")
             assert set(described) <= set(page.values("id"))
         assert answer.status_code == 401
-        assert "That is not the token." in page.text
+        assert "Wrong token." in page.text
         for path in ("/static/holdfast.css", "/static/icon.svg"):
             assert web.get(path).status_code == 200  # without a token, too

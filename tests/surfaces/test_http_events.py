@@ -25,6 +25,8 @@ from tests.support import both_engines, wait_until
 from tests.surfaces.live import client, live
 from tests.surfaces.support import queuectl
 
+pytestmark = pytest.mark.slow
+
 SOON = 10.0
 """Seconds that are plenty for a message, on a machine that has other things to do."""
 
@@ -184,6 +186,7 @@ def late(message: Message, instant: str) -> float:
     return (message.at - datetime.fromisoformat(task[instant])).total_seconds()
 
 
+@pytest.mark.process
 @both_engines
 def test_a_job_enqueued_by_another_process_arrives_within_a_second(home: Path, api: httpx.Client) -> None:
     with listening(api) as stream:
@@ -194,6 +197,7 @@ def test_a_job_enqueued_by_another_process_arrives_within_a_second(home: Path, a
         assert late(message, "createdAt") < 1.0
 
 
+@pytest.mark.process
 @both_engines
 def test_a_job_finished_by_another_process_arrives_within_a_second(
     home: Path, queue: Queue, api: httpx.Client

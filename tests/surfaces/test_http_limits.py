@@ -16,16 +16,18 @@ import httpx
 import pytest
 from starlette.routing import Route
 
-from holdfast import Queue
+from holdfast import Filter, Queue
 from holdfast.web import app as app_module
 from holdfast.web import create_app
-from holdfast.web.body_limits import BATCH, LARGEST_BATCH, NEARLY_NOTHING, SMALL, WITH_PAYLOAD
+from holdfast.web.bodies import BATCH, LARGEST_BATCH, NEARLY_NOTHING, SMALL, WITH_PAYLOAD
 from holdfast.web.sending import Outbox
 from holdfast.web.server import PatientProtocol
 from holdfast.web.threads import SlowReads
 from tests.support import wait_until
 from tests.surfaces.live import client, live
 from tests.surfaces.raw import connect, exchange, read_answer
+
+pytestmark = pytest.mark.slow
 
 TOKEN, READ_TOKEN = "a token for changes", "a token for looking"
 MIB = 1024 * 1024
@@ -237,7 +239,7 @@ def test_connection_that_is_over_the_limit_takes_the_place_of_one_that_runs_ahea
         patient = stack.enter_context(deaf(address, ready))
         for _ in range(7):
             stack.enter_context(deaf(address, ready * 2))
-        wait_until(lambda: app.state.desk.check_health._running is not None, timeout=5)
+        wait_until(lambda: app.state.backend.check_health._running is not None, timeout=5)
         for _ in range(4):
             assert exchange(address, GET_LOGIN).status == 200
         may_go_on.set()
@@ -328,10 +330,10 @@ def searching(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> Iterator[threadi
     ready = threading.Event()
     page = queue.page
 
-    def wait(**options: Any) -> Any:
-        if options["search"]:
+    def wait(filter: Filter, **options: Any) -> Any:
+        if filter.search:
             assert ready.wait(20)
-        return page(**options)
+        return page(filter, **options)
 
     monkeypatch.setattr(queue, "page", wait)
     yield ready
@@ -426,7 +428,7 @@ def test_health_checks_share_one_look_at_the_database(queue: Queue, monkeypatch:
             return [(await check).status_code for check in checks]
 
     assert asyncio.run(check()) == [200] * 50
-    app.state.desk.close()
+    app.state.backend.close()
     assert len(looks) <= 2
 
 

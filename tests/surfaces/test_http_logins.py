@@ -17,6 +17,8 @@ from holdfast.web.sessions import RECORD
 from tests.support import both_engines, wait_until
 from tests.surfaces.live import client, live
 
+pytestmark = pytest.mark.slow
+
 TOKEN, READ_TOKEN = "a token for changes", "a token for looking"
 
 

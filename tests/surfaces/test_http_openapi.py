@@ -25,9 +25,11 @@ from schemathesis.specs.openapi.checks import (
 
 from holdfast import Queue
 from holdfast.jobs import install
-from holdfast.store.protocol import Demand, TypeRecord, WorkerRecord
+from holdfast.store.records import Demand, TypeRecord, WorkerRecord
 from holdfast.web import create_app
 from tests.surfaces.live import live
+
+pytestmark = pytest.mark.slow
 
 EXAMPLES = 50
 FEWER = 4

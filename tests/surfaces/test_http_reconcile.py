@@ -29,6 +29,8 @@ from tests.surfaces.answers import NOW, at, got, refused
 from tests.surfaces.live import Served, client, live
 from tests.surfaces.world import World
 
+pytestmark = pytest.mark.slow
+
 TOKEN, READ_TOKEN = "a token for changes", "a token for looking"
 
 
@@ -67,14 +69,14 @@ def api(app: FastAPI) -> Iterator[httpx.Client]:
 def orders(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
     """What the server was asked for, as soon as whoever asked waits for it."""
     orders: list[Asked] = []
-    start = app.state.desk.reconciler.start
+    start = app.state.backend.reconciler.start
 
     def counted(asked: Asked) -> Run:
         run: Run = start(asked)
         orders.append(asked)
         return run
 
-    monkeypatch.setattr(app.state.desk.reconciler, "start", counted)
+    monkeypatch.setattr(app.state.backend.reconciler, "start", counted)
     return orders
 
 
@@ -139,8 +141,8 @@ def test_report_of_file_jobs_written_out(
         }
         for id, type, problem, minute in (
             ("gone", "create_file", "the file is missing", 0),
-            ("changed", "create_file", "the file has another content", 0),
-            ("back", "delete_file", "the file is there", 1),
+            ("changed", "create_file", "the file's content has changed", 0),
+            ("back", "delete_file", "the file exists", 1),
         )
     }
     assert report == {
@@ -178,7 +180,7 @@ def test_what_cannot_be_checked_is_told_apart(queue: Queue, world: World, api: h
     assert (report["checked"], report["differing"], report["unchecked"]) == (1, 1, 1)
     assert {(entry["jobId"], entry["isChecked"], entry["problem"]) for entry in report["discrepancies"]} == {
         ("make-a", True, "it is bent"),
-        ("make-b", False, "it could not be checked: OSError: no answer"),
+        ("make-b", False, "could not be checked: OSError: no answer"),
     }
 
 
@@ -199,13 +201,13 @@ def test_without_types_everything_is_compared(
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ({"types": ["other"]}, "jobs of type 'other' can't be checked here; those that can: make"),
-        ({"types": ["make", "plain"]}, "jobs of type 'plain' can't be checked here; those that can: make"),
-        ({"types": []}, "types: list should have at least 1 item"),
+        ({"types": ["other"]}, "jobs of type 'other' can't be checked; types that can: make"),
+        ({"types": ["make", "plain"]}, "jobs of type 'plain' can't be checked; types that can: make"),
+        ({"types": []}, "types: must have at least 1 item"),
         ({"types": "make"}, "types: must be a valid list"),
         ({"types": [5]}, "types.0: must be a valid string"),
-        ({"types": ["no type"]}, "types.0: must be 1 to 255 of"),
-        ({"type": "make"}, "there is no 'type'; allowed: types"),
+        ({"types": ["no type"]}, "types.0: must be 1 to 255 characters from"),
+        ({"type": "make"}, "unknown field 'type'; allowed: types"),
         (["make"], "must be a JSON object"),
     ],
 )
@@ -319,7 +321,7 @@ def test_report_of_a_start_is_not_given_to_who_asks_for_everything(
     world.make(queue, ["a"])
     world.make(queue, ["b"], "cloud")
     world.hold()
-    app.state.desk.reconciler.start(Asked(on_start=True))
+    app.state.backend.reconciler.start(Asked(on_start=True))
     world.wait_held()
     asked = beside.submit(post, api)
     wait_until(lambda: len(orders) == 2, message="it waits for its turn")
@@ -396,7 +398,7 @@ def test_server_that_stops_does_not_wait_and_says_so(
         server.close()
         seconds = time.monotonic() - began
         message = refused(answer.result(10), 503, "stopping")
-    assert message == "the server is stopping; the reconciliation has no report"
+    assert message == "the server is shutting down; the reconciliation was interrupted"
     assert seconds < 4  # it waits 5 s for other answers
     world.let_go()
     wait_until(lambda: all(thread.name != "holdfast-reconcile" for thread in threading.enumerate()))
@@ -419,6 +421,7 @@ def make(name: str) -> None: ...
 """
 
 
+@pytest.mark.process
 def test_process_of_a_server_ends_while_a_check_hangs(
     queue: Queue, world: World, home: Path, tmp_path: Path, beside: ThreadPoolExecutor
 ) -> None:

@@ -12,6 +12,8 @@ from holdfast import Queue
 from holdfast.web import create_app
 from tests.surfaces.live import client, live
 
+pytestmark = pytest.mark.slow
+
 
 def test_an_application_serves_again_after_its_server_has_stopped(queue: Queue) -> None:
     app = create_app(queue)

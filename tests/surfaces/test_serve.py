@@ -26,6 +26,8 @@ from tests.surfaces.desk import Desk, Running
 from tests.surfaces.live import Served, client, write_lock
 from tests.surfaces.support import Cli, environment, start_queuectl
 
+pytestmark = pytest.mark.process
+
 SOON = 10.0
 """Seconds that are plenty for whatever happens at once, on a machine that has other things to do."""
 
@@ -142,7 +144,7 @@ def test_the_address_is_printed_when_it_answers(desk: Desk, format: str) -> None
     assert desk.job(accepted.json()["id"]).status == "pending"
     if format == "text":
         assert re.search(r"info +serving http://127\.0\.0\.1:\d+, pid \d+\n", running.output())
-        assert "server stopping, 0 requests running\n" in running.output()
+        assert "server stopping, 0 requests in progress\n" in running.output()
         assert "server stopped\n" in running.output()
         assert "{" not in running.output()
     else:
@@ -161,7 +163,7 @@ def test_file_jobs_have_no_root_unless_one_is_named(desk: Desk, tmp_path: Path) 
         id = api.post("/api/tasks", json={"type": "create_file", "payload": payload}).json()["id"]
     error = desk.wait(id, "failed").error
     assert error is not None
-    assert error.endswith("this worker has no folder for files; set QUEUECTL_FILE_ROOTS")
+    assert error.endswith("this worker has no file roots; set QUEUECTL_FILE_ROOTS")
     assert (tmp_path / "app.py").read_text() == APP
     assert running.stop() == 0
     assert_one_line(running.errors(), "--allow-type claude_extraction, create_file: ", "QUEUECTL_FILE_ROOTS")
@@ -322,7 +324,7 @@ def test_without_the_web_extra_it_says_what_to_install(home: Path) -> None:
     )
     assert done.stdout == "1\n" * len(modules)
     for module, line in zip(modules, done.stderr.splitlines(), strict=True):
-        assert_one_line(line, module, "pip install 'holdfast[web]'")
+        assert_one_line(line, module, "pip install 'holdfast-queue[web]'")
 
 
 # What dies is replaced.

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable
 
 from holdfast import Job, Queue
-from holdfast.handler import Reconcile
+from holdfast.handlers.handler import Reconcile
 
 HELD_SECONDS = 20.0
 

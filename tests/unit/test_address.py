@@ -10,9 +10,8 @@ import pytest
 from holdfast import Queue
 from holdfast.core.clock import system_clock
 from holdfast.errors import ConfigError
-from holdfast.store.address import anchored
 from holdfast.store.move import open_end
-from holdfast.store.open import open_store
+from holdfast.store.open import anchored, open_store
 
 
 def test_relative_address_is_resolved_when_the_queue_is_made(

@@ -11,7 +11,7 @@ import pytest
 from holdfast.core.job import Status
 from holdfast.errors import CommitUncertain
 from holdfast.store.attempt import TimeLimit, commit_completion
-from holdfast.store.protocol import Claim
+from holdfast.store.records import Claim
 from tests.support import wait_until
 
 CLAIM = Claim(7, "job", "work", "{}", 0, 1, 3, 5, None, 0, 0, "worker")
@@ -77,7 +77,7 @@ class Doubtful:
 
 
 def test_commit_in_doubt_that_got_through_is_no_error() -> None:
-    database = Doubtful((Status.COMPLETED, CLAIM.version))
+    database: Any = Doubtful((Status.COMPLETED, CLAIM.version))
     commit_completion(database, database.commit, CLAIM)
 
 
@@ -87,6 +87,6 @@ def test_commit_in_doubt_that_got_through_is_no_error() -> None:
     ids=["not completed", "completed by a later attempt", "pruned"],
 )
 def test_commit_in_doubt_that_did_not_get_through_stays_in_doubt(row: tuple[Status, int] | None) -> None:
-    database = Doubtful(row)
+    database: Any = Doubtful(row)
     with pytest.raises(CommitUncertain):
         commit_completion(database, database.commit, CLAIM)

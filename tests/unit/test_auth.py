@@ -326,7 +326,7 @@ def test_any_bytes_as_token_raise_nothing(given_token: bytes) -> None:
 def test_token_that_is_not_printable_is_refused(token: str) -> None:
     with pytest.raises(ConfigError, match="the token must be printable"):
         access(token)
-    with pytest.raises(ConfigError, match="the read token must be printable"):
+    with pytest.raises(ConfigError, match="the read-only token must be printable"):
         access(WRITE, token)
 
 
@@ -334,19 +334,19 @@ def test_token_that_is_not_printable_is_refused(token: str) -> None:
 def test_token_under_16_characters_is_refused_in_one_line(token: str) -> None:
     with pytest.raises(ConfigError, match=r"^the token is too short: at least 16 characters are required \("):
         access(token)
-    with pytest.raises(ConfigError, match="the read token is too short"):
+    with pytest.raises(ConfigError, match="the read-only token is too short"):
         access(WRITE, token)
     assert access("x" * 16).right_of_token(b"x" * 16) is Right.CHANGE
 
 
 def test_read_token_alone_is_refused() -> None:
-    with pytest.raises(ConfigError, match="needs a token beside it"):
+    with pytest.raises(ConfigError, match="requires a full-access token too"):
         access(None, READ)
 
 
 @pytest.mark.parametrize("read_token", [WRITE, f" {WRITE} "])
 def test_two_equal_tokens_are_refused(read_token: str) -> None:
-    with pytest.raises(ConfigError, match="the same"):
+    with pytest.raises(ConfigError, match="must be different"):
         access(WRITE, read_token)
 
 
@@ -358,7 +358,7 @@ def test_unknown_kind_of_authentication_is_refused(kind: str) -> None:
 
 @pytest.mark.parametrize(("token", "read_token"), [(WRITE, None), (WRITE, READ), (None, READ)])
 def test_token_beside_an_outer_authentication_is_refused(token: str | None, read_token: str | None) -> None:
-    with pytest.raises(ConfigError, match="give no token"):
+    with pytest.raises(ConfigError, match="don't pass a token"):
         access(token, read_token, kind="outer")
 
 

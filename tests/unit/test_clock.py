@@ -110,7 +110,7 @@ def test_what_is_no_instant_is_refused_by_its_name_with_an_example(text: object)
     with pytest.raises(ConfigError) as refused:
         parse_instant("runAfter", text)
     message = str(refused.value)
-    assert message.startswith("runAfter must be an ISO 8601 instant")
+    assert message.startswith("runAfter must be an ISO 8601 time")
     assert "2030-01-31T09:00:00Z" in message
     assert message.isprintable()
 

@@ -104,6 +104,7 @@ def started(service: Service, url: str, folder: Path) -> Iterator[Started]:
             program.process.wait()
 
 
+@pytest.mark.postgres
 def test_workers_and_dashboard_do_a_job_together_and_stop_in_order(tmp_path: Path) -> None:
     known = services()
     names = [name for name in known if name != "db"]
@@ -132,6 +133,7 @@ def test_workers_and_dashboard_do_a_job_together_and_stop_in_order(tmp_path: Pat
         assert programs["dashboard"].stop() == 0
 
 
+@pytest.mark.process
 def test_a_dashboard_without_a_token_does_not_start(tmp_path: Path) -> None:
     service = services()["dashboard"]
     without = {name: value for name, value in service["environment"].items() if name != "QUEUECTL_TOKEN"}
@@ -140,6 +142,7 @@ def test_a_dashboard_without_a_token_does_not_start(tmp_path: Path) -> None:
         assert "token" in program.printed()
 
 
+@pytest.mark.postgres
 def test_the_database_is_waited_for_by_a_program_that_the_server_brings() -> None:
     known = services()
     kind, program, *words = known["db"]["healthcheck"]["test"]
@@ -175,6 +178,7 @@ def test_no_secret_is_in_any_file() -> None:
     assert ".env" in (FOLDER / ".gitignore").read_text("utf-8").split()
 
 
+@pytest.mark.process
 def test_the_line_of_the_readme_writes_a_file_that_fills_in_everything(tmp_path: Path) -> None:
     readme = (FOLDER / "README.md").read_text("utf-8")
     [line] = [line for line in readme.splitlines() if line.endswith("> .env")]

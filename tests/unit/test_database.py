@@ -25,6 +25,7 @@ from holdfast.errors import (
 )
 from holdfast.store.scope import Scope
 from holdfast.store.sqlite import database as module
+from holdfast.store.sqlite.connection import OwnConnection
 from holdfast.store.sqlite.database import Database
 
 MIB = 1024 * 1024
@@ -183,7 +184,7 @@ def test_a_mistake_in_sql_stays_what_it_is(database: Database) -> None:
 
 
 def test_a_commit_that_fails_is_reported_as_uncertain(database: Database) -> None:
-    class Failing(sqlite3.Connection):
+    class Failing(OwnConnection):
         def execute(self, sql: str, *rest: Any) -> sqlite3.Cursor:
             if sql == "COMMIT":
                 raise sqlite3.OperationalError("disk I/O error")
@@ -298,6 +299,7 @@ def in_fork(action: Callable[[], bool]) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+@pytest.mark.process
 def test_no_connection_is_open_across_a_fork_and_both_sides_go_on(database: Database) -> None:
     before = database.connection()
     add(database, "before")
@@ -308,6 +310,7 @@ def test_no_connection_is_open_across_a_fork_and_both_sides_go_on(database: Data
     assert notes(database) == ["before", "after"]
 
 
+@pytest.mark.process
 def test_a_fork_inside_a_transaction_loses_nothing_and_the_child_is_refused(database: Database) -> None:
     def is_refused() -> bool:
         with pytest.raises(StoreUnavailable, match="was forked while the queue was in use"):
@@ -320,6 +323,7 @@ def test_a_fork_inside_a_transaction_loses_nothing_and_the_child_is_refused(data
     assert notes(database) == ["a"]
 
 
+@pytest.mark.process
 def test_threads_may_fork_at_once_while_others_read(database: Database) -> None:
     add(database, "a")
     done = threading.Event()
@@ -393,6 +397,7 @@ def write(database: Database, mib: int) -> int:
     return largest
 
 
+@pytest.mark.slow
 def test_the_wal_stays_under_64_mib_over_many_commits(database: Database) -> None:
     assert write(database, 100) < 64 * MIB
 

@@ -16,7 +16,7 @@ import pytest
 from holdfast import Queue
 from holdfast.errors import DatabaseReplaced
 from holdfast.events import WorkerCrashed
-from holdfast.store.protocol import Finding
+from holdfast.store.records import Finding
 from holdfast.store.sqlite import SqliteStore
 from holdfast.store.sqlite import database as database_module
 from holdfast.store.sqlite import file as file_module
@@ -194,7 +194,7 @@ def test_worker_ends_when_its_database_is_replaced(queue: Queue, path: Path) -> 
     queue.set_config("poll_interval", 0.05)
     worker = queue.worker()
     worker.start()
-    replace(path)
+    replace_alone(path)  # in one step: between two, a worker may find no file at all
     wait_until(lambda: not worker.is_running)
     [crash] = recorder.all(WorkerCrashed)
     assert crash.error.startswith(f"DatabaseReplaced: {path} was replaced by another file")

@@ -15,7 +15,7 @@ import pytest
 from holdfast import Queue
 from holdfast.config import stop_file
 from holdfast.observe import doctor
-from holdfast.store.protocol import Finding, WorkerRecord
+from holdfast.store.records import Finding, WorkerRecord
 from holdfast.store.sqlite import SqliteStore, health
 from holdfast.testing import MovableClock
 from tests.conformance.steps import claim, insert, run
@@ -208,7 +208,7 @@ def test_stuck_jobs_are_counted_and_one_is_named(queue: Queue, clock: MovableClo
     clock.advance(300)
     [found] = findings(queue, "stuck jobs")
     assert found.level == "warning"
-    assert found.text.startswith("2, such as a of type email")
+    assert found.text.startswith("2, such as a (type email)")
     assert "queuectl show a" in str(found.advice)
 
 

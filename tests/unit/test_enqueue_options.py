@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta, timezone
+from enum import Enum, IntEnum
 from typing import Any
 
 import pytest
 
 from holdfast.core.settings import Settings
-from holdfast.enqueue import MAX_KEY_LENGTH, Admission, make_options
+from holdfast.enqueueing.enqueuer import MAX_KEY_LENGTH, Admission
 from holdfast.errors import ConfigError, InvalidPayload, UnknownType
 from holdfast.events import Events
-from holdfast.handler import Handler
-from holdfast.registry import Registry
-from holdfast.store.protocol import NewJob
+from holdfast.handlers.handler import Handler
+from holdfast.handlers.registry import Registry
+from holdfast.store.records import NewJob
 
 WHEN = datetime(2030, 1, 2, tzinfo=UTC)
 
@@ -26,8 +27,10 @@ def admit(
     strict_types: bool = False,
     **options: Any,
 ) -> NewJob:
-    admission = Admission(registry or Registry(Events()), strict_types=strict_types)
-    return admission.admit(type, {} if payload is None else payload, make_options(options), Settings({}))
+    admission = Admission(
+        registry or Registry(Events()), strict_types=strict_types, built_in=lambda _type, _payload: None
+    )
+    return admission.admit(type, {} if payload is None else payload, options, Settings({}))
 
 
 def registry_with(type: str, function: Any) -> Registry:
@@ -55,6 +58,38 @@ def test_all_options_are_taken_over() -> None:
 def test_what_enqueue_leaves_open_stays_open() -> None:
     new = admit()
     assert (new.max_attempts, new.timeout, new.run_at, new.delay, new.key) == (None, None, None, None, None)
+
+
+class Word(str, Enum):  # noqa: UP042 -- prints its name, unlike a StrEnum
+    MAIL = "mail"
+
+
+class Number(IntEnum):
+    FEW = 2
+
+
+def test_members_of_enums_become_their_plain_values() -> None:
+    new = admit(type=Word.MAIL, id=Word.MAIL, key=Word.MAIL, priority=Number.FEW, max_attempts=Number.FEW)
+    given = (new.type, new.id, new.key, new.priority, new.max_attempts)
+    assert given == ("mail", "mail", "mail", 2, 2)
+    assert [type(value) for value in given] == [str, str, str, int, int]
+
+
+class Counting(int):
+    """A number that knows how often it was compared."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        Counting.compared += 1
+        return int(self) == other
+
+    __hash__ = int.__hash__
+
+
+def test_number_of_a_class_of_its_own_is_not_looked_for_in_the_range() -> None:
+    assert admit(priority=Counting(-(2**31) + 1000)).priority == -(2**31) + 1000
+    assert Counting.compared < 10
 
 
 @pytest.mark.parametrize("name", ["timeout", "delay", "key_for"])
@@ -117,9 +152,9 @@ BAD: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", BAD, ids=lambda options: f"{[*options]}")
 def test_a_bad_option_is_refused_in_one_line(options: dict[str, Any]) -> None:
-    admission = Admission(Registry(Events()), strict_types=False)
+    admission = Admission(Registry(Events()), strict_types=False, built_in=lambda _type, _payload: None)
     with pytest.raises(ConfigError) as caught:
-        admission.admit("crawl", {}, make_options(options), Settings({}))
+        admission.admit("crawl", {}, options, Settings({}))
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 1000
 

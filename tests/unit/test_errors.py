@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import copy
+import importlib
 import inspect
+import pickle
+import pkgutil
 import subprocess
 import sys
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 from typing import Any
 
 import pytest
 
+import holdfast
 from holdfast import errors
 from holdfast.core.job import FINISHED, Status
 from holdfast.core.lifecycle import sources
 from holdfast.errors import (
+    AttemptFailed,
     BatchRefused,
+    ConfigError,
     Fail,
     HoldfastError,
     Interrupted,
@@ -29,10 +39,11 @@ from holdfast.errors import (
     WorkerLost,
     WrongState,
 )
+from holdfast.jobs import errors as job_errors
 
 # How to make each error that needs to be told something.
 ARGUMENTS: dict[str, dict[str, Any]] = {
-    "ExtractionFailed": {"problem": "the answer is empty", "exit_code": 0},
+    "NotDetached": {"path": "workers.log", "exit_code": 1, "said": None},
     "StoreBusy": {"seconds": 5.0},
     "JobNotFound": {"job_id": "job1"},
     "DuplicateJob": {"job_id": "job1"},
@@ -49,7 +60,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     },
     "QueueFull": {"type": "crawl", "max_depth": 5},
     "TimedOut": {"after": 30.0},
-    "WorkerLost": {"worker_id": "w1", "last_seen": "2030-01-01T00:00:00Z"},
+    "WorkerLost": {"worker_id": "w1", "last_seen": "2030-01-01 00:00:00 UTC"},
     "ProcessDied": {"exit_code": -9},
     "CommandNotStarted": {"problem": "no such folder", "permanent": True},
     "CommandFailed": {"exit_code": 3, "last_line": "not found"},
@@ -58,14 +69,27 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "DatabaseReplaced": {"path": "/srv/jobs.db", "removed": True},
     "QueueMoved": {"to": "postgresql://db/jobs", "done": False},
     "QueueArriving": {"source": "sqlite:////srv/jobs.db"},
+    "OwnFile": {"path": "/srv/jobs.db"},
     "BatchRefused": {"index": 2, "error": HoldfastError("wrong")},
 }
 
 ERRORS = [
     kind
-    for _, kind in inspect.getmembers(errors, inspect.isclass)
-    if issubclass(kind, HoldfastError) and kind.__module__ == errors.__name__
+    for module in (errors, job_errors)
+    for _, kind in inspect.getmembers(module, inspect.isclass)
+    if issubclass(kind, HoldfastError) and kind.__module__ == module.__name__
 ]
+
+
+def test_the_module_holds_errors_only() -> None:
+    ours = [value for value in vars(errors).values() if getattr(value, "__module__", None) == errors.__name__]
+    others = [value for value in ours if not inspect.isclass(value) and not value.__name__.startswith("_")]
+    assert others == []
+    assert all(issubclass(kind, BaseException) for kind in ours if inspect.isclass(kind))
+
+
+def repickled(error: Any, protocol: int = pickle.DEFAULT_PROTOCOL) -> Any:
+    return pickle.loads(pickle.dumps(error, protocol))
 
 
 def make(kind: type[HoldfastError]) -> HoldfastError:
@@ -108,6 +132,60 @@ def test_the_data_of_an_error_is_in_its_attributes(kind: type[HoldfastError]) ->
             assert getattr(error, name) == value
 
 
+def raised_by_us() -> list[type[BaseException]]:
+    """Every error that may leave the package, in whichever module it is."""
+    for module in pkgutil.walk_packages(holdfast.__path__, "holdfast."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    kinds: list[type[BaseException]] = [HoldfastError, Fail, Retry, Interrupted]
+    for kind in kinds:
+        kinds += [one for one in kind.__subclasses__() if one.__module__.startswith("holdfast.")]
+    return kinds
+
+
+@pytest.mark.parametrize("copied", [copy.copy, *(partial(repickled, protocol=n) for n in range(6))])
+def test_every_error_survives_pickling_with_its_message_and_all_attributes(copied: Any) -> None:
+    kinds = raised_by_us()
+    assert set(ERRORS) < set(kinds)
+    for kind in kinds:
+        error = kind(**ARGUMENTS.get(kind.__name__, {}))
+        error.add_note("seen in Boston")
+        found = copied(error)
+        assert type(found) is kind
+        assert str(found) == str(error)
+        assert _plain(vars(found)) == _plain(vars(error)), kind
+
+
+def test_an_error_survives_with_its_hint_and_data() -> None:
+    error = repickled(KeyHeld("job1", "k", is_finished=True))
+    assert (error.job_id, error.key, error.hint) == (
+        "job1",
+        "k",
+        "delete that job, or wait until its key_for has expired",
+    )
+    assert repickled(ConfigError("wrong", hint="mend it")).hint == "mend it"
+    about = repickled(ConfigError("must be text", option="key"))
+    assert (str(about), about.option, about.problem) == ("key must be text", "key", "must be text")
+    assert repickled(Retry("later", delay="1m")).delay == 60
+    inner = repickled(BatchRefused(2, KeyTaken("job1", "k"))).error
+    assert (type(inner), inner.key) == (KeyTaken, "k")
+
+
+def test_an_error_raised_in_another_process_arrives_whole() -> None:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        error = pool.submit(_fail_in_a_process).exception(60)
+    assert isinstance(error, WrongState)
+    assert (error.job_id, error.status, error.action) == ("job1", "completed", "retried")
+
+
+def _fail_in_a_process() -> None:
+    raise WrongState("job1", "completed", "retried")
+
+
+def _plain(attributes: dict[str, Any]) -> dict[str, str]:
+    return {name: repr(value) for name, value in attributes.items()}
+
+
 def test_a_hint_comes_after_the_message() -> None:
     error = HoldfastError("it broke", hint="mend it")
     assert (str(error), error.hint) == ("it broke (mend it)", "mend it")
@@ -120,6 +198,7 @@ def test_an_application_may_make_errors_of_its_own_without_a_docstring() -> None
     assert str(Ours())
 
 
+@pytest.mark.process
 def test_errors_have_messages_where_docstrings_are_stripped() -> None:
     code = (
         "from holdfast.errors import LeaseLost, TransactionExpired; print(LeaseLost(), TransactionExpired())"
@@ -209,3 +288,7 @@ def test_refusal_for_an_unfinished_job_says_what_it_would_take(status: Status) -
     assert WrongState("job1", status, "deleted").hint == "cancel it first"
     retry = WrongState("job1", status, "retried").hint or ""
     assert all(state in retry for state in sources("retry") - {Status.SCHEDULED})
+
+
+def test_an_exception_may_be_the_message() -> None:
+    assert str(AttemptFailed(ConnectionError("refused"), permanent=True)) == "refused"  # type: ignore[arg-type]

@@ -17,22 +17,22 @@ from holdfast.observe.log import JsonFormatter, word
     [
         (
             e.WorkerDied(worker_id="w1", pid=7, how="was killed by signal 9", restart_in=2.0),
-            "worker process 7 was killed by signal 9; another starts in 2 s",
+            "worker process 7 was killed by signal 9; restarting in 2 s",
             logging.ERROR,
         ),
         (
             e.WorkerDied(worker_id=None, pid=7, how="ended with status 1", restart_in=0.5),
-            "worker process 7 ended with status 1; another starts in 0.5 s",
+            "worker process 7 ended with status 1; restarting in 0.5 s",
             logging.ERROR,
         ),
         (
             e.WorkerDied(worker_id=None, pid=7, how="ended with status 1", restart_in=None),
-            "worker process 7 ended with status 1; not started again",
+            "worker process 7 ended with status 1; not restarting",
             logging.ERROR,
         ),
         (
             e.WorkerRecycled(worker_id="w1", pid=7),
-            "worker process 7 was used up and is replaced",
+            "replaced worker process 7, which had no usable slots left",
             logging.WARNING,
         ),
         (
@@ -45,17 +45,17 @@ from holdfast.observe.log import JsonFormatter, word
             "serving http://127.0.0.1:8000, pid 7",
             logging.INFO,
         ),
-        (e.ServerStopping(requests=3), "server stopping, 3 requests running", logging.INFO),
+        (e.ServerStopping(requests=3), "server stopping, 3 requests in progress", logging.INFO),
         (e.ServerStopped(cut_short=0), "server stopped", logging.INFO),
         (e.ServerStopped(cut_short=2), "server stopped, 2 requests cut short", logging.INFO),
         (
             e.ServerDied(pid=7, how="was killed by signal 9", restart_in=2.0),
-            "server process 7 was killed by signal 9; another starts in 2 s",
+            "server process 7 was killed by signal 9; restarting in 2 s",
             logging.ERROR,
         ),
         (
             e.ServerDied(pid=7, how="ended with status 1", restart_in=None),
-            "server process 7 ended with status 1; not started again",
+            "server process 7 ended with status 1; not restarting",
             logging.ERROR,
         ),
         (e.JobsPruned(count=2, job_ids=("a", "b")), "2 finished jobs pruned", logging.INFO),

@@ -22,7 +22,7 @@ from msgspec import Meta
 
 from holdfast.core.payload import PayloadSpec, encode_payload
 from holdfast.errors import InvalidPayload
-from holdfast.handler import Handler
+from holdfast.handlers.handler import Handler
 from holdfast.jobs.shell import Command
 from holdfast.web.dashboard.form import MAX_FIELDS, Field, fields_of, problem_at, read_form
 
@@ -324,7 +324,7 @@ def test_nothing_inside_an_optional_object_is_required_or_filled_in() -> None:
     street, number, _ = fields_of(schema_of(Address, required=False))
     assert not street.required
     assert number.initial == ""
-    assert number.help == "a whole number; 7 by default"
+    assert number.help == "a whole number; default 7"
 
 
 def test_choices_inside_an_optional_object_may_be_left_out() -> None:
@@ -453,7 +453,7 @@ def test_a_name_that_both_give_is_a_problem() -> None:
     schema = spec_of(int, extra=True).schema()
     payload, problems = read_form(schema, {"payload.v": "1", "payload": '{"v": 2}'})
     assert payload == {"v": 1}
-    assert problems == {"payload": "must not give v, which has a field of its own"}
+    assert problems == {"payload": "must not contain v, which has its own field"}
 
 
 def test_other_fields_may_give_a_field_that_was_left_empty() -> None:
@@ -470,11 +470,11 @@ def test_other_fields_may_give_a_field_that_was_left_empty() -> None:
         ("hello", 'must be JSON such as 1, "text" or {"a": 1} (expecting value: line 1, column 1)'),
         (
             '{"a": 1, "a": 2}',
-            'must be JSON such as 1, "text" or {"a": 1} (the key \'a\' stands twice in one object)',
+            'must be JSON such as 1, "text" or {"a": 1} (duplicate key \'a\')',
         ),
-        ("[NaN]", "must be JSON, which has no NaN and no infinite numbers"),
-        ("[1e999]", "must be JSON, which has no NaN and no infinite numbers"),
-        ("[" * 100_000, "is nested too deep"),
+        ("[NaN]", "must be valid JSON, without NaN or Infinity"),
+        ("[1e999]", "must be valid JSON, without NaN or Infinity"),
+        ("[" * 100_000, "is nested too deeply"),
         ("\n ", "is required"),
     ],
 )
@@ -508,7 +508,7 @@ def test_a_number_of_thousands_of_digits_is_refused_in_plain_words() -> None:
         (Instant, "text", "a date and time such as 2026-01-15T10:00:00Z"),
         (UUID, "text", f"a UUID such as {ID}"),
         (Decimal, "text", "a decimal number such as 12.50"),
-        (bytes, "text", "bytes as base64"),
+        (bytes, "text", "base64-encoded bytes"),
         (bool, "choice", ""),
         (list[str], "json", 'a JSON array such as ["a", "b"]'),
         (set[int], "json", "a JSON array such as [1, 2]"),

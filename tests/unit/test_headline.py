@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 from holdfast.core.job import Status
 from holdfast.observe.overview import without_worker
 from holdfast.observe.pulse import Percentiles, Pulse, Tally
-from holdfast.store.protocol import WorkerRecord
+from holdfast.store.records import WorkerRecord
 from holdfast.web.dashboard.overview import (
     CHART_HEIGHT,
     CHART_WIDTH,
     MOST_TYPES,
-    Headline,
     chart,
     headline,
     outlook,
     type_bars,
 )
+from holdfast.web.dashboard.page import Headline
 
 STATES = [status.value for status in Status]
 
@@ -52,11 +52,15 @@ HEADLINES = {
     "paused": (told(counted(email={"pending": 2}), [worker("email")], paused=("",)), "warning", "Paused"),
     "nobody, and jobs wait": (told(counted(email={"pending": 2}), []), "problem", "No workers"),
     "nobody, and nothing waits": (told(counted(email={"completed": 2}), []), "warning", "No workers"),
-    "not served": (told(counted(email={"pending": 2}), [worker("crawl")]), "problem", "Not served"),
+    "not served": (
+        told(counted(email={"pending": 2}), [worker("crawl")]),
+        "problem",
+        "No worker for `email`",
+    ),
     "held back": (
         told(counted(email={"pending": 2}), [worker("email")], paused=("email",)),
         "warning",
-        "Held back",
+        "Blocked",
     ),
     "waiting": (told(counted(email={"pending": 2}), [worker("email")], oldest=3600), "warning", "Waiting"),
     "busy": (told(counted(email={"pending": 2}), [worker("email")], 4), "busy", "Busy"),
@@ -94,7 +98,7 @@ def test_empty_queue_without_workers_is_a_warning() -> None:
 
 
 @pytest.mark.parametrize(
-    ("waiting", "words"), [(0, "nothing waits"), (1, "1 job waits"), (1_234, "1,234 jobs wait")]
+    ("waiting", "words"), [(0, "no jobs waiting"), (1, "1 job waiting"), (1_234, "1,234 jobs waiting")]
 )
 def test_headline_says_how_many_wait(waiting: int, words: str) -> None:
     assert words in told(counted(email={"pending": waiting}), [worker("email")], paused=("",)).text
@@ -103,13 +107,13 @@ def test_headline_says_how_many_wait(waiting: int, words: str) -> None:
 def test_scheduled_jobs_wait_for_a_worker_too() -> None:
     found = told(counted(email={"scheduled": 3}), [])
     assert found.level == "problem"
-    assert "3 jobs wait" in found.text
+    assert "3 jobs waiting" in found.text
 
 
 def test_jobs_of_a_dead_worker_are_not_said_to_be_nothing() -> None:
     found = told(counted(email={"processing": 2}), [], 2)
     assert found.level == "problem"
-    assert "nothing waits" not in found.text
+    assert "no jobs waiting" not in found.text
 
 
 def test_lane_is_served_by_the_worker_of_its_type() -> None:
@@ -124,8 +128,14 @@ def test_one_served_type_among_others_is_work() -> None:
 def test_served_type_that_only_finished_does_not_hide_the_unserved() -> None:
     counts = counted(email={"completed": 5}, crawl={"pending": 1})
     found = told(counts, [worker("email")])
-    assert found.word == "Not served"
-    assert found.text == "1 job waits, and no running worker handles its type."
+    assert found.word == "No worker for `crawl`"
+    assert found.text == "1 job waiting."
+
+
+def test_several_types_without_a_worker_are_counted() -> None:
+    counts = counted(crawl={"pending": 1}, fetch={"pending": 1_000})
+    found = told(counts, [worker("email")])
+    assert (found.word, found.text) == ("No worker for 2 types", "1,001 jobs waiting.")
 
 
 def test_paused_type_beside_one_that_runs_is_work() -> None:
@@ -135,7 +145,7 @@ def test_paused_type_beside_one_that_runs_is_work() -> None:
 
 def test_type_that_is_paused_and_one_without_a_worker_are_held_back() -> None:
     counts = counted(email={"pending": 1}, crawl={"pending": 1})
-    assert told(counts, [worker("email")], paused=("email",)).word == "Held back"
+    assert told(counts, [worker("email")], paused=("email",)).word == "Blocked"
 
 
 @pytest.mark.parametrize(("slots", "words"), [(1, "1 slot is free"), (4, "4 slots are free")])
@@ -152,7 +162,7 @@ def test_jobs_that_wait_long_beside_free_slots_are_not_called_work(slots: int, w
 def test_slots_of_all_workers_count() -> None:
     counts = counted(email={"pending": 1})
     assert told(counts, [worker("email"), worker("email", slots=6)], 9).text.startswith("9 of 10 slots")
-    assert told(counts, [worker("email", slots=1)], 1).text.startswith("All 1 slot in use")
+    assert told(counts, [worker("email", slots=1)], 1).text.startswith("The only slot is in use")
 
 
 # When it will be empty.
@@ -165,18 +175,18 @@ def foretold(counts: dict[str, Any], workers: list[WorkerRecord], *paused: str, 
 
 def test_outlook_tells_never_from_later_and_from_not_known() -> None:
     some, served = counted(email={"pending": 10}), [worker("email")]
-    assert foretold(counted(email={"scheduled": 3}), served) == "nothing waits"
-    assert foretold(some, served) == "in 5.0 s"
-    assert foretold(some, served, pace=0.0) == "not known: nothing ended lately"
-    assert foretold(some, []) == "never: no worker runs"
-    assert foretold(some, served, "") == "never: the queue is paused"
-    assert foretold(some, served, "email") == "never: nothing of it can run"
-    assert foretold(some, [worker("crawl")]) == "never: nothing of it can run"
+    assert foretold(counted(email={"scheduled": 3}), served) == "no jobs waiting"
+    assert foretold(some, served) == "about 5.0 s"
+    assert foretold(some, served, pace=0.0) == "no estimate yet"
+    assert foretold(some, []) == "blocked: no workers"
+    assert foretold(some, served, "") == "blocked: queue paused"
+    assert foretold(some, served, "email") == "blocked"
+    assert foretold(some, [worker("crawl")]) == "blocked"
 
 
 def test_outlook_counts_only_what_can_run() -> None:
     counts = counted(email={"pending": 10}, crawl={"pending": 90}, report={"pending": 900})
-    assert foretold(counts, [worker("email", "crawl")], "crawl") == "in 5.0 s"
+    assert foretold(counts, [worker("email", "crawl")], "crawl") == "about 5.0 s"
 
 
 # The chart.
@@ -238,6 +248,7 @@ def test_no_more_types_than_the_page_shows() -> None:
     by_type = counted(**{f"type{n}": {"pending": n} for n in range(MOST_TYPES + 5)})["by_type"]
     bars = type_bars(by_type)
     assert [bar["type"] for bar in bars] == [f"type{n}" for n in range(MOST_TYPES + 4, 4, -1)]
+    assert len(type_bars(by_type, None)) == MOST_TYPES + 5
 
 
 @given(

@@ -122,7 +122,7 @@ def test_very_large_value_is_text_that_says_where_it_is_cut(value: Any) -> None:
     assert not found.has("details")
     assert found.one("pre").raw == whole[:LONGEST_TEXT]
     if len(whole) > LONGEST_TEXT:
-        assert found.one("p").text == f"Cut: the first {LONGEST_TEXT} of {len(whole)} characters."
+        assert found.one("p").text == f"Truncated: the first {LONGEST_TEXT:,} of {len(whole):,} characters."
 
 
 def test_large_value_that_fits_as_text_is_not_called_cut() -> None:

@@ -22,10 +22,15 @@ from holdfast.core.lifecycle import (
     Stopped,
     decide,
     sources,
-    targets,
 )
 
 VERBS = {"promote", "claim", "complete", "fail", "reap", "release", "cancel", "retry"}
+
+
+def targets(source: Status, verb: str) -> set[Status]:
+    """The states that a verb can lead to from a state; empty when it is not allowed there."""
+    return {t.target for t in TRANSITIONS if t.source == source and t.verb == verb}
+
 
 outcomes: st.SearchStrategy[Outcome] = st.one_of(
     st.builds(Completed, result=st.none() | st.just('{"n":1}')),

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 # Slow to load, and no part of storing a job.
 SLOW = {
     "argparse",

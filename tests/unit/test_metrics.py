@@ -14,8 +14,8 @@ from holdfast import Queue
 from holdfast.core.job import Status
 from holdfast.core.lifecycle import Errored
 from holdfast.observe.metrics import CONTENT_TYPE, render
-from holdfast.store.look import OLDEST
-from holdfast.store.protocol import BUCKETS, Minute, WorkerRecord
+from holdfast.store.reads import OLDEST
+from holdfast.store.records import BUCKETS, Minute, WorkerRecord
 from holdfast.testing import MovableClock
 from holdfast.worker.statistics import Statistics
 from tests.conformance.steps import claim, claim_one, finish, finished, insert, run

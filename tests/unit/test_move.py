@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from itertools import pairwise
@@ -16,14 +17,16 @@ from holdfast import Queue
 from holdfast.core.clock import system_clock
 from holdfast.core.lifecycle import Completed, Errored, Stopped
 from holdfast.errors import ConfigError, MoveFailed, QueueArriving, QueueMoved, StoreBusy
-from holdfast.store.move import COUNTS, TABLES, Move, Table, open_end
+from holdfast.store.move import Move, open_end
 from holdfast.store.moved import MOVE_TABLE
 from holdfast.store.open import open_store
 from holdfast.store.postgres import transfer
 from holdfast.store.postgres.address import parse_url
 from holdfast.store.postgres.transfer import PostgresEnd
-from holdfast.store.protocol import JobFilter, LogTail, Store, TypeRecord, WorkerRecord, empty_minute
+from holdfast.store.protocol import Store
+from holdfast.store.records import JobFilter, LogTail, TypeRecord, WorkerRecord, empty_minute
 from holdfast.store.sqlite.transfer import SqliteEnd
+from holdfast.store.tables import COUNTS, TABLES, Table
 from tests import postgres
 from tests.conformance.steps import claim_one, demand, finish, insert, new_job, run, status
 from tests.support import wait_until
@@ -220,6 +223,7 @@ def claim_seq(store: Store) -> int:
     return claimed.seq
 
 
+@pytest.mark.postgres
 def test_number_of_a_deleted_job_is_not_given_again(place: Places) -> None:
     """Also where no job is left that had a higher one."""
     urls = [place("sqlite"), place("postgres"), place("sqlite")]
@@ -233,6 +237,7 @@ def test_number_of_a_deleted_job_is_not_given_again(place: Places) -> None:
         assert claim_seq(store) == last + 1
 
 
+@pytest.mark.postgres
 def test_empty_queue_can_be_moved_and_used(place: Places) -> None:
     urls = [place("sqlite"), place("postgres"), place("sqlite")]
     for source, target in pairwise(urls):
@@ -241,6 +246,7 @@ def test_empty_queue_can_be_moved_and_used(place: Places) -> None:
         assert claim_seq(store) == 1
 
 
+@pytest.mark.postgres
 def test_every_column_of_both_engines_is_moved(place: Places) -> None:
     ours = {table.name: set(table.names) for table in TABLES if table is not COUNTS}
     for engine in ("sqlite", "postgres"):
@@ -251,6 +257,7 @@ def test_every_column_of_both_engines_is_moved(place: Places) -> None:
                 assert {column[0] for column in cursor.description} == ours[name], name
 
 
+@pytest.mark.postgres
 def test_log_tails_go_from_postgres_to_postgres(place: Places) -> None:
     source, target = place("postgres"), place("postgres")
     with opened(source) as store:
@@ -260,6 +267,7 @@ def test_log_tails_go_from_postgres_to_postgres(place: Places) -> None:
         assert store.read_log_tail("done") == LogTail("host", 3, b"\x00\xff\n")
 
 
+@pytest.mark.postgres
 def test_text_that_postgres_cannot_hold_arrives_with_a_mark(place: Places) -> None:
     source, target = place("sqlite"), place("postgres")
     with opened(source) as store:
@@ -273,6 +281,7 @@ def test_text_that_postgres_cannot_hold_arrives_with_a_mark(place: Places) -> No
     assert rows == [("a\ufffdb",), ("A\ufffdB",)]
 
 
+@pytest.mark.postgres
 def test_row_that_does_not_fit_is_named_and_nothing_is_moved(place: Places) -> None:
     source, target = place("sqlite"), place("postgres")
     with opened(source) as store:
@@ -356,6 +365,7 @@ def test_nobody_begins_a_queue_in_the_target_meanwhile(place: Places, engine: st
     works(target)
 
 
+@pytest.mark.postgres
 def test_same_place_is_refused_however_it_is_spelt(place: Places, tmp_path: Path) -> None:
     file, schema = place("sqlite"), place("postgres")
     path = Path(file.removeprefix("sqlite:///").partition("?")[0])
@@ -377,12 +387,13 @@ def test_same_place_is_refused_however_it_is_spelt(place: Places, tmp_path: Path
     works(schema)
 
 
+@pytest.mark.postgres
 def test_two_moves_at_once_are_one(place: Places) -> None:
     for engine in ("sqlite", "postgres"):
         source, targets = place(engine), (place("sqlite"), place("sqlite"))
         with moving(source, targets[0]) as move:
             move.start()
-            with pytest.raises(MoveFailed, match="by somebody else"):
+            with pytest.raises(MoveFailed, match="another process is moving the queue"):
                 moved(source, targets[1])
             assert move.freeze()
             move.copy()
@@ -544,6 +555,7 @@ def test_guards_expire_when_nobody_renews_them(place: Places, engine: str) -> No
     works(source)
 
 
+@pytest.mark.postgres
 def test_old_snapshot_does_not_slip_through(place: Places) -> None:
     source = place("postgres")
     with opened(source), closing(connected(source)) as connection, closing(open_end(source)) as end:
@@ -559,6 +571,7 @@ def test_old_snapshot_does_not_slip_through(place: Places) -> None:
         end.reopen("token")
 
 
+@pytest.mark.postgres
 def test_writer_in_flight_is_waited_for(place: Places, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a transaction of an application has written by then is copied, or the move does not go on."""
     source, target = place("postgres"), place("sqlite")
@@ -584,6 +597,37 @@ def test_writer_in_flight_is_waited_for(place: Places, monkeypatch: pytest.Monke
         assert [job.priority for job in store.list_jobs(JobFilter())] == [99]
 
 
+@pytest.mark.postgres
+def test_who_opens_the_target_and_the_mover_do_not_wait_for_each_other(place: Places) -> None:
+    """Opening a queue reads the mark, then the tables. So the mover takes them in that order, too."""
+    source, target = place("sqlite"), place("postgres")
+    with opened(source) as store:
+        insert(store, "a")
+    with (
+        moving(source, target) as move,
+        closing(connected(target)) as opening,
+        closing(connected(target)) as looking,
+    ):
+        move.start()
+        assert move.freeze()
+        opening.execute("BEGIN")
+        opening.execute(f"SELECT 1 FROM {MOVE_TABLE}")
+
+        def open_the_rest() -> None:
+            wait_until(lambda: looking.execute(waiting).fetchone(), message="the mover waits")
+            opening.execute("SELECT 1 FROM holdfast_jobs")
+            opening.execute("COMMIT")
+
+        waiting = f"SELECT 1 FROM pg_locks WHERE NOT granted AND relation = '{MOVE_TABLE}'::regclass"
+        thread = threading.Thread(target=open_the_rest)
+        thread.start()
+        move.copy()
+        thread.join()
+        move.switch()
+    with opened(target) as store:
+        assert status(store, "a") == "pending"
+
+
 # The application's own transaction, and copies
 
 
@@ -603,6 +647,7 @@ def test_moving_queue_refuses_inside_a_callers_transaction_which_goes_on(move: M
         assert connection.execute("SELECT name FROM users").fetchall() == [("eve",)]
 
 
+@pytest.mark.postgres
 def test_backup_of_postgres_is_the_whole_queue_in_a_file(place: Places, tmp_path: Path) -> None:
     source = place("postgres")
     with opened(source) as store:

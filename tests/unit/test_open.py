@@ -12,10 +12,10 @@ import pytest
 from holdfast import Queue
 from holdfast.core.clock import system_clock
 from holdfast.errors import ConfigError, ForeignDatabase, SchemaOutOfDate, StoreUnavailable
-from holdfast.store.migrate import Migration, pending
+from holdfast.store.migrate import VERSION_TABLE, Migration, pending
 from holdfast.store.open import open_store
 from holdfast.store.sqlite import open as sqlite_open
-from holdfast.store.sqlite.schema import MIGRATIONS, VERSION_TABLE
+from holdfast.store.sqlite.schema import MIGRATIONS
 
 
 def open_and_close(url: str) -> None:
@@ -197,8 +197,8 @@ def not_sqlite(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "error", "problem"),
     [
-        (foreign_table, ForeignDatabase, "'holdfast_jobs' that Holdfast did not make"),
-        (foreign_version_table, ForeignDatabase, "that Holdfast did not make"),
+        (foreign_table, ForeignDatabase, "'holdfast_jobs' that Holdfast did not create"),
+        (foreign_version_table, ForeignDatabase, "that Holdfast did not create"),
         (newer_schema, SchemaOutOfDate, "schema version 999; .*upgrade"),
         (not_sqlite, ForeignDatabase, "is not a SQLite database"),
     ],

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast import Queue
-from holdfast.core.clock import SECOND
+from holdfast.core.clock import MINUTE, SECOND, to_datetime
 from holdfast.core.job import Status
 from holdfast.core.lifecycle import Errored
 from holdfast.observe.overview import (
@@ -22,12 +22,11 @@ from holdfast.observe.overview import (
     stuck,
     without_worker,
 )
-from holdfast.store.protocol import BUCKETS, ErrorGroup, Minute, ReusedKey, WorkerRecord
+from holdfast.store.records import BUCKETS, ErrorGroup, Minute, ReusedKey, WorkerRecord
 from holdfast.testing import MovableClock
 from tests.conformance.steps import claim, finish, finished, insert, run
 
 SIZE = len(BUCKETS) + 1
-MINUTE = 60 * SECOND
 
 
 @pytest.fixture
@@ -70,13 +69,13 @@ def worker(id: str, *types: str) -> WorkerRecord:
 
 
 def test_rate_is_over_the_last_whole_minute_and_the_present_one() -> None:
-    now = 100 * MINUTE + 15 * SECOND
+    now = to_datetime(100 * MINUTE + 15 * SECOND)
     found = rates([minute(99, completed=60, failed=3), minute(100, completed=90, retried=6)], now)
     assert found == {"email": Rates(completed=2.0, failed=0.04, retried=0.08)}
 
 
 def test_rate_at_the_first_instant_of_a_minute_is_that_of_the_minute_before() -> None:
-    assert rates([minute(99, completed=60)], 100 * MINUTE)["email"].completed == 1.0
+    assert rates([minute(99, completed=60)], to_datetime(100 * MINUTE))["email"].completed == 1.0
 
 
 def test_rates_add_up_workers_and_keep_types_apart() -> None:
@@ -86,13 +85,13 @@ def test_rates_add_up_workers_and_keep_types_apart() -> None:
             minute(99, completed=60, worker_id="w2"),
             minute(99, "crawl", failed=30),
         ],
-        100 * MINUTE,
+        to_datetime(100 * MINUTE),
     )
     assert found == {"email": Rates(completed=2.0), "crawl": Rates(failed=0.5)}
 
 
 def test_no_statistics_no_rates() -> None:
-    assert rates([], 100 * MINUTE) == {}
+    assert rates([], to_datetime(100 * MINUTE)) == {}
 
 
 def test_overview_takes_the_rates_of_this_minute_and_the_one_before(

@@ -29,7 +29,7 @@ from holdfast.core.payload import (
     same_json,
 )
 from holdfast.errors import ConfigError, InvalidPayload
-from holdfast.handler import Handler
+from holdfast.handlers.handler import Handler
 
 LIMIT = 1024 * 1024
 NAIVE = datetime(2030, 1, 2, 3, 4, 5)  # noqa: DTZ001 -- naive on purpose
@@ -138,7 +138,7 @@ def test_a_key_of_thousands_of_digits_is_rejected_like_any_other_number() -> Non
 def test_a_list_that_holds_itself_is_rejected_as_too_deep() -> None:
     loop: list[Any] = []
     loop.append(loop)
-    with pytest.raises(InvalidPayload, match=f"deeper than {MAX_DEPTH}"):
+    with pytest.raises(InvalidPayload, match=f"more than {MAX_DEPTH} levels deep"):
         encode_payload({"a": loop}, LIMIT)
 
 
@@ -154,7 +154,7 @@ def test_nesting_is_allowed_up_to_64() -> None:
 
 
 def test_nesting_over_64_is_rejected_naming_the_place() -> None:
-    with pytest.raises(InvalidPayload, match="deeper than 64") as caught:
+    with pytest.raises(InvalidPayload, match="more than 64 levels deep") as caught:
         encode_payload(nested(65), LIMIT)
     assert caught.value.where == "payload" + ".a" * 64
 
@@ -307,8 +307,8 @@ def test_a_result_may_be_any_json(value: object) -> None:
     [
         ({"a": [float("nan")]}, "result.a[0]: nan is not JSON"),
         (object(), "result: is an object, which is not JSON"),
-        ("\x00", "result: holds a NUL"),
-        (nested(65), "is nested deeper than 64"),
+        ("\x00", "result: contains a NUL"),
+        (nested(65), "is nested more than 64 levels deep"),
         ("x" * 100, "it is 102 bytes as JSON; max_result_bytes is 80"),
     ],
 )
@@ -570,7 +570,7 @@ def of_unsupported_dataclass(wrapped: Wrapped) -> None: ...
 
 @pytest.mark.parametrize("function", [of_unsupported, of_unsupported_inside, of_unsupported_dataclass])
 def test_an_annotation_that_json_cannot_make_is_refused_when_it_is_registered(function: Any) -> None:
-    with pytest.raises(ConfigError, match="Broken can't be made from JSON"):
+    with pytest.raises(ConfigError, match="Broken can't be created from JSON"):
         Handler("a", function, whole=False)
 
 

@@ -15,7 +15,7 @@ from psycopg import sql
 from holdfast.core.clock import system_clock
 from holdfast.store.open import open_store
 from holdfast.store.postgres import PostgresStore, health
-from holdfast.store.protocol import Finding
+from holdfast.store.records import Finding
 from tests import postgres
 
 CHECKS = {
@@ -107,7 +107,8 @@ def test_commits_that_a_power_cut_may_lose_are_named(
     store: PostgresStore, monkeypatch: pytest.MonkeyPatch, values: tuple[str, ...], level: str
 ) -> None:
     pretend(monkeypatch, store, "full_page_writes", [values[:2]])
-    monkeypatch.setattr(store.database, "synchronous_commit", values[2])
+    server = store.database.server._replace(synchronous_commit=values[2])
+    monkeypatch.setattr(store.database, "server", server)
     finding = found(store, "durability")
     assert finding.level == level
     assert all(value in finding.text for value in values)
@@ -205,7 +206,7 @@ def test_transaction_numbers_that_run_out_are_a_problem(
 def test_version_without_corrections_is_a_warning(
     store: PostgresStore, monkeypatch: pytest.MonkeyPatch, version: int, level: str
 ) -> None:
-    monkeypatch.setattr(store.database, "server_version", version)
+    monkeypatch.setattr(store.database, "server", store.database.server._replace(version=version))
     assert found(store, "PostgreSQL").level == level
 
 

@@ -22,7 +22,7 @@ from holdfast.events import JobCompleted, WorkerStarted
 from holdfast.store.open import open_store
 from holdfast.store.postgres import PostgresStore, notify
 from holdfast.store.postgres.notify import channel
-from holdfast.store.protocol import NewJob
+from holdfast.store.records import NewJob
 from tests import postgres
 from tests.support import Recorder, wait_until
 

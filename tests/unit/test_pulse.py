@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.observe.pulse import PACE_MINUTES, Percentiles, Pulse, Tally, first_minute, pulse
-from holdfast.store.protocol import BUCKETS, Minute
+from holdfast.observe.pulse import PACE_MINUTES, Percentiles, Pulse, Tally, pulse
+from holdfast.store.records import BUCKETS, Minute
 
 SIZE = len(BUCKETS) + 1
 NOW = 10_000
@@ -81,7 +81,6 @@ def plain_percentiles(histograms: list[list[int]]) -> Percentiles:
 
 
 def test_hour_is_sixty_minutes_with_the_present_one_last() -> None:
-    assert first_minute(NOW) == NOW - 59
     found = pulse([], NOW, 30)
     assert found.minutes == [Tally(number) for number in range(NOW - 59, NOW + 1)]
     assert (found.pace, found.waits, found.runs) == (0.0, Percentiles(), Percentiles())

@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import pydantic
 import pytest
+from msgspec import Struct
 
+import holdfast
 from holdfast import Context
 from holdfast.errors import ConfigError, UnknownType
 from holdfast.events import Events, HandlerRegistered, HandlerUnregistered
-from holdfast.handler import Handler
-from holdfast.registry import OPTIONS, Registry
+from holdfast.handlers.handler import Handler
+from holdfast.handlers.options import HandlerOptions
+from holdfast.handlers.registry import Registry
 
 if TYPE_CHECKING:
     Elsewhere = Any
@@ -133,12 +136,12 @@ def test_an_executor_that_cannot_run_the_function_is_refused(
 def test_a_function_inside_another_cannot_run_in_a_process() -> None:
     def local(to: str) -> None: ...
 
-    with pytest.raises(ConfigError, match="define it at the top of a module"):
+    with pytest.raises(ConfigError, match="define it at the top level of a module"):
         keywords("a", local, executor="process")
 
 
 def test_a_type_must_be_a_type() -> None:
-    with pytest.raises(ConfigError, match="can't be a job's type"):
+    with pytest.raises(ConfigError, match="is not a valid job type"):
         keywords("send email", send)
 
 
@@ -173,6 +176,18 @@ def with_keywords(ctx: Context, **rest: str) -> Any:
     return ctx, rest["to"]
 
 
+def with_optional_context(to: str, about: Context | None = None) -> Any:
+    return about, to
+
+
+def with_annotated_context(to: str, about: Annotated[Context, "what it may do"]) -> Any:
+    return about, to
+
+
+def with_context_by_its_module(to: str, about: holdfast.Context) -> Any:
+    return about, to
+
+
 @pytest.mark.parametrize(
     "function",
     [
@@ -181,6 +196,9 @@ def with_keywords(ctx: Context, **rest: str) -> Any:
         with_context_of_another_name,
         with_untyped_context,
         with_keywords,
+        with_optional_context,
+        with_annotated_context,
+        with_context_by_its_module,
     ],
 )
 def test_a_handler_may_take_the_context_by_type_or_as_ctx(function: Any) -> None:
@@ -189,12 +207,55 @@ def test_a_handler_may_take_the_context_by_type_or_as_ctx(function: Any) -> None
     assert handler.call(bound, lambda: "the context") == ("the context", "x")
 
 
+class Painting:
+    class Context(Struct):
+        """Somebody else's, which has the name of ours."""
+
+        width: int
+
+
+def with_foreign_context(context: Painting.Context) -> Any:
+    return context.width
+
+
+def with_both(context: Painting.Context, ours: Context, ctx: str) -> Any:
+    return context.width, ours, ctx
+
+
+def test_a_class_that_is_only_called_context_is_part_of_the_payload() -> None:
+    handler = keywords("a", with_foreign_context)
+    assert handler.call(handler.spec.bind({"context": {"width": 5}}), lambda: "the context") == 5
+    assert "context" in handler.schema["properties"]
+    both = keywords("b", with_both)
+    bound = both.spec.bind({"context": {"width": 5}, "ctx": "text"})
+    assert both.call(bound, lambda: "the context") == (5, "the context", "text")
+
+
+def test_a_second_parameter_that_is_no_context_is_refused_with_what_to_do() -> None:
+    with pytest.raises(ConfigError, match="name the second parameter ctx, or annotate it with Context"):
+        whole("a", whole_with_anything_second)
+
+
+def test_a_payload_type_is_enough_where_annotations_cannot_be_resolved() -> None:
+    def handle(payload: Nowhere, ctx: Nobody) -> Any:  # type: ignore[name-defined]  # noqa: F821
+        return ctx, payload["to"]
+
+    handler = Handler("a", handle, whole=True, payload_type=dict[str, str])
+    assert handler.call(handler.spec.bind({"to": "x"}), lambda: "the context") == ("the context", "x")
+    with pytest.raises(ConfigError, match="an annotation can't be resolved"):
+        whole("a", handle)
+
+
 def whole_payload(payload: dict[str, Any]) -> Any:
     return None, payload["to"]
 
 
 def whole_with_context(payload: dict[str, Any], ctx: Context) -> Any:
     return ctx, payload["to"]
+
+
+def whole_with_context_of_another_name(payload: Any, about: Context) -> Any:
+    return about, payload["to"]
 
 
 def whole_with_anything_second(payload: Any, c: Any) -> Any:
@@ -210,7 +271,7 @@ def whole_with_default(payload: Any, retries: int = 3) -> Any:
     [
         (whole_payload, None),
         (whole_with_context, "the context"),
-        (whole_with_anything_second, "the context"),
+        (whole_with_context_of_another_name, "the context"),
         (whole_with_default, 3),
     ],
 )
@@ -236,7 +297,7 @@ def test_the_context_is_made_only_for_who_asks() -> None:
 
 def test_a_type_has_one_handler() -> None:
     found = registry(keywords("a", send))
-    with pytest.raises(ConfigError, match="type 'a' has a handler already"):
+    with pytest.raises(ConfigError, match="type 'a' already has a handler"):
         found.add(keywords("a", crawl))
     assert found.require("a").function is send
 
@@ -302,7 +363,7 @@ def test_declaring_again_adds_to_what_was_said() -> None:
 def test_a_bad_declaration_is_refused_and_lists_what_is_allowed() -> None:
     with pytest.raises(ConfigError) as caught:
         registry().declare("a", colour="red")
-    assert all(option in str(caught.value) for option in OPTIONS)
+    assert all(option in str(caught.value) for option in HandlerOptions.__annotations__)
     with pytest.raises(ConfigError):
         registry().declare("a", concurrency=0)
 
@@ -330,3 +391,65 @@ def test_a_handler_whose_payload_has_no_json_schema_is_refused() -> None:
         keywords("a", takes_model)
     with pytest.raises(ConfigError, match="the payload of type 'a' has no JSON Schema"):
         whole("a", lambda payload: None, payload_type=Model)
+
+
+class Order(Struct):
+    number: int
+
+
+class Packer:
+    weight: int = 3
+
+    def __call__(self, payload: Order, context: Context) -> None: ...
+
+
+def pack(payload: Order, context: Context, session: object = None) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "function", [Packer(), functools.partial(pack, session=1)], ids=["object", "partial"]
+)
+def test_what_an_object_and_a_partial_say_of_their_parameters_holds(function: Any) -> None:
+    handler = whole("pack", function)
+    assert handler.context_name == "context"
+    assert handler.spec.bind({"number": 7}) == Order(7)
+    with pytest.raises(holdfast.errors.InvalidPayload):
+        handler.spec.bind({"number": "seven"})
+
+
+def test_a_partial_of_keywords_takes_no_context_from_the_payload() -> None:
+    def work(size: int, context: Context) -> None: ...
+
+    handler = keywords("work", functools.partial(work, size=1))
+    assert handler.context_name == "context"
+
+
+class TenantContext(Context):
+    tenant = "a"
+
+
+@pytest.mark.parametrize("make", [keywords, whole])
+def test_a_context_of_somebody_else_is_refused_and_not_replaced(make: Any) -> None:
+    def work(payload: dict[str, int], ctx: TenantContext) -> None: ...
+
+    with pytest.raises(ConfigError, match=r"handlers receive a holdfast\.Context, not a TenantContext"):
+        make("work", work)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda payload, *, ctx=None: None,
+        lambda payload, retries=3, ctx=None: None,
+    ],
+    ids=["keyword-only", "third"],
+)
+def test_a_context_where_it_would_never_be_given_is_refused(function: Any) -> None:
+    with pytest.raises(ConfigError, match=r"must take \(payload\) or \(payload, ctx\)"):
+        whole("work", function)
+
+
+def test_keywords_called_ctx_are_no_context() -> None:
+    def work(**ctx: int) -> None: ...
+
+    assert keywords("work", work).context_name is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
+from enum import Enum, IntEnum
 from pathlib import Path
 
 import pytest
@@ -145,7 +146,7 @@ BAD_VALUES: dict[str, list[object]] = {
 def test_a_bad_value_is_an_error_that_says_what_is_allowed(name: str, value: object) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_setting(name, value)
-    assert f"is not a value for {name}; allowed: {SETTINGS[name].allowed}" in str(caught.value)
+    assert f"is not a valid value for {name}; allowed: {SETTINGS[name].allowed}" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +155,7 @@ def test_a_bad_value_is_an_error_that_says_what_is_allowed(name: str, value: obj
         ("lease_seconds", 2.9, "at least 3"),
         ("lease_seconds", "2s", "at least 3"),
         ("poll_interval", 0, "at least 0.01"),
-        ("job_timeout", 0, "over 0"),
+        ("job_timeout", 0, "greater than 0"),
         ("max_attempts", 2**31, "at most 2147483647"),
         ("concurrency", "10001", "at most 10000"),
         ("rate_limit", 1e7, "at most 1000000"),
@@ -204,7 +205,7 @@ def test_a_duration_is_a_number_a_timedelta_or_text_with_a_unit(value: object, s
 
 @pytest.mark.parametrize("value", ["", "s", "10x", "-5s", "1h30m", "1e3", None, True, [], b"5s", "NaN"])
 def test_what_is_no_duration_is_a_value_error(value: object) -> None:
-    with pytest.raises(ValueError, match="is not a duration"):
+    with pytest.raises(ValueError, match="not a duration"):
         parse_duration(value)
 
 
@@ -224,7 +225,7 @@ def test_options_of_a_decorator_are_checked_like_settings() -> None:
     }
     with pytest.raises(ConfigError, match="there is no option 'colour'; allowed: max_attempts, timeout"):
         parse_options({"colour": 1}, ("timeout", "max_attempts"))
-    with pytest.raises(ConfigError, match="is not a value for max_attempts"):
+    with pytest.raises(ConfigError, match="is not a valid value for max_attempts"):
         parse_options({"max_attempts": 0}, ("timeout", "max_attempts"))
 
 
@@ -353,3 +354,18 @@ def test_a_home_folder_of_any_name_is_where_the_queue_opens(
     with Queue() as queue:
         queue.enqueue("crawl")
     assert (tmp_path / name / "queue.db").exists()
+
+
+class Strategy(str, Enum):  # noqa: UP042 -- prints its name, unlike a StrEnum
+    FIXED = "fixed"
+
+
+class Few(IntEnum):
+    TWO = 2
+
+
+def test_members_of_enums_become_their_plain_values() -> None:
+    name, strategy = parse_setting("backoff_strategy", Strategy.FIXED)
+    assert (name, strategy, type(strategy)) == ("backoff_strategy", "fixed", str)
+    name, attempts = parse_setting("max_attempts", Few.TWO)
+    assert (name, attempts, type(attempts)) == ("max_attempts", 2, int)

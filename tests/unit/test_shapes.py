@@ -8,11 +8,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from msgspec import to_builtins
 
 from holdfast.core.explain import Reason
 from holdfast.core.job import Failure, Job, Progress, Status
+from holdfast.listing.pages import COUNTED, Page
 from holdfast.observe import shapes
-from holdfast.store.protocol import ErrorGroup, Running, WorkerRecord
+from holdfast.store.records import ErrorGroup, Running, WorkerRecord
 
 NOW = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
 LATER = datetime(2030, 1, 2, 3, 4, 6, 500, tzinfo=UTC)
@@ -143,10 +145,23 @@ def test_answers_hold_what_each_command_promises() -> None:
     assert shapes.cancelled(FULL) == {name: ITEM[name] for name in ("id", "status", "cancelRequested")}
 
 
+def listed(
+    tasks: list[dict[str, Any]],
+    *,
+    total: int | None,
+    limit: int,
+    offset: int,
+    following: str | None,
+    examined: int | None = None,
+) -> dict[str, Any]:
+    page = Page(jobs=[], next=following, previous=None, total=total, examined=examined)
+    return shapes.task_list(tasks, page, limit=limit, offset=offset)
+
+
 @pytest.mark.parametrize("shape", [shapes.task_item, shapes.task])
 def test_page_holds_tasks_and_where_it_lies(shape: Callable[[Job], dict[str, Any]]) -> None:
     shown = [shape(found) for found in (FULL, job())]
-    page = shapes.task_list(shown, total=7, limit=2, offset=4, following="17")
+    page = listed(shown, total=7, limit=2, offset=4, following="17")
     assert page == {
         "tasks": shown,
         "total": 7,
@@ -158,7 +173,7 @@ def test_page_holds_tasks_and_where_it_lies(shape: Callable[[Job], dict[str, Any
 
 
 def test_last_page_has_no_cursor() -> None:
-    page = shapes.task_list([], total=0, limit=2, offset=0, following=None)
+    page = listed([], total=0, limit=2, offset=0, following=None)
     assert page["nextCursor"] is None
 
 
@@ -174,15 +189,15 @@ def test_payload_result_and_details_are_as_their_viewer_may_see_them() -> None:
 
 
 def test_total_that_reached_the_cap_says_so() -> None:
-    page = shapes.task_list([], total=shapes.COUNTED + 1, limit=2, offset=0, following=None)
+    page = listed([], total=COUNTED + 1, limit=2, offset=0, following=None)
     assert (page["total"], page["totalIsCapped"]) == (10_000, True)
-    page = shapes.task_list([], total=shapes.COUNTED, limit=2, offset=0, following=None)
+    page = listed([], total=COUNTED, limit=2, offset=0, following=None)
     assert (page["total"], page["totalIsCapped"]) == (10_000, False)
 
 
 def test_search_counts_its_page_and_says_whether_there_may_be_more() -> None:
     shown = [shapes.task_item(FULL)]
-    page = shapes.task_list(shown, total=None, limit=1, offset=0, following="17", examined=400)
+    page = listed(shown, total=None, limit=1, offset=0, following="17", examined=400)
     assert page == {
         "tasks": shown,
         "total": 1,
@@ -192,17 +207,17 @@ def test_search_counts_its_page_and_says_whether_there_may_be_more() -> None:
         "nextCursor": "17",
         "examined": 400,
     }
-    last = shapes.task_list([], total=None, limit=1, offset=0, following=None, examined=0)
+    last = listed([], total=None, limit=1, offset=0, following=None, examined=0)
     assert (last["total"], last["totalIsCapped"], last["examined"]) == (0, False, 0)
 
 
 def test_list_without_a_search_does_not_speak_of_one() -> None:
-    assert "examined" not in shapes.task_list([], total=0, limit=1, offset=0, following="17")
+    assert "examined" not in listed([], total=0, limit=1, offset=0, following="17")
 
 
 def test_group_of_errors_has_its_type_its_number_and_its_last() -> None:
     group = ErrorGroup(type="send_email", error="TimeoutError: no answer after # s", jobs=3, last_at=LATER)
-    assert shapes.error_group(group) == {
+    assert to_builtins(group) == {
         "type": "send_email",
         "error": "TimeoutError: no answer after # s",
         "jobs": 3,
@@ -211,8 +226,10 @@ def test_group_of_errors_has_its_type_its_number_and_its_last() -> None:
 
 
 def test_stats_are_named_as_over_http_and_types_keep_their_names() -> None:
-    counts = {"pending": 1, "by_type": {"send_email": {"pending": 1}}, "workers": 2}
-    assert shapes.stats(counts) == {"pending": 1, "byType": {"send_email": {"pending": 1}}, "workers": 2}
+    states = {**dict.fromkeys(map(str, Status), 0), "pending": 1}
+    counts: dict[str, Any] = {**states, "by_type": {"send_email": states}, "workers": 2}
+    shape = shapes.shape_of(shapes.QueueCounts(**counts))
+    assert shape == {**states, "byType": {"send_email": states}, "workers": 2}
 
 
 def running(id: str, worker_id: str) -> Running:
@@ -291,7 +308,7 @@ def test_reasons_are_for_programs_and_for_people() -> None:
     "shape",
     [
         shapes.task(FULL),
-        shapes.task_list([shapes.task(FULL)], total=1, limit=1, offset=0, following=None),
+        listed([shapes.task(FULL)], total=1, limit=1, offset=0, following=None),
         shapes.worker(record(), [running("a", "w1")], NOW),
         shapes.reasons(FULL, [Reason("a", "b")]),
     ],
@@ -302,9 +319,7 @@ def test_shapes_are_plain_json(shape: dict[str, Any]) -> None:
     assert type(shape.get("status", "")) is str
 
 
-@pytest.mark.parametrize(
-    ("name", "camel"),
-    [("id", "id"), ("by_type", "byType"), ("max_log_bytes", "maxLogBytes"), ("p95_ms", "p95Ms")],
-)
-def test_names_become_camel_case(name: str, camel: str) -> None:
-    assert shapes.camel(name) == camel
+def test_what_is_hidden_is_a_field_of_its_record() -> None:
+    for record, hidden in shapes.HIDDEN.items():
+        assert {*hidden} <= {*record.__struct_fields__}
+        assert {*shapes.shown_fields(record)} == {*record.__struct_fields__} - {*hidden}

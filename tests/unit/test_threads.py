@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from holdfast.threads import Threads
+from holdfast.system.threads import Threads
 from tests.support import wait_until
 
 PATIENCE = 10.0

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import holdfast.web.dashboard
-from holdfast.web.dashboard import words
+from holdfast.observe import words
 
 NOW = datetime(2030, 1, 1, 12, 0, 0, tzinfo=UTC)
 DAY = 86_400.0
@@ -191,8 +191,7 @@ def test_plural(count: int, text: str) -> None:
         (" \n\t\n", ""),
         ("one\ntwo", "one"),
         ("\n  two  \nthree", "two"),
-        ("x" * 200, "x" * 200),
-        ("x" * 201, "x" * 199 + "…"),
+        ("x" * 900, "x" * 900),
     ],
 )
 def test_first_line_is_the_first_that_says_something(text: str | None, line: str) -> None:

@@ -109,6 +109,21 @@ def report_number(ctx: Context) -> None:
     ctx.progress(0.5, 7)  # type: ignore[arg-type]
 
 
+class Word(str):  # noqa: SLOT000
+    """Text of a class of its own, which msgspec does not encode."""
+
+
+def use_words(ctx: Context) -> str:
+    ctx.progress(0.5, Word("half"))
+    return ctx.enqueue(Word("child"), id=Word("c1"), key=Word("k"))
+
+
+def retry_oddly() -> None:
+    error = Retry("later")
+    error.delay = object()  # type: ignore[assignment]
+    raise error
+
+
 def large(size: int) -> str:
     return "x" * size
 
@@ -145,6 +160,11 @@ def insert_and_raise_inside(value: str, ctx: Context) -> None:
 def insert_and_raise_after(value: str, ctx: Context) -> None:
     insert(value, ctx)
     raise RuntimeError("after")
+
+
+def insert_and_return(value: str, answer: Any, ctx: Context) -> Any:
+    insert(value, ctx)
+    return answer
 
 
 def insert_and_die(value: str, ctx: Context) -> None:

@@ -8,7 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,37 @@ import psycopg
 import pytest
 
 from holdfast import Job, Queue
+from holdfast.context import Attempt
 from holdfast.errors import CommitUncertain
 from holdfast.store.postgres.address import parse_url
 
 PATIENCE = 30.0
 """Seconds to wait for what will certainly come; a test that passes never waits so long."""
+
+
+class LeaseHolder:
+    """Whoever a heartbeat renews the lease of one attempt for."""
+
+    def __init__(self, queue: Queue, attempt: Attempt) -> None:
+        self.lease_settings = queue.settings
+        self._attempt = attempt
+        self.lost: list[Attempt] = []
+
+    def state(self) -> str:
+        return "running"
+
+    def turn_age(self) -> float:
+        return 0.0
+
+    def leased(self) -> list[Attempt]:
+        return [self._attempt]
+
+    def lose(self, attempts: Sequence[Attempt]) -> None:
+        self.lost.extend(attempts)
+
+    def cancel(self, claims: object) -> None: ...
+
+    def forget(self) -> None: ...
 
 
 class Gate:
@@ -151,7 +177,7 @@ def is_alive(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii") as file:
             return file.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter between opening and reading it
         pass
     if not sys.platform.startswith("linux"):
         with suppress(ProcessLookupError):
@@ -184,7 +210,7 @@ def run_script(
 
 def doubt_commit(monkeypatch: pytest.MonkeyPatch, queue: Queue, number: int, *, happened: bool) -> None:
     """Let one of the commits to come fail; it may have `happened` all the same."""
-    database = queue.store.database  # type: ignore[attr-defined]
+    database: Any = queue.store.database
     commit, commits = database.commit, []
 
     def doubtful(connection: sqlite3.Connection) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import tracemalloc
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -80,32 +81,53 @@ def test_all_appear_in_one_commit(queue: Queue, other_queue: Queue) -> None:
             bulk.add(number, "work", {}, {})
         assert other_queue.count() == 0, "nothing is stored before store()"
         ids = bulk.store(progress=lambda done: seen.append((done, other_queue.count())))
-        next(ids)
-        assert other_queue.count() == 2500, "the first id is given when all are durable"
-        assert len(list(ids)) == 2499
+        assert other_queue.count() == 2500, "they are durable when it returns, whoever looks at the ids"
+        assert len(ids) == len(set(ids)) == 2500
     assert seen == [(1000, 0), (2000, 0), (2500, 0)]
 
 
 def test_chunks_are_committed_one_after_another(queue: Queue, other_queue: Queue) -> None:
-    done: list[int] = []
-    durable: list[int] = []
+    seen: list[tuple[int, int]] = []
     with queue.bulk() as bulk:
         for number in range(25):
             bulk.add(number, "work", {}, {})
-        for _ in bulk.store(chunk=10, progress=done.append):
-            durable.append(other_queue.count())
-    assert done == [10, 20, 25]
-    assert durable == [10] * 10 + [20] * 10 + [25] * 5
+        bulk.store(chunk=10, progress=lambda done: seen.append((done, other_queue.count())))
+    assert seen == [(10, 0), (20, 10), (25, 20)]
+    assert other_queue.count() == 25
 
 
-def test_lock_is_free_while_jobs_are_checked_and_between_chunks(queue: Queue, other_queue: Queue) -> None:
+def test_ids_are_given_as_often_as_one_asks_also_when_the_bulk_is_closed(queue: Queue) -> None:
+    with queue.bulk() as bulk:
+        for number in range(3):
+            bulk.add(number, "work", {}, {"id": f"job-{number}"})
+        assert list(bulk.stored) == []
+        ids = bulk.store(chunk=2)
+    assert list(zip(ids, ids, strict=True)) == [(f"job-{n}", f"job-{n}") for n in range(3)]
+    assert list(bulk.stored) == list(ids)
+
+
+def test_ids_of_the_chunks_before_a_refusal_are_known(queue: Queue) -> None:
+    queue.enqueue("work", id="taken")
+    with queue.bulk() as bulk:
+        for id in ("a", "b", "c", "taken"):
+            bulk.add(1, "work", {}, {"id": id})
+        with pytest.raises(BulkRefused):
+            bulk.store(chunk=2)
+        assert list(bulk.stored) == ["a", "b"]
+
+
+def test_lock_is_free_while_jobs_are_checked_and_between_chunks(
+    queue: Queue, other_queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    breath = SimpleNamespace(sleep=lambda _: other_queue.enqueue("between"))
+    monkeypatch.setattr("holdfast.enqueueing.bulk.time", breath)
     with queue.bulk() as bulk:
         for number in range(4):
             bulk.add(number, "work", {}, {})
             other_queue.enqueue("beside")
-        for _ in bulk.store(chunk=2):
-            other_queue.enqueue("between")
-    assert queue.count() == 12
+        bulk.store(chunk=1)
+    assert queue.count(type="between") == 3
+    assert queue.count() == 11
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 1000])
@@ -117,6 +139,22 @@ def test_chunk_of_any_size_stores_all_in_order(queue: Queue, chunk: int) -> None
     assert queue.count() == 7
 
 
+@pytest.mark.parametrize("chunk", [0, -1, float("nan"), 0.5, "5", True])
+def test_chunk_that_is_no_number_of_jobs_is_refused(queue: Queue, chunk: Any) -> None:
+    with queue.bulk() as bulk:
+        bulk.add(1, "work", {}, {})
+        with pytest.raises(ConfigError, match="chunk must be a whole number from 1"):
+            bulk.store(chunk)
+
+
+@pytest.mark.parametrize("line", [None, "3", -1, 1.0, 2**70])
+def test_line_that_is_no_number_is_refused_where_it_is_given(queue: Queue, line: Any) -> None:
+    with queue.bulk() as bulk:
+        with pytest.raises(ConfigError, match="line must be a whole number from 0"):
+            bulk.add(line, "work", {}, {})
+        assert bulk.count == 0
+
+
 # What is refused
 
 
@@ -125,7 +163,7 @@ def refused(queue: Queue, lines: list[tuple[int, dict[str, Any]]], **how: Any) -
         for line, options in lines:
             bulk.add(line, "work", {"line": line}, options)
         with pytest.raises(BulkRefused) as refusal:
-            list(bulk.store(**how))
+            bulk.store(**how)
     return refusal.value
 
 
@@ -152,7 +190,7 @@ def test_refusal_in_a_later_chunk_says_how_many_are_stored(queue: Queue) -> None
     lines = [(1, {"id": "a"}), (2, {"id": "b"}), (3, {"id": "c"}), (4, {"id": "taken"})]
     error = refused(queue, lines, chunk=2)
     assert (error.line, error.stored) == (4, 2)
-    assert "2 jobs of the chunks before it are stored" in str(error)
+    assert "2 jobs from earlier chunks were stored" in str(error)
     assert sorted(job.id for job in queue.jobs()) == ["a", "b", "taken"]
 
 
@@ -263,11 +301,27 @@ def test_error_while_storing_takes_the_chunk_back(queue: Queue, monkeypatch: pyt
 
         monkeypatch.setattr(queue.store, "insert_jobs", inserting)
         with pytest.raises(StoreUnavailable):
-            list(bulk.store(progress=stop_at))
+            bulk.store(progress=stop_at)
         assert queue.count() == 0
         inserting.always = None
-        assert len(list(bulk.store())) == 2500, "and it can be stored after all"
+        assert len(bulk.store()) == 2500, "and it can be stored after all"
     assert queue.count() == 2500
+
+
+@both_engines
+@pytest.mark.parametrize("chunk", [None, 1])
+def test_job_added_after_a_store_that_failed_comes_after_the_others(queue: Queue, chunk: int | None) -> None:
+    queue.enqueue("work", id="taken")
+    with queue.bulk() as bulk:
+        for number, id in enumerate(("first", "taken", "third"), 1):
+            bulk.add(number, "work", {}, {"id": id})
+        with pytest.raises(BulkRefused):
+            bulk.store(chunk)
+        queue.cancel("taken")
+        queue.delete("taken")
+        bulk.add(4, "work", {}, {"id": "fourth"})
+        assert list(bulk.store()) == ["first", "taken", "third", "fourth"]
+    assert queue.count() == 4
 
 
 @pytest.mark.parametrize("got_through", [True, False])
@@ -300,6 +354,7 @@ def test_commit_in_doubt_is_settled_and_no_job_is_stored_twice(
     assert queue.count() == 5
 
 
+@pytest.mark.slow
 def test_memory_stays_flat_however_many_there_are(queue: Queue) -> None:
     fill(queue, 100)
     peaks = []

@@ -11,9 +11,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from holdfast import Job, Queue, held_up
+from holdfast import Job, Queue
+from holdfast.enqueueing import held_up
 from holdfast.errors import StoreBusy
-from holdfast.operate import matching, operate
 from tests.conformance.connections import application_url
 from tests.support import wait_until
 from tests.worker.support import in_thread, join, sql
@@ -154,7 +154,7 @@ def test_busy_key_among_many_is_passed_over_and_named(queue: Queue, monkeypatch:
     fail_jobs(queue, None, "taken", None)
     with closing(psycopg.connect(application_url(queue.url))) as app:
         queue.enqueue("failed", {}, key="taken", connection=app)
-        result = operate(queue, "retry", matching(queue, status="failed"))
+        result = queue.act("retry", queue.ids(status="failed"))
     assert (result.done, result.refused) == (2, 1)
     assert isinstance(result.refusals[0].error, StoreBusy)
     assert queue.stats()["pending"] == 2

@@ -17,6 +17,8 @@ from tests.support import Recorder, both_engines, wait_until
 from tests.worker import handlers
 from tests.worker.support import PATIENCE, Gate, get, is_alive
 
+pytestmark = pytest.mark.slow
+
 StartWorker = Callable[..., Any]
 
 
@@ -130,6 +132,7 @@ def test_async_job_cancelled_before_its_first_step_frees_its_slot(
     assert queue.wait(work.enqueue().id, timeout=10).status == "completed", "the type's only slot is lost"
 
 
+@pytest.mark.process
 def test_running_process_is_killed_with_all_it_started(
     queue: Queue, start_worker: StartWorker, tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -77,17 +78,20 @@ print("ok")
 """
 
 
+@pytest.mark.process
 def test_closing_a_queue_ends_the_worker_that_uses_it(tmp_path: Path) -> None:
     names = 'NAMES = ("holdfast-dispatcher", "holdfast-heartbeat")\n'
     done = run_script(tmp_path, FAULTS + names + WORKER_LEFT_RUNNING)
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
 
 
+@pytest.mark.process
 def test_program_that_ends_with_the_block_of_its_queue_does_not_crash(tmp_path: Path) -> None:
     done = run_script(tmp_path, FAULTS + WORKER_FORGOTTEN)
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
 
 
+@pytest.mark.process
 def test_closing_a_queue_while_threads_read_does_not_crash(tmp_path: Path) -> None:
     done = run_script(tmp_path, FAULTS + READERS)
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
@@ -247,3 +251,37 @@ def test_worker_that_could_not_start_can_be_started_again(
         assert len(queue.workers()) == 1
     finally:
         assert worker.stop()
+
+
+def test_worker_that_gets_no_thread_can_be_started_later(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    def count_files() -> int:
+        """Open files after a start that fails."""
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            worker.start()
+        return len(os.listdir("/proc/self/fd"))
+
+    worker = queue.worker()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        assert count_files() == count_files()
+    assert worker.stop()
+    queue.close()
+    with worker:
+        assert worker.is_running
+
+
+def test_what_a_block_raises_is_not_replaced_by_the_failure_of_its_worker(queue: Queue) -> None:
+    worker = queue.worker()
+
+    def fail_in_the_block() -> None:
+        with worker:
+            worker._failure = RuntimeError("the worker's")
+            raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        fail_in_the_block()

@@ -14,7 +14,7 @@ import pytest
 from holdfast import Context, Fail, Queue, Retry
 from holdfast.errors import InvalidPayload
 from holdfast.events import JobClaimed, JobCompleted, JobPromoted
-from holdfast.store.protocol import Beat
+from holdfast.store.records import Beat
 from holdfast.testing import MovableClock
 from tests.support import Recorder, both_engines, wait_until
 from tests.worker import handlers

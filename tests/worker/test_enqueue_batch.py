@@ -136,7 +136,7 @@ def test_batch_is_stored_in_order_each_with_options_of_its_own(queue: Queue, oth
 
 
 def test_batch_is_one_commit(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    database = queue.store.database  # type: ignore[attr-defined]
+    database: Any = queue.store.database
     commits = Spy(database.commit)
     monkeypatch.setattr(database, "commit", commits)
     queue.enqueue_batch(job(n, key=f"key-{n}" if n % 2 else None) for n in range(100))
@@ -330,7 +330,7 @@ def test_page_takes_the_words_that_a_list_takes(queue: Queue) -> None:
     assert [one.id for one in both] == ["job-1", "job-0"]
     assert queue.page(status=[]).jobs == queue.jobs()
     with pytest.raises(ConfigError, match="retrying"):
-        queue.page(status="nonsense")
+        queue.page(status="nonsense")  # type: ignore[arg-type]
 
 
 def test_brief_page_has_no_payloads(queue: Queue) -> None:

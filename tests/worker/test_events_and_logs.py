@@ -246,7 +246,7 @@ def test_log_is_json_where_there_is_no_terminal() -> None:
 
 def test_log_is_text_on_a_terminal() -> None:
     (line,) = logged(Terminal(), FAILED)
-    assert line.endswith("error    work job1 failed for good in attempt 3: ValueError: broken")
+    assert line.endswith("error    work job1 failed permanently in attempt 3: ValueError: broken")
 
 
 @pytest.mark.parametrize(("format", "begins"), [("json", "{"), ("text", "")])
@@ -381,6 +381,7 @@ def test_error_ignored_after_a_commit_is_carried_too(
     assert isinstance(recorder.wait(e.HandlerErrorIgnored).exception, KeyError)
 
 
+@pytest.mark.process
 def test_death_of_a_process_is_carried_and_what_its_handler_raised_is_not(
     queue: Queue, start_worker: StartWorker, recorder: Recorder
 ) -> None:

@@ -18,8 +18,10 @@ import pytest
 from holdfast import Context, Job, Queue
 from holdfast.context import Attempt, AttemptHost
 from holdfast.errors import ConfigError, UnknownType
-from holdfast.handler import Handler
-from holdfast.store.protocol import Claim, Store
+from holdfast.handlers.handler import Handler
+from holdfast.handlers.options import Executor
+from holdfast.store.protocol import Store
+from holdfast.store.records import Claim
 from holdfast.worker.executors.loop import LoopExecutor
 from holdfast.worker.run import Ending
 from tests.support import Recorder, both_engines, wait_until
@@ -106,6 +108,7 @@ def test_async_handler_that_blocks_the_loop_keeps_its_lease(
     assert queue.wait(job.id, timeout=PATIENCE).attempts == 1
 
 
+@pytest.mark.process
 @both_engines
 def test_process_handler_runs_in_a_process_and_group_of_its_own(
     queue: Queue, start_worker: StartWorker
@@ -118,6 +121,7 @@ def test_process_handler_runs_in_a_process_and_group_of_its_own(
     assert job.result["group"] == job.result["pid"]
 
 
+@pytest.mark.process
 def test_process_stays_warm_for_the_next_job(queue: Queue, start_worker: StartWorker) -> None:
     queue.job(executor="process")(handlers.where)
     start_worker(concurrency=1)
@@ -125,6 +129,7 @@ def test_process_stays_warm_for_the_next_job(queue: Queue, start_worker: StartWo
     assert first.result == second.result
 
 
+@pytest.mark.process
 def test_async_handler_can_run_in_a_process(queue: Queue, start_worker: StartWorker) -> None:
     queue.job(executor="process")(handlers.where_async)
     start_worker()
@@ -132,6 +137,7 @@ def test_async_handler_can_run_in_a_process(queue: Queue, start_worker: StartWor
     assert job.result["pid"] != os.getpid()
 
 
+@pytest.mark.process
 def test_process_handler_gets_its_arguments_and_defaults(queue: Queue, start_worker: StartWorker) -> None:
     queue.job(executor="process")(handlers.add)
     start_worker()
@@ -139,6 +145,7 @@ def test_process_handler_gets_its_arguments_and_defaults(queue: Queue, start_wor
     assert run_one(queue, "add", {"a": 40}).result == 41
 
 
+@pytest.mark.process
 def test_process_handler_may_be_a_static_method(queue: Queue, start_worker: StartWorker) -> None:
     queue.job(executor="process")(handlers.Toolbox.hammer)
     start_worker()
@@ -149,10 +156,11 @@ def test_process_handler_that_no_other_process_can_import_is_refused(queue: Queu
     def local() -> None:
         raise AssertionError("never called")
 
-    with pytest.raises(ConfigError, match="top of a module"):
+    with pytest.raises(ConfigError, match="top level of a module"):
         queue.job(executor="process")(local)
 
 
+@pytest.mark.process
 @both_engines
 def test_process_that_dies_fails_the_attempt_and_names_the_signal(
     queue: Queue, start_worker: StartWorker
@@ -165,6 +173,7 @@ def test_process_that_dies_fails_the_attempt_and_names_the_signal(
     assert job.error == "ProcessDied: the handler's process was killed by signal 9"
 
 
+@pytest.mark.process
 def test_process_that_exits_at_once_fails_the_attempt_and_names_the_code(
     queue: Queue, start_worker: StartWorker
 ) -> None:
@@ -173,18 +182,20 @@ def test_process_that_exits_at_once_fails_the_attempt_and_names_the_code(
     assert run_one(queue, "exit_at_once").error == "ProcessDied: the handler's process exited with code 3"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("executor", ["thread", "process"])
 def test_registered_handler_takes_the_whole_payload(
-    queue: Queue, start_worker: StartWorker, executor: str
+    queue: Queue, start_worker: StartWorker, executor: Executor
 ) -> None:
     queue.register("whole", handlers.whole, executor=executor)
     start_worker()
     assert run_one(queue, "whole", {"a": [1, {"b": None}]}).result == {"a": [1, {"b": None}]}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("executor", ["thread", "process"])
 def test_registered_handler_may_take_the_context_as_well(
-    queue: Queue, start_worker: StartWorker, executor: str
+    queue: Queue, start_worker: StartWorker, executor: Executor
 ) -> None:
     queue.register("whole", handlers.whole_with_context, executor=executor)
     start_worker()
@@ -284,7 +295,7 @@ def test_unregistered_type_stays_pending_and_burns_no_attempt(
 
 def test_second_handler_for_a_type_is_refused(queue: Queue) -> None:
     queue.register("twice", lambda payload: None)
-    with pytest.raises(ConfigError, match="'twice' has a handler already"):
+    with pytest.raises(ConfigError, match="'twice' already has a handler"):
         queue.register("twice", lambda payload: None)
 
 
@@ -332,6 +343,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.process
 def test_handler_of_a_script_is_found_by_its_process(tmp_path: Path) -> None:
     done = run_script(tmp_path, MAIN_SCRIPT, str(tmp_path / "queue.db"))
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
@@ -361,6 +373,7 @@ print("ok")
 """
 
 
+@pytest.mark.process
 def test_handler_of_an_application_module_is_found_by_its_process(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(APP_MODULE, encoding="utf-8")
     url = f"sqlite:///{tmp_path / 'queue.db'}"
@@ -368,6 +381,7 @@ def test_handler_of_an_application_module_is_found_by_its_process(tmp_path: Path
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
 
 
+@pytest.mark.process
 def test_handler_of_a_module_run_with_m_is_found_by_its_process(tmp_path: Path) -> None:
     import subprocess
 
@@ -408,12 +422,13 @@ print(job.error)
 """
 
 
+@pytest.mark.process
 def test_worker_started_at_import_in_a_handlers_process_is_a_clear_error(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'queue.db'}"
     done = run_script(tmp_path, UNGUARDED_SCRIPT, APP_DATABASE=url)
     assert done.returncode == 0, done.stderr
     assert "could not be imported" in done.stdout
-    assert "a worker can't be started where a handler's process imports your module" in done.stdout
+    assert "a worker can't be started while a handler's process imports your module" in done.stdout
     assert "if __name__ == '__main__':" in done.stdout
 
 
@@ -436,7 +451,7 @@ def test_threads_that_start_async_attempts_at_once_make_one_event_loop(
         ended.put(attempt)
 
     monkeypatch.setattr(asyncio, "new_event_loop", make_slowly)
-    executor = LoopExecutor(lambda: 0, report, cast(Store, SimpleNamespace(close_thread=lambda: None)))
+    executor = LoopExecutor(report, cast(Store, SimpleNamespace(now=lambda: 0, close_thread=lambda: None)))
     handler = Handler("work", work, whole=True)
     barrier = threading.Barrier(8)
 
@@ -458,9 +473,10 @@ def test_threads_that_start_async_attempts_at_once_make_one_event_loop(
         executor.close()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("executor", ["thread", "process"])
 def test_progress_message_that_is_no_text_fails_the_job_and_frees_its_slot(
-    queue: Queue, start_worker: StartWorker, executor: str
+    queue: Queue, start_worker: StartWorker, executor: Executor
 ) -> None:
     queue.job(executor=executor, max_attempts=1)(handlers.report_number)
     queue.job(executor=executor)(handlers.where)
@@ -472,9 +488,35 @@ def test_progress_message_that_is_no_text_fails_the_job_and_frees_its_slot(
     assert run_one(queue, "where").status == "completed"
 
 
+@pytest.mark.process
+@pytest.mark.parametrize("executor", ["thread", "process"])
+def test_text_of_any_class_is_reported_and_enqueued(
+    queue: Queue, start_worker: StartWorker, executor: Executor
+) -> None:
+    queue.job(executor=executor, max_attempts=1)(handlers.use_words)
+    start_worker(types=["use_words"])
+    job = run_one(queue, "use_words")
+    assert (job.status, job.result) == ("completed", "c1"), job.error
+    child = queue.require("c1")
+    assert (child.type, child.key) == ("child", "k")
+
+
+@pytest.mark.process
+def test_end_that_can_not_be_sent_fails_the_attempt_and_not_the_process(
+    queue: Queue, start_worker: StartWorker
+) -> None:
+    queue.job(executor="process", max_attempts=1)(handlers.retry_oddly)
+    queue.job(executor="process")(handlers.where)
+    start_worker(concurrency=1)
+    before = run_one(queue, "where").result
+    assert (run_one(queue, "retry_oddly").error or "").startswith("TypeError: ")
+    assert run_one(queue, "where").result == before
+
+
+@pytest.mark.process
 @pytest.mark.parametrize("executor", ["thread", "process"])
 def test_limit_for_results_given_with_a_handler_holds_wherever_it_runs(
-    queue: Queue, start_worker: StartWorker, executor: str
+    queue: Queue, start_worker: StartWorker, executor: Executor
 ) -> None:
     text = "x" * 2_000_000
     queue.job(name="large", executor=executor, max_result_bytes=3_000_000)(handlers.large)
@@ -512,6 +554,7 @@ print("ok")
 """
 
 
+@pytest.mark.process
 def test_decorators_limit_for_results_holds_in_a_process(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(LARGE_MODULE, encoding="utf-8")
     url = f"sqlite:///{tmp_path / 'queue.db'}"
@@ -527,6 +570,7 @@ if any("holdfast.worker.executors.child" in word for word in sys.orig_argv):
 """
 
 
+@pytest.mark.process
 def test_cancel_of_a_process_that_has_not_read_its_payload_does_not_block_the_worker(
     queue: Queue, start_worker: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,8 @@ from holdfast.errors import StoreBusy
 from tests import postgres
 from tests.support import wait_until
 
+pytestmark = pytest.mark.postgres
+
 
 @pytest.fixture
 def queue() -> Iterator[Queue]:
@@ -85,7 +87,7 @@ def test_worker_that_is_to_stop_does_not_wait_for_it_beyond_its_time(
 ) -> None:
     worker = start_worker(queue)
     held_up = queue.enqueue("parent").id
-    wait_until(lambda: worker._dispatcher._held_up)
+    wait_until(lambda: worker._dispatcher._outbox._held_up)
     began = time.monotonic()
     worker.stop(timeout=0.2)
     assert time.monotonic() - began < 3
@@ -138,7 +140,7 @@ def test_retry_of_a_job_whose_key_waits_for_a_transaction_says_busy(
 def test_enqueue_with_an_id_that_waits_for_a_transaction_says_busy_and_holds_up_nobody(
     queue: Queue, application: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.store.postgres.store.LOCK_PATIENCE", 0.05)
+    monkeypatch.setattr("holdfast.store.postgres.enqueue.LOCK_PATIENCE", 0.05)
     with pytest.raises(StoreBusy):
         queue.enqueue("other", id="theirs")
     assert queue.enqueue("other").status is Status.PENDING

@@ -11,15 +11,18 @@ from typing import Any
 import pytest
 
 from holdfast import Context, Queue
+from holdfast.handlers.options import Executor
 from tests.support import both_engines, wait_until
 from tests.worker import handlers
 from tests.worker.support import PATIENCE, Gate, get
+
+pytestmark = pytest.mark.process
 
 StartWorker = Callable[..., Any]
 EXECUTORS = ["thread", "async", "process"]
 
 
-def register(queue: Queue, executor: str, **options: Any) -> None:
+def register(queue: Queue, executor: Executor, **options: Any) -> None:
     """A handler `work(started)` that waits for ever, and fails with a RuntimeError when it is stopped."""
     if executor == "process":
         queue.job(name="work", executor="process", **options)(handlers.fail_on_termination)
@@ -45,7 +48,7 @@ def register(queue: Queue, executor: str, **options: Any) -> None:
 @both_engines
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_error_of_a_handler_that_the_shutdown_deadline_cut_short_costs_no_attempt(
-    queue: Queue, start_worker: StartWorker, tmp_path: Path, executor: str
+    queue: Queue, start_worker: StartWorker, tmp_path: Path, executor: Executor
 ) -> None:
     register(queue, executor, max_attempts=1)
     worker = start_worker()
@@ -58,7 +61,7 @@ def test_error_of_a_handler_that_the_shutdown_deadline_cut_short_costs_no_attemp
 
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_error_of_a_handler_whose_time_is_up_is_recorded_as_its_timeout(
-    queue: Queue, start_worker: StartWorker, tmp_path: Path, executor: str
+    queue: Queue, start_worker: StartWorker, tmp_path: Path, executor: Executor
 ) -> None:
     register(queue, executor, max_attempts=1, timeout=0.3)
     start_worker()
@@ -70,7 +73,7 @@ def test_error_of_a_handler_whose_time_is_up_is_recorded_as_its_timeout(
 
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_error_of_a_handler_that_was_cancelled_leaves_no_failure_behind(
-    queue: Queue, start_worker: StartWorker, tmp_path: Path, executor: str
+    queue: Queue, start_worker: StartWorker, tmp_path: Path, executor: Executor
 ) -> None:
     register(queue, executor)
     start_worker()
@@ -100,7 +103,7 @@ def test_error_during_a_shutdown_that_has_not_cut_the_handler_short_is_a_failure
     assert (done.status, done.error) == ("failed", "RuntimeError: broken")
 
 
-def register_wrapping(queue: Queue, executor: str) -> None:
+def register_wrapping(queue: Queue, executor: Executor) -> None:
     """A handler `work(started)` that goes from safe point to safe point, and wraps what one raises."""
     if executor != "async":
         queue.job(name="work", executor=executor, max_attempts=1)(handlers.wrap_interruption)
@@ -120,7 +123,7 @@ def register_wrapping(queue: Queue, executor: str) -> None:
 
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_error_of_a_handler_that_a_safe_point_has_ended_for_a_shutdown_costs_no_attempt(
-    queue: Queue, start_worker: StartWorker, tmp_path: Path, executor: str
+    queue: Queue, start_worker: StartWorker, tmp_path: Path, executor: Executor
 ) -> None:
     register_wrapping(queue, executor)
     worker = start_worker()
@@ -133,7 +136,7 @@ def test_error_of_a_handler_that_a_safe_point_has_ended_for_a_shutdown_costs_no_
 
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_error_of_a_handler_that_a_safe_point_has_ended_for_a_cancellation_is_no_failure(
-    queue: Queue, start_worker: StartWorker, tmp_path: Path, executor: str
+    queue: Queue, start_worker: StartWorker, tmp_path: Path, executor: Executor
 ) -> None:
     register_wrapping(queue, executor)
     start_worker()

@@ -37,6 +37,7 @@ def register(queue: Queue, executor: str) -> None:
     queue.job(name="remember")(remember_async if executor == "async" else remember)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("executor", ["thread", "async", "process"])
 def test_context_variable_of_a_job_is_not_seen_by_the_next(
     queue: Queue, start_worker: StartWorker, executor: str

@@ -25,10 +25,12 @@ from holdfast.events import (
     StoreRecovered,
     StoreTrouble,
 )
-from holdfast.store.protocol import Demand, Finish, WorkerRecord
+from holdfast.store.records import Demand, Finish, WorkerRecord
 from holdfast.worker import maintenance
 from tests.support import Recorder, both_engines, wait_until
 from tests.worker.support import PATIENCE, Gate, Spy, get, path_of, sql, supersede
+
+pytestmark = pytest.mark.slow
 
 StartWorker = Callable[..., Any]
 
@@ -423,8 +425,8 @@ class DoubtfulCommit:
     """Makes one commit of the worker fail after it was made, or instead of it."""
 
     def __init__(self, queue: Queue, monkeypatch: pytest.MonkeyPatch, *, really: bool) -> None:
-        self._database = queue.store.database  # type: ignore[attr-defined]
-        self._commit = self._database.commit
+        database: Any = queue.store.database
+        self._database, self._commit = database, database.commit
         self._really = really
         self.armed = threading.Event()
         monkeypatch.setattr(self._database, "commit", self)

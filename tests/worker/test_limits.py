@@ -12,10 +12,12 @@ import pytest
 from holdfast import Queue
 from holdfast.errors import ConfigError
 from holdfast.events import StoreTrouble
-from holdfast.store.protocol import Claim, Demand
+from holdfast.store.records import Claim, Demand
 from holdfast.store.sqlite.database import Database
 from tests.support import Recorder, both_engines, wait_until
 from tests.worker.support import PATIENCE, Gate, get
+
+pytestmark = pytest.mark.slow
 
 StartWorker = Callable[..., Any]
 

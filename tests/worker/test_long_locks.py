@@ -16,13 +16,15 @@ from holdfast.core import clock
 from holdfast.core.clock import SECOND, system_clock
 from holdfast.errors import StoreBusy, StoreUnavailable
 from holdfast.events import JobReaped, LeaseLostByWorker, StoreTrouble
-from holdfast.store.protocol import Demand
+from holdfast.store.records import Demand
 from holdfast.store.sqlite import attempt, database
 from holdfast.worker import dispatcher, heartbeat, maintenance, run
 from holdfast.worker.heartbeat import Heartbeat
 from holdfast.worker.maintenance import Reaper
 from tests.support import Recorder, wait_until
-from tests.worker.support import PATIENCE, Gate, Spy, get, in_thread, join, path_of
+from tests.worker.support import PATIENCE, Gate, LeaseHolder, Spy, get, in_thread, join, path_of
+
+pytestmark = pytest.mark.slow
 
 StartWorker = Callable[..., Any]
 
@@ -107,7 +109,6 @@ class Scene:
 
     def __init__(self, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
         self.queue = queue
-        self.lost: list[Attempt] = []
         self.clock = SimpleNamespace(now=1000.0)
         monkeypatch.setattr(maintenance, "time", SimpleNamespace(monotonic=lambda: self.clock.now))
         queue.set_config("heartbeat_interval", 0.1)
@@ -120,17 +121,9 @@ class Scene:
         assert handler is not None
         self.attempt = Attempt(claim, handler, queue)
         self.attempt.leased_until = 0.0
-        self.me = Heartbeat(
-            "me",
-            queue.store,
-            queue.events,
-            settings=queue.settings,
-            state=lambda: "running",
-            held=lambda: [self.attempt],
-            lost=self.lost.extend,
-            cancelled=lambda claims: None,
-            forgotten=lambda: None,
-        )
+        holder = LeaseHolder(queue, self.attempt)
+        self.lost = holder.lost
+        self.me = Heartbeat("me", queue.store, queue.events, holder)
         self.reaper = Reaper(queue.store)
 
     def sweep(self) -> list[str]:

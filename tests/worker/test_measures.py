@@ -15,11 +15,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from holdfast import Fail, Queue
 from holdfast.core.clock import SECOND
 from holdfast.observe.metrics import render
-from holdfast.store.protocol import WorkerRecord
+from holdfast.store.records import WorkerRecord
 from holdfast.worker import statistics as statistics_module
 from holdfast.worker.statistics import Statistics
 from tests.support import both_engines, wait_until
 from tests.worker.support import PATIENCE, Gate, Spy
+
+pytestmark = pytest.mark.slow
 
 StartWorker = Callable[..., Any]
 

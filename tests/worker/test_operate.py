@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast import Queue
-from holdfast import operate as operate_module
+from holdfast.core.filter import StatusWord
 from holdfast.core.lifecycle import Errored
 from holdfast.errors import (
     CommitUncertain,
@@ -21,7 +21,8 @@ from holdfast.errors import (
     WrongState,
 )
 from holdfast.events import Event, JobCancelled, JobCancelRequested, JobDeleted, JobRetried
-from holdfast.operate import Operated, matching, operate
+from holdfast.listing import actions as operate_module
+from holdfast.listing.actions import Acted, Action
 from holdfast.store.scope import Scope
 from holdfast.testing import MovableClock
 from tests.conformance.steps import everything, finish, finished, insert, run
@@ -47,7 +48,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> int:
     return 4
 
 
-def prepare(queue: Queue, action: str, count: int, prefix: str = "job", **options: Any) -> list[str]:
+def prepare(queue: Queue, action: Action, count: int, prefix: str = "job", **options: Any) -> list[str]:
     """Jobs that an action can be done to."""
     ids = [f"{prefix}-{n}" for n in range(count)]
     for id in ids:
@@ -72,7 +73,7 @@ def told(recorder: Recorder) -> list[tuple[str, str, str]]:
     ]
 
 
-def refused(result: Operated) -> dict[str, type[Exception]]:
+def refused(result: Acted) -> dict[str, type[Exception]]:
     return {refusal.job_id: type(refusal.error) for refusal in result.refusals}
 
 
@@ -82,13 +83,13 @@ def refused(result: Operated) -> dict[str, type[Exception]]:
 @pytest.mark.parametrize("jobs", [0, 1, 3, 4, 5, 8, 11])
 @pytest.mark.parametrize("action", ["retry", "cancel", "delete"])
 def test_action_is_done_to_every_job_and_told_of_each(
-    queue: Queue, small_batches: int, action: str, jobs: int
+    queue: Queue, small_batches: int, action: Action, jobs: int
 ) -> None:
     ids = prepare(queue, action, jobs)
     prepare(queue, action, 1, "untouched")
     before = get(queue, "untouched-0")
     recorder = Recorder(queue.events)
-    assert operate(queue, action, iter(ids)) == Operated(done=jobs)
+    assert queue.act(action, iter(ids)) == Acted(done=jobs)
     assert [state(queue, id) for id in ids] == [ENDS.get(action)] * jobs
     name = {"retry": JobRetried.name, "cancel": JobCancelled.name, "delete": JobDeleted.name}[action]
     assert told(recorder) == [(name, id, "email") for id in ids]
@@ -99,7 +100,7 @@ def test_running_job_is_asked_to_stop_and_a_waiting_one_cancelled(queue: Queue) 
     run(queue.store, "running")
     insert(queue.store, "waiting")
     recorder = Recorder(queue.events)
-    assert operate(queue, "cancel", iter(["running", "waiting"])).done == 2
+    assert queue.act("cancel", iter(["running", "waiting"])).done == 2
     assert told(recorder) == [
         (JobCancelRequested.name, "running", "email"),
         (JobCancelled.name, "waiting", "email"),
@@ -115,7 +116,7 @@ def test_action_on_many_does_what_it_does_on_one(queue: Queue) -> None:
         finish(queue.store, run(queue.store, id), Errored("boom"))
     queue.retry("one-a")
     queue.retry("one-b")
-    assert operate(queue, "retry", iter(["many-a", "many-b"])).done == 2
+    assert queue.act("retry", iter(["many-a", "many-b"])).done == 2
     for letter in "ab":
         one, many = get(queue, f"one-{letter}"), get(queue, f"many-{letter}")
         same = [name for name in one.__struct_fields__ if name != "id"]
@@ -125,7 +126,7 @@ def test_action_on_many_does_what_it_does_on_one(queue: Queue) -> None:
 def test_unknown_action_is_refused_before_anything_is_touched(queue: Queue) -> None:
     ids = iter(prepare(queue, "delete", 2))
     with pytest.raises(ConfigError, match="'drop' is not an action; allowed: retry, cancel, delete"):
-        operate(queue, "drop", ids)
+        queue.act("drop", ids)  # type: ignore[arg-type]
     assert len(list(ids)) == 2
     assert queue.count() == 2
 
@@ -141,7 +142,7 @@ def test_refusals_are_named_with_their_reasons_and_the_rest_is_done(queue: Queue
     insert(queue.store, "pending")
     mixed = [good[0], "nobody", good[1], "pending", "rival", *good[2:], "nobody-either"]
     recorder = Recorder(queue.events)
-    result = operate(queue, "retry", iter(mixed))
+    result = queue.act("retry", iter(mixed))
     assert (result.done, result.refused) == (6, 4)
     assert refused(result) == {
         "nobody": JobNotFound,
@@ -163,7 +164,7 @@ def test_refusals_are_named_with_their_reasons_and_the_rest_is_done(queue: Queue
     ],
 )
 def test_states_that_an_action_does_not_fit_are_left_as_they_are(
-    queue: Queue, action: str, able: set[str]
+    queue: Queue, action: Action, able: set[str]
 ) -> None:
     finished(queue.store, "completed")
     finished(queue.store, "failed", DEAD)
@@ -174,7 +175,7 @@ def test_states_that_an_action_does_not_fit_are_left_as_they_are(
     insert(queue.store, "pending")
     insert(queue.store, "scheduled", delay=60)
     before = {job.id: job for job in everything(queue.store)}
-    result = operate(queue, action, iter(list(before)))
+    result = queue.act(action, iter(list(before)))
     unable = before.keys() - able
     assert refused(result) == dict.fromkeys(unable, WrongState)
     assert (result.done, result.refused) == (len(able), len(unable))
@@ -183,20 +184,20 @@ def test_states_that_an_action_does_not_fit_are_left_as_they_are(
 
 def test_job_that_is_named_twice_is_taken_once(queue: Queue) -> None:
     prepare(queue, "delete", 2)
-    result = operate(queue, "delete", iter(["job-0", "job-1", "job-0"]))
+    result = queue.act("delete", iter(["job-0", "job-1", "job-0"]))
     assert (result.done, result.refused, refused(result)) == (2, 1, {"job-0": JobNotFound})
 
 
 def test_only_the_first_refusals_are_kept_and_all_are_counted(queue: Queue, small_batches: int) -> None:
-    result = operate(queue, "cancel", (f"nobody-{n}" for n in range(9)), kept=3)
+    result = queue.act("cancel", (f"nobody-{n}" for n in range(9)), kept=3)
     assert (result.done, result.refused) == (0, 9)
     assert [refusal.job_id for refusal in result.refusals] == ["nobody-0", "nobody-1", "nobody-2"]
-    assert len(operate(queue, "cancel", (f"nobody-{n}" for n in range(150))).refusals) == 100
+    assert len(queue.act("cancel", (f"nobody-{n}" for n in range(150))).refusals) == 100
 
 
 def test_results_of_two_operations_have_nothing_in_common(queue: Queue) -> None:
-    first = operate(queue, "cancel", iter(["nobody"]))
-    assert operate(queue, "cancel", iter([])) == Operated()
+    first = queue.act("cancel", iter(["nobody"]))
+    assert queue.act("cancel", iter([])) == Acted()
     assert len(first.refusals) == 1
 
 
@@ -215,7 +216,7 @@ def test_jobs_are_committed_in_batches(queue: Queue, small_batches: int) -> None
                 seen.append(other.count(status="cancelled"))
                 yield id
 
-        assert operate(queue, "cancel", asked()).done == 10
+        assert queue.act("cancel", asked()).done == 10
     assert seen == [0] * 4 + [4] * 4 + [8] * 2
 
 
@@ -228,7 +229,7 @@ def test_others_may_write_while_ids_are_looked_up(queue: Queue, small_batches: i
                 other.enqueue("beside")
                 yield id
 
-        assert operate(queue, "cancel", asked()).done == 6
+        assert queue.act("cancel", asked()).done == 6
     assert queue.count(type="beside") == 6
 
 
@@ -239,7 +240,7 @@ def test_events_come_when_what_they_tell_is_durable(queue: Queue, small_batches:
         unsubscribe = queue.events.subscribe(
             lambda event: seen.append((event.job_id, state(other, event.job_id)))  # type: ignore[attr-defined]
         )
-        operate(queue, "retry", iter(ids))
+        queue.act("retry", iter(ids))
         unsubscribe()
     assert seen == [(id, "pending") for id in ids]
 
@@ -247,7 +248,7 @@ def test_events_come_when_what_they_tell_is_durable(queue: Queue, small_batches:
 @pytest.mark.parametrize("happened", [False, True])
 @pytest.mark.parametrize("action", ["retry", "cancel", "delete"])
 def test_commit_that_fails_loses_nothing_and_a_second_run_repeats_nothing(
-    queue: Queue, small_batches: int, monkeypatch: pytest.MonkeyPatch, action: str, happened: bool
+    queue: Queue, small_batches: int, monkeypatch: pytest.MonkeyPatch, action: Action, happened: bool
 ) -> None:
     """The second of three commits fails; it may have happened all the same."""
     ids = prepare(queue, action, 10)
@@ -255,14 +256,14 @@ def test_commit_that_fails_loses_nothing_and_a_second_run_repeats_nothing(
     recorder = Recorder(queue.events)
     doubt_commit(monkeypatch, queue, 2, happened=happened)
     with pytest.raises(CommitUncertain):
-        operate(queue, action, iter(ids))
+        queue.act(action, iter(ids))
     assert [id for _, id, _ in told(recorder)] == ids[:4], "told of what is certain, and of that alone"
     done = 8 if happened else 4
     assert [state(queue, id) for id in ids[:done]] == [ENDS.get(action)] * done
     assert {id: queue.get(id) for id in ids[done:]} == {id: before[id] for id in ids[done:]}
 
     after = {id: queue.get(id) for id in ids[:done]}
-    result = operate(queue, action, iter(ids))
+    result = queue.act(action, iter(ids))
     assert (result.done, set(refused(result))) == (10 - done, set(ids[:done]))
     assert {id: queue.get(id) for id in ids[:done]} == after
     assert [state(queue, id) for id in ids] == [ENDS.get(action)] * 10
@@ -270,7 +271,7 @@ def test_commit_that_fails_loses_nothing_and_a_second_run_repeats_nothing(
 
 @pytest.mark.parametrize("action", ["retry", "cancel", "delete"])
 def test_trouble_with_the_database_is_no_refusal(
-    queue: Queue, small_batches: int, monkeypatch: pytest.MonkeyPatch, action: str
+    queue: Queue, small_batches: int, monkeypatch: pytest.MonkeyPatch, action: Action
 ) -> None:
     """The job was changed and could not be read back: the whole batch is undone, and nothing told of it."""
     ids = prepare(queue, action, 10)
@@ -286,7 +287,7 @@ def test_trouble_with_the_database_is_no_refusal(
             yield id
 
     with pytest.raises(StoreUnavailable):
-        operate(queue, action, asked())
+        queue.act(action, asked())
     monkeypatch.undo()
     assert [id for _, id, _ in told(recorder)] == ids[:4]
     assert [state(queue, id) for id in ids[:4]] == [ENDS.get(action)] * 4
@@ -301,7 +302,7 @@ def test_ids_that_can_not_be_had_leave_what_was_done(queue: Queue, small_batches
         raise LookupError("no more")
 
     with pytest.raises(LookupError):
-        operate(queue, "cancel", asked())
+        queue.act("cancel", asked())
     assert [state(queue, id) for id in ids] == ["cancelled"] * 4 + ["pending"] * 2
 
 
@@ -311,7 +312,7 @@ def test_handler_can_not_operate_inside_its_own_transaction(queue: Queue) -> Non
     inside = Scope.enter(queue.store.url)
     try:
         with pytest.raises(NestedWrite):
-            operate(queue, "delete", iter(["job-0"]))
+            queue.act("delete", iter(["job-0"]))
     finally:
         inside.leave()
     assert queue.count() == 1
@@ -326,7 +327,7 @@ def test_filter_finds_what_a_list_finds_newest_first(queue: Queue, small_batches
     prepare(queue, "retry", 5, "crawl", type="crawl")
     insert(queue.store, "pending", "pending-too")
     finish(queue.store, run(queue.store, "retrying", priority=1), Errored("boom"))
-    for statuses, type in (
+    asked: list[tuple[tuple[StatusWord, ...], str | None]] = [
         ((), None),
         (("failed",), None),
         (("dead",), "crawl"),
@@ -334,14 +335,15 @@ def test_filter_finds_what_a_list_finds_newest_first(queue: Queue, small_batches
         (("pending", "retrying"), "email"),
         ((), "email"),
         (("failed",), "nobody"),
-    ):
-        found = list(matching(queue, status=statuses, type=type))
+    ]
+    for statuses, type in asked:
+        found = list(queue.ids(status=statuses, type=type))
         assert found == [job.id for job in queue.jobs(status=statuses, type=type)]
 
 
 def test_filter_of_an_unknown_state_is_refused(queue: Queue) -> None:
     with pytest.raises(ConfigError, match="retrying"):
-        list(matching(queue, status="nonsense"))
+        list(queue.ids(status="nonsense"))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("jobs", [3, 4, 5, 8, 11])
@@ -349,10 +351,10 @@ def test_filter_of_an_unknown_state_is_refused(queue: Queue) -> None:
     ("action", "status"), [("retry", "failed"), ("cancel", "pending"), ("delete", "completed")]
 )
 def test_every_job_that_matches_is_taken_though_each_one_leaves_the_filter(
-    queue: Queue, small_batches: int, action: str, status: str, jobs: int
+    queue: Queue, small_batches: int, action: Action, status: StatusWord, jobs: int
 ) -> None:
     prepare(queue, action, jobs)
-    result = operate(queue, action, matching(queue, status=status))
+    result = queue.act(action, queue.ids(status=status))
     assert (result.done, result.refused) == (jobs, 0)
     assert queue.count(status=status) == 0
 
@@ -369,9 +371,9 @@ def test_jobs_that_come_meanwhile_are_not_taken_in(queue: Queue, small_batches: 
             finished(queue.store, came[-1])
 
     unsubscribe = queue.events.subscribe(replace)
-    result = operate(queue, "delete", matching(queue, status="completed"))
+    result = queue.act("delete", queue.ids(status="completed"))
     unsubscribe()
-    assert result == Operated(done=10)
+    assert result == Acted(done=10)
     assert sorted(job.id for job in queue.jobs()) == sorted(came)
     assert len(came) == len(ids)
 
@@ -382,11 +384,11 @@ def test_retried_jobs_that_fail_at_once_are_not_retried_again(queue: Queue, smal
     recorder = Recorder(queue.events)
 
     def between() -> Iterator[str]:
-        for id in matching(queue, status="failed"):
+        for id in queue.ids(status="failed"):
             queue.drain()
             yield id
 
-    assert operate(queue, "retry", between()) == Operated(done=10)
+    assert queue.act("retry", between()) == Acted(done=10)
     assert len(told(recorder)) == 10
 
 
@@ -394,12 +396,12 @@ def test_job_that_is_gone_before_its_turn_is_refused_by_name(queue: Queue, small
     prepare(queue, "delete", 4)
 
     def raced() -> Iterator[str]:
-        for number, id in enumerate(matching(queue, status="completed")):
+        for number, id in enumerate(queue.ids(status="completed")):
             if number == 2:
                 queue.delete(id)
             yield id
 
-    result = operate(queue, "delete", raced())
+    result = queue.act("delete", raced())
     assert (result.done, refused(result)) == (3, {"job-1": JobNotFound})
 
 
@@ -407,7 +409,7 @@ def test_payloads_are_not_read_to_find_what_matches(queue: Queue) -> None:
     insert(queue.store, "a", "b")
     with queue.store.transaction() as connection:
         connection.execute("UPDATE holdfast_jobs SET payload = 'no JSON'")
-    assert list(matching(queue, status="pending", type="email")) == ["b", "a"]
+    assert list(queue.ids(status="pending", type="email")) == ["b", "a"]
 
 
 @both_engines
@@ -417,7 +419,7 @@ def test_jobs_of_one_error_are_retried_together(queue: Queue, small_batches: int
     finished(queue.store, "other", Errored("KeyError", permanent=True))
     [largest, _] = queue.error_groups()
     assert (largest.type, largest.error, largest.jobs) == ("email", "Timeout: after # s", 9)
-    result = operate(queue, "retry", matching(queue, type=largest.type, error=largest.error))
+    result = queue.act("retry", queue.ids(type=largest.type, error=largest.error))
     assert (result.done, result.refused) == (9, 0)
     assert queue.count(status="pending") == 9
     assert [group.error for group in queue.error_groups()] == ["KeyError"]
@@ -438,7 +440,7 @@ def test_every_filter_of_a_page_chooses_what_is_done(queue: Queue, small_batches
             [job.id for job in queue.page(since=moment, sort="finished").jobs],
         ),
     ):
-        assert list(matching(queue, **selection)) == expected
+        assert list(queue.ids(**selection)) == expected
 
 
 def test_count_and_page_of_the_queue_agree(queue: Queue) -> None:
@@ -454,3 +456,11 @@ def test_count_and_page_of_the_queue_agree(queue: Queue) -> None:
         assert queue.count(**filters, cap=3) == 3
     job = queue.page(sort="priority").jobs[0]
     assert job.max_attempts == queue.jobs()[0].max_attempts
+
+
+@both_engines
+def test_ids_are_those_at_the_time_of_the_call(queue: Queue) -> None:
+    first = queue.enqueue("work")
+    found = queue.ids()
+    queue.enqueue("work")
+    assert list(found) == [first.id]

@@ -8,10 +8,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from holdfast import Queue
-from holdfast import queue as queue_module
 from holdfast.core.lifecycle import Errored
 from holdfast.errors import ConfigError
 from holdfast.events import JobCancelled, JobCancelRequested, JobRetried, JobsPruned
+from holdfast.queue import operating as queue_module
 from holdfast.testing import MovableClock
 from tests.conformance.steps import claim, ending, finished, insert, run
 from tests.support import Recorder, both_engines, unsynced
@@ -76,7 +76,7 @@ def test_count_stops_at_its_cap(queue: Queue) -> None:
 
 def test_count_refuses_an_unknown_status_and_lists_the_known_ones(queue: Queue) -> None:
     with pytest.raises(ConfigError, match="retrying"):
-        queue.count(status="nonsense")
+        queue.count(status="nonsense")  # type: ignore[arg-type]
 
 
 # purge and cleanup
@@ -150,9 +150,9 @@ def test_every_failed_job_is_retried_once_and_told(queue: Queue, small_batches: 
 def test_type_restricts_retry_all(queue: Queue, small_batches: int) -> None:
     fail_many(queue, 6)
     fail_many(queue, 6, type="crawl", prefix="crawl")
-    assert queue.retry_all("crawl") == (6, 0)
+    assert queue.retry_all(type="crawl") == (6, 0)
     assert (queue.count(status="failed", type="email"), queue.count(status="failed", type="crawl")) == (6, 0)
-    assert queue.retry_all("nobody") == (0, 0)
+    assert queue.retry_all(type="nobody") == (0, 0)
 
 
 @both_engines
@@ -184,7 +184,7 @@ def test_retry_all_takes_the_filters_of_a_list_and_a_limit(queue: Queue, recorde
     finished(queue.store, "other", Errored("another thing", permanent=True))
     assert queue.retry_all(error="another thing") == (1, 0)
     assert [event.job_id for event in recorder.all(JobRetried)] == ["other"]
-    assert queue.retry_all("email", limit=1) == (1, 0)
+    assert queue.retry_all(type="email", limit=1) == (1, 0)
     assert get(queue, "dead-2").status == "pending", "the newest first, as in a list"
     assert queue.retry_all(limit=1, ascending=True) == (1, 0)
     assert get(queue, "dead-0").status == "pending"
@@ -209,7 +209,7 @@ def test_cancel_all_cancels_what_waits_and_asks_what_runs(queue: Queue, recorder
     insert(queue.store, "a", "b")
     insert(queue.store, "later", delay=60)
     finished(queue.store, "over", type="zip")
-    assert queue.cancel_all("email", limit=1) == (1, 0)
+    assert queue.cancel_all(type="email", limit=1) == (1, 0)
     assert get(queue, "later").status == "cancelled", "the newest first, as in a list"
     assert queue.cancel_all() == (3, 0)
     assert {event.job_id for event in recorder.all(JobCancelled)} == {"later", "a", "b"}

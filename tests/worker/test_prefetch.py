@@ -12,8 +12,8 @@ import pytest
 from holdfast import Queue
 from holdfast.context import Attempt, AttemptHost
 from holdfast.events import JobReleased
-from holdfast.handler import Handler
-from holdfast.store.protocol import Claim
+from holdfast.handlers.handler import Handler
+from holdfast.store.records import Claim
 from holdfast.worker.slots import HORIZON, MAX_HELD, Pace, Slots
 from tests.support import Recorder, both_engines, wait_until
 from tests.worker.support import PATIENCE, Gate, Spy

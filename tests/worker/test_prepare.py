@@ -86,7 +86,7 @@ async def later(payload: Payload) -> tuple[Payload, dict[str, Any]]:
 
 @pytest.mark.parametrize("wrong", [later, "text", 5])
 def test_prepare_is_a_plain_function(queue: Queue, wrong: Any) -> None:
-    with pytest.raises(ConfigError, match="prepare= takes a plain function of a payload"):
+    with pytest.raises(ConfigError, match="prepare= must be a sync function that takes the payload"):
         queue.register("other", write, prepare=wrong)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from holdfast import Context, Job, Queue
 from holdfast.core.job import Progress
 from holdfast.errors import ConfigError, InvalidPayload, UnknownType
 from holdfast.events import JobEnqueued, JobReleased
+from holdfast.handlers.options import Executor
+from holdfast.testing import MovableClock
 from tests.support import Recorder, both_engines, wait_until
 from tests.worker import handlers
 from tests.worker.support import PATIENCE, Gate, get, supersede
@@ -22,6 +25,23 @@ StartWorker = Callable[..., Any]
 
 def run_one(queue: Queue, type: str, payload: object = None, **options: Any) -> Job:
     return queue.wait(queue.enqueue(type, payload, **options).id, timeout=PATIENCE)
+
+
+@both_engines
+def test_now_is_the_present_by_the_clock_of_the_queue(url: str) -> None:
+    clock, seen = MovableClock(datetime(2031, 5, 1, tzinfo=UTC)), list[datetime]()
+    with Queue(url, clock=clock) as queue:
+
+        @queue.job
+        def work(ctx: Context) -> None:
+            seen.append(ctx.now)
+            clock.advance(hours=1)
+            seen.append(ctx.now)
+
+        work.enqueue()
+        queue.drain()
+    assert seen == [datetime(2031, 5, 1, tzinfo=UTC), datetime(2031, 5, 1, 1, tzinfo=UTC)]
+    assert seen[0].tzinfo is UTC
 
 
 @both_engines
@@ -42,6 +62,7 @@ def test_progress_is_stored_while_the_handler_runs(
     assert queue.wait(job.id, timeout=PATIENCE).status == "completed"
 
 
+@pytest.mark.process
 def test_progress_of_a_process_is_stored(queue: Queue, start_worker: StartWorker, tmp_path: Path) -> None:
     queue.job(executor="process")(handlers.report_progress)
     start_worker()
@@ -100,7 +121,7 @@ def test_progress_beyond_its_bounds_is_an_error(queue: Queue, fraction: float) -
 
     job = work.enqueue()
     queue.drain()
-    assert get(queue, job.id).error == f"ValueError: progress goes from 0 to 1, not {fraction!r}"
+    assert get(queue, job.id).error == f"ValueError: progress must be from 0 to 1, not {fraction!r}"
 
 
 @pytest.mark.parametrize("message", ["\x00", "\ud800", object()])
@@ -225,6 +246,7 @@ def test_children_of_a_superseded_attempt_never_exist(
     assert get(queue, job.id).status == "processing"
 
 
+@pytest.mark.process
 @both_engines
 def test_children_of_a_process_exist_when_it_completes(queue: Queue, start_worker: StartWorker) -> None:
     queue.job(executor="process")(handlers.have_children)
@@ -327,9 +349,10 @@ def test_strict_types_hold_for_children_too(url: str) -> None:
         assert get(queue, job.id).status == "completed"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("executor", ["thread", "process"])
 def test_check_at_shutdown_gives_the_job_and_the_attempt_back(
-    queue: Queue, start_worker: StartWorker, recorder: Recorder, tmp_path: Path, executor: str
+    queue: Queue, start_worker: StartWorker, recorder: Recorder, tmp_path: Path, executor: Executor
 ) -> None:
     started = tmp_path / "started"
     queue.job(executor=executor)(handlers.check_for_ever)
@@ -396,3 +419,21 @@ def test_attempt_that_was_stopped_beyond_its_lease_looks_whether_the_job_is_stil
     else:
         assert effects == ["done"]
         assert left.status == "completed"
+
+
+@both_engines
+def test_child_gets_the_options_of_its_function(queue: Queue) -> None:
+    @queue.job
+    def child(n: int) -> None: ...
+
+    @queue.job
+    def parent(ctx: Context) -> str:
+        urgent = child.with_options(lane="eu", priority=7, key="k", max_attempts=9, timeout=5, delay="1h")
+        return ctx.enqueue(urgent, {"n": 1}, priority=8)
+
+    job = parent.enqueue()
+    queue.drain(raise_errors=True)
+    made = get(queue, get(queue, job.id).result)
+    assert (made.type, made.priority, made.key, made.max_attempts, made.timeout, made.status) == (
+        ("child:eu", 8, "k", 9, 5.0, "scheduled")
+    )

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import to_builtins
 
 from holdfast import Context, HoldfastError, Job, Queue, Reconcile
 from holdfast.core.job import base_type
@@ -23,17 +24,19 @@ from holdfast.core.lifecycle import Errored, LeaseEnded, Outcome
 from holdfast.errors import ConfigError, StoreBusy, StoreUnavailable
 from holdfast.events import DiscrepancyFound, Event, JobsPruned, Reconciled
 from holdfast.jobs import files, install
-from holdfast.reconcile import KEPT, Report, as_json, checkable_types, last_report, reconcile
+from holdfast.reconcile import KEPT, Report, checkable_types, last_report, reconcile
 from holdfast.testing import MovableClock
 from holdfast.worker import maintenance
 from tests.conformance.steps import claim_one, finish
 from tests.support import Recorder
 from tests.worker.support import Gate, Spy, get, path_of, run_script, sql
 
+pytestmark = pytest.mark.slow
+
 MISSING = "the file is missing"
-CHANGED = "the file has another content"
-NO_FILE = "there is no file in its place"
-IS_THERE = "the file is there"
+CHANGED = "the file's content has changed"
+NO_FILE = "something other than a file is in its place"
+IS_THERE = "the file exists"
 
 Damage = Callable[[Path], object]
 
@@ -274,7 +277,7 @@ def test_a_file_that_may_not_be_read_is_listed_as_not_checked(
     report = reconcile(queue)
     [(id, problem)] = problems(report)
     assert id == job.id
-    assert problem.startswith("it could not be checked: PermissionError: ")
+    assert problem.startswith("could not be checked: PermissionError: ")
     assert (report.checked, report.differing, report.unchecked) == (0, 0, 1)
 
 
@@ -554,7 +557,7 @@ def test_a_job_that_was_committing_when_it_began_settles_its_path(
     """It has removed the file and taken its time, but nobody sees it completed before the walk is over."""
     path = folder / "file"
     write(queue, path)
-    database = queue.store.database  # type: ignore[attr-defined]
+    database: Any = queue.store.database
     commit = database.commit
 
     def hold(connection: sqlite3.Connection) -> None:
@@ -712,7 +715,7 @@ def test_a_check_that_raises_is_listed_as_not_checked(queue: Queue, folder: Path
     report = reconcile(queue)
     assert problems(report) == [
         (gone.id, MISSING),
-        (job.id, "it could not be checked: OSError: no route to host"),
+        (job.id, "could not be checked: OSError: no route to host"),
     ]
     assert (report.checked, report.differing, report.unchecked) == (1, 1, 1)
 
@@ -724,7 +727,7 @@ def test_an_error_of_ours_is_told_in_its_own_words(queue: Queue) -> None:
     queue.register("own", lambda payload: None, reconcile=broken)
     ran(queue, "own", {})
     [(_, problem)] = problems(reconcile(queue))
-    assert problem.startswith("it could not be checked: the vault is shut")
+    assert problem.startswith("could not be checked: the vault is shut")
     assert "HoldfastError" not in problem
 
 
@@ -945,6 +948,7 @@ def test_nothing_is_repaired(queue: Queue, folder: Path) -> None:
     assert _world(queue, folder) == before
 
 
+@pytest.mark.process
 def test_the_report_is_kept_and_read_by_another_process(queue: Queue, folder: Path, tmp_path: Path) -> None:
     assert last_report(queue) is None
     job = write(queue, folder / "file")
@@ -988,7 +992,7 @@ def test_a_report_as_json_has_the_names_of_the_api(queue: Queue, folder: Path) -
     job = write(queue, folder / "file")
     assert job.finished_at is not None
     (folder / "file").unlink()
-    shape = as_json(reconcile(queue))
+    shape = to_builtins(reconcile(queue))
     moment = f"{job.finished_at:%Y-%m-%dT%H:%M:%S.%f}Z"
     assert {name: shape[name] for name in shape if not name.endswith("At")} == {
         "covered": [{"type": "create_file", "completed": 1, "since": moment, "removed": 0}],
@@ -1161,7 +1165,7 @@ def test_check_that_exits_is_listed_as_not_checked(queue: Queue) -> None:
     queue.drain()
     report = reconcile(queue)
     assert [(found.job_id, found.problem) for found in report.discrepancies] == [
-        (job.id, "it could not be checked: SystemExit: bye")
+        (job.id, "could not be checked: SystemExit: bye")
     ]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from holdfast import Context, Fail, Job, Queue, Retry
-from holdfast.errors import InvalidPayload
+from holdfast.errors import AttemptFailed, InvalidPayload
 from holdfast.events import JobFailed, JobRetrying
 from tests.support import Recorder, both_engines, wait_until
 from tests.worker import handlers
@@ -141,6 +141,7 @@ def test_fail_ends_the_job_at_once(queue: Queue, start_worker: StartWorker) -> N
     assert (job.status, job.attempts, job.error) == ("failed", 1, "Fail: the account is closed")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("handler", "status", "error"),
     [(handlers.fail_for_good, "failed", "Fail: no use"), (handlers.retry_later, "scheduled", "Retry: busy")],
@@ -242,6 +243,7 @@ def test_whatever_a_handler_raises_only_fails_its_attempt(
     assert worker.is_running
 
 
+@pytest.mark.process
 def test_exit_of_a_process_handler_only_fails_its_attempt(queue: Queue, start_worker: StartWorker) -> None:
     queue.job(executor="process", max_attempts=1)(handlers.exit_in_order)
     start_worker()
@@ -289,7 +291,7 @@ class Unspeakable(Exception):
         (ValueError("lone \ud83d surrogate"), "ValueError: lone \\ud83d surrogate"),
         (ValueError("𝄞 ü"), "ValueError: 𝄞 ü"),
         (ValueError(), "ValueError"),
-        (Unspeakable(), "Unspeakable: (its message can't be shown)"),
+        (Unspeakable(), "Unspeakable: (its message can't be displayed)"),
     ],
 )
 def test_any_error_text_can_be_stored(
@@ -325,8 +327,8 @@ def test_huge_error_text_is_shortened_in_the_middle(queue: Queue, start_worker: 
     [
         (object(), "result: is an object, which is not JSON"),
         ({"a": [1, float("nan")]}, "result.a[1]: nan is not JSON"),
-        ({"a": "\x00"}, "result.a: holds a NUL character, which can't be stored"),
-        ("\ud800", "result: holds a lone surrogate, which is not a character"),
+        ({"a": "\x00"}, "result.a: contains a NUL character, which can't be stored"),
+        ("\ud800", "result: contains a lone surrogate, which is not a character"),
         ({1: 2}, "result: has the key 1; keys must be text"),
     ],
 )
@@ -359,6 +361,25 @@ def test_result_is_kept_exactly(queue: Queue, start_worker: StartWorker, result:
     kept = run_one(queue, "work").result
     assert kept == result
     assert type(kept) is type(result)
+
+
+class OutOfPaper(AttemptFailed):
+    """An error of an application."""
+
+
+@pytest.mark.parametrize(("permanent", "attempts"), [(False, 2), (True, 1)])
+def test_attempt_failed_keeps_its_message_and_detail_without_a_traceback(
+    queue: Queue, start_worker: StartWorker, permanent: bool, attempts: int
+) -> None:
+    def work(payload: object, ctx: Context) -> None:
+        ctx.detail(tray=2)
+        raise OutOfPaper("tray 2 is empty", permanent=permanent)
+
+    queue.register("work", work, max_attempts=2, backoff_factor=0)
+    start_worker()
+    job = run_one(queue, "work")
+    assert (job.status, job.attempts, job.error) == ("failed", attempts, "OutOfPaper: tray 2 is empty")
+    assert [(failure.traceback, failure.detail) for failure in job.errors] == [(None, {"tray": 2})] * attempts
 
 
 def _raise(payload: object) -> None:

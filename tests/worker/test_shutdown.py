@@ -34,6 +34,19 @@ def in_background(action: Callable[[], object]) -> tuple[threading.Thread, list[
 
 
 @both_engines
+def test_worker_of_a_with_block_runs_while_it_lasts(queue: Queue) -> None:
+    queue.register("work", lambda payload: None)
+    with queue.worker(concurrency=2) as worker:
+        assert queue.wait(queue.enqueue("work").id, timeout=PATIENCE).status == "completed"
+    assert queue.workers() == []
+    with pytest.raises(ZeroDivisionError), worker:
+        queue.enqueue("work", priority=1 // 0)
+    assert queue.workers() == []
+    with worker, pytest.raises(HoldfastError, match="already running"):
+        worker.start()
+
+
+@both_engines
 def test_stop_lets_running_jobs_finish(
     queue: Queue, start_worker: StartWorker, recorder: Recorder, gate: Gate
 ) -> None:
@@ -107,6 +120,7 @@ def test_held_jobs_are_given_back_at_once_with_their_attempt(
     assert queue.stats()["processing"] == 0
 
 
+@pytest.mark.process
 @both_engines
 @pytest.mark.parametrize("kind", ["thread", "async", "process"])
 def test_deadline_cuts_what_still_runs_and_gives_the_job_back(
@@ -156,6 +170,7 @@ def test_job_that_is_cut_short_runs_elsewhere_and_the_late_outcome_changes_nothi
     assert get(queue, job.id) == done
 
 
+@pytest.mark.process
 def test_stop_while_a_process_imports_its_handler_is_heard(
     queue: Queue,
     start_worker: StartWorker,
@@ -211,7 +226,7 @@ def test_stopped_worker_can_be_started_again(queue: Queue, start_worker: StartWo
 
 def test_worker_that_runs_cannot_be_started_again(queue: Queue, start_worker: StartWorker) -> None:
     worker = start_worker()
-    with pytest.raises(HoldfastError, match="running already"):
+    with pytest.raises(HoldfastError, match="already running"):
         worker.start()
 
 
@@ -334,6 +349,7 @@ def program(queue: Queue, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_first_signal_stops_in_order(
     queue: Queue, program: subprocess.Popen[str], tmp_path: Path, number: signal.Signals
@@ -351,6 +367,7 @@ def test_first_signal_stops_in_order(
     assert queue.store.list_workers() == []
 
 
+@pytest.mark.process
 def test_second_signal_stops_at_once_and_gives_the_job_back(
     queue: Queue, program: subprocess.Popen[str], tmp_path: Path
 ) -> None:

@@ -131,7 +131,7 @@ def test_engine_of_another_database_is_left_as_it_is() -> None:
 
 @pytest.mark.parametrize("wrong", [None, "sqlite:///app.db", object()])
 def test_what_is_no_engine_is_refused_in_one_line(wrong: Any) -> None:
-    with pytest.raises(ConfigError, match="takes an engine of SQLAlchemy"):
+    with pytest.raises(ConfigError, match="takes a SQLAlchemy engine"):
         configure(wrong)
 
 
@@ -140,7 +140,7 @@ if sys.version_info >= (3, 12):  # sqlite3 has no such mode before
     def test_engine_whose_driver_begins_by_itself_is_refused(queue: Queue) -> None:
         url = f"sqlite:///{path_of(queue.open())}"
         engine = configure(sa.create_engine(url, connect_args={"autocommit": False}))
-        with pytest.raises(ConfigError, match="leave autocommit=False out"), engine.begin():
+        with pytest.raises(ConfigError, match="remove autocommit=False"), engine.begin():
             pass
         engine.dispose()
 
@@ -174,3 +174,16 @@ def test_lock_that_an_enqueue_does_not_get_says_what_to_do(queue: Queue) -> None
     assert "holdfast.sqlalchemy.configure" in caught.value.__notes__[0]
     other.close()
     own.close()
+
+
+@pytest.mark.parametrize(("busy_seconds", "milliseconds"), [(30, 30_000), ("30d", 2**31 - 1)])
+def test_engine_can_be_configured_after_a_call_that_was_refused(
+    queue: Queue, busy_seconds: int | str, milliseconds: int
+) -> None:
+    engine = sa.create_engine(f"sqlite:///{path_of(queue)}")
+    with pytest.raises(ConfigError, match="busy_seconds must be a duration"):
+        configure(engine, busy_seconds="soon")
+    configure(engine, busy_seconds=busy_seconds)
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar() == milliseconds
+    engine.dispose()

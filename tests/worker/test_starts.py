@@ -16,17 +16,17 @@ from holdfast.context import CANCELLED, LOST, STOPPING, Attempt
 from holdfast.core import clock
 from holdfast.core.lifecycle import Completed, Released, Stopped
 from holdfast.events import JobReleased, OutcomeRefused
-from holdfast.handler import Handler
-from holdfast.store.protocol import Claim
+from holdfast.handlers.handler import Handler
+from holdfast.store.records import Claim
 from holdfast.worker import dispatcher, heartbeat, run
-from holdfast.worker.executors import Executor, processes, wire
+from holdfast.worker.executors import Executor, wire
 from holdfast.worker.executors.loop import LoopExecutor
 from holdfast.worker.executors.processes import ProcessExecutor
 from holdfast.worker.executors.threads import ThreadExecutor
 from holdfast.worker.run import Ending
 from tests.support import Recorder, both_engines, wait_until
 from tests.worker import handlers
-from tests.worker.support import PATIENCE, Gate, sql
+from tests.worker.support import PATIENCE, Gate, LeaseHolder, sql
 
 StartWorker = Callable[..., Any]
 EXECUTORS = ["thread", "async", "process"]
@@ -78,7 +78,7 @@ def test_jobs_that_others_have_done_while_the_worker_stood_still_are_not_started
     suspend: Callable[[float], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("holdfast.worker.enforce.LONGEST_HELD", math.inf)  # or they are given back meanwhile
+    monkeypatch.setattr("holdfast.worker.runner.LONGEST_HELD", math.inf)  # or they are given back meanwhile
     runs = hold_jobs_behind_a_gate(queue, start_worker, gate)
     done = sql(
         queue,
@@ -103,7 +103,7 @@ def test_jobs_held_while_the_worker_stood_still_cost_no_attempt_if_nobody_took_t
     suspend: Callable[[float], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("holdfast.worker.enforce.LONGEST_HELD", math.inf)
+    monkeypatch.setattr("holdfast.worker.runner.LONGEST_HELD", math.inf)
     runs = hold_jobs_behind_a_gate(queue, start_worker, gate)
     suspend(60)
     gate.open()
@@ -116,12 +116,12 @@ def test_jobs_held_while_the_worker_stood_still_cost_no_attempt_if_nobody_took_t
 class Rig:
     """One executor by itself, and what it reports."""
 
-    def __init__(self, kind: str, queue: Queue, path: Path) -> None:
+    def __init__(self, kind: Any, queue: Queue, path: Path) -> None:
         self.queue = queue
         self.path = path
         self.kind = kind
         self.endings: queues.SimpleQueue[Ending] = queues.SimpleQueue()
-        given = (queue.store.now, self._report, queue.store)
+        given = (self._report, queue.store)
         self.executor: Executor
         if kind == "thread":
             self.executor = ThreadExecutor(*given)
@@ -147,6 +147,7 @@ class Rig:
         return self.endings.get(timeout=PATIENCE)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("kind", EXECUTORS)
 def test_handler_starts_only_while_its_lease_holds_by_our_own_clock(
     queue: Queue, tmp_path: Path, kind: str
@@ -162,6 +163,7 @@ def test_handler_starts_only_while_its_lease_holds_by_our_own_clock(
         assert rig.path.exists()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("kind", EXECUTORS)
 @pytest.mark.parametrize(
     ("reason", "ending"), [(LOST, Released()), (STOPPING, Released()), (CANCELLED, Stopped())]
@@ -176,6 +178,7 @@ def test_attempt_that_was_told_to_stop_before_its_start_does_not_start(
         assert not rig.path.exists()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("is_renewed", [True, False])
 def test_process_that_is_ready_too_late_asks_whether_the_lease_was_renewed_meanwhile(
     queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_renewed: bool
@@ -189,7 +192,7 @@ def test_process_that_is_ready_too_late_asks_whether_the_lease_was_renewed_meanw
             attempt.leased_until = clock.lease_clock() + (PATIENCE if is_renewed else 0.0)
         send(stream, message)
 
-    monkeypatch.setattr(processes, "send", send_late)
+    monkeypatch.setattr(wire, "send", send_late)
     with closing(Rig("process", queue, tmp_path / "ran")) as rig:
         attempt = rig.attempt()
         attempt.leased_until = clock.lease_clock() + PATIENCE
@@ -204,16 +207,6 @@ def test_heartbeat_does_not_vouch_for_what_it_finds_lost(queue: Queue) -> None:
         queue,
     )
     attempt.leased_until = 1.0
-    lost: list[Attempt] = []
-    heartbeat.Heartbeat(
-        "me",
-        queue.store,
-        queue.events,
-        settings=queue.settings,
-        state=lambda: "running",
-        held=lambda: [attempt],
-        lost=lost.extend,
-        cancelled=lambda claims: None,
-        forgotten=lambda: None,
-    ).beat()
-    assert (lost, attempt.leased_until) == ([attempt], 1.0)
+    holder = LeaseHolder(queue, attempt)
+    heartbeat.Heartbeat("me", queue.store, queue.events, holder).beat()
+    assert (holder.lost, attempt.leased_until) == ([attempt], 1.0)

@@ -7,7 +7,7 @@ from typing import Any
 
 from holdfast import Context, Queue
 from holdfast.events import WorkerExhausted, WorkerStopped, WorkerStopping
-from holdfast.store.protocol import StopRequest
+from holdfast.store.records import StopRequest
 from tests.support import Recorder, both_engines, wait_until
 from tests.worker.support import PATIENCE, Gate, get
 

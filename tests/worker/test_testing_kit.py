@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import Queue
+from holdfast.errors import ConfigError
 from holdfast.testing import MovableClock, assert_enqueued, drain, enqueued, isolated
 
 
@@ -28,6 +29,20 @@ def test_movable_clock_stands_still_until_it_is_moved() -> None:
 
 def test_movable_clock_begins_with_the_present() -> None:
     assert abs(MovableClock().now - datetime.now(UTC)) < timedelta(minutes=1)
+
+
+@pytest.mark.parametrize("by", [float("inf"), -float("inf"), "1 fortnight"])
+def test_movable_clock_refuses_what_is_no_duration(by: float | str) -> None:
+    with pytest.raises(ConfigError, match="by must be a duration"):
+        MovableClock().advance(by)
+
+
+def test_movable_clock_refuses_a_naive_datetime() -> None:
+    naive = datetime(2030, 1, 1)  # noqa: DTZ001
+    with pytest.raises(ConfigError, match="aware datetime"):
+        MovableClock(naive)
+    with pytest.raises(ConfigError, match="aware datetime"):
+        MovableClock().move_to(naive)
 
 
 def test_clock_decides_when_jobs_are_due(url: str) -> None:
@@ -107,6 +122,7 @@ def test_every_test_has_a_queue_of_its_own(holdfast_queue):
 """
 
 
+@pytest.mark.process
 def test_fixtures_work_in_an_application_without_any_setup(tmp_path: Path) -> None:
     (tmp_path / "test_application.py").write_text(APPLICATION_TESTS, encoding="utf-8")
     done = subprocess.run(
@@ -121,6 +137,7 @@ def test_fixtures_work_in_an_application_without_any_setup(tmp_path: Path) -> No
     assert "2 passed" in done.stdout
 
 
+@pytest.mark.process
 def test_plugin_costs_a_test_run_that_does_not_use_it_nothing(tmp_path: Path) -> None:
     (tmp_path / "test_nothing.py").write_text(
         "import sys\ndef test_nothing():\n    assert 'holdfast.queue' not in sys.modules\n", encoding="utf-8"

@@ -13,10 +13,12 @@ import pytest
 from holdfast import Context, Queue
 from holdfast.errors import Interrupted
 from holdfast.events import HandlerStuck, JobFailed, JobRetrying, WorkerExhausted, WorkerStopped
-from holdfast.worker import enforce
+from holdfast.worker import runner
 from tests.support import Recorder, both_engines, wait_until
 from tests.worker import handlers, handlers_slow_import
 from tests.worker.support import PATIENCE, Gate, get, is_alive
+
+pytestmark = pytest.mark.slow
 
 StartWorker = Callable[..., Any]
 
@@ -72,7 +74,7 @@ def test_async_handler_that_will_not_stop_is_written_off_and_keeps_its_slot_unti
     gate: Gate,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(enforce, "GRACE", 0.1)
+    monkeypatch.setattr(runner, "GRACE", 0.1)
 
     @queue.job(timeout=0.2, max_attempts=1)
     async def stubborn() -> None:
@@ -91,6 +93,7 @@ def test_async_handler_that_will_not_stop_is_written_off_and_keeps_its_slot_unti
     gate.open()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("handler", [handlers.sleep_with_grandchild, handlers.ignore_termination])
 def test_process_handler_is_killed_with_all_it_started(
     queue: Queue, start_worker: StartWorker, tmp_path: Path, handler: Callable[..., None]
@@ -104,6 +107,7 @@ def test_process_handler_is_killed_with_all_it_started(
     wait_until(lambda: not is_alive(child) and not is_alive(grandchild), message="processes are left")
 
 
+@pytest.mark.process
 def test_worker_goes_on_with_a_new_process_after_a_timeout(
     queue: Queue, start_worker: StartWorker, tmp_path: Path
 ) -> None:
@@ -284,6 +288,7 @@ def test_timeout_counts_from_the_handlers_start_not_from_the_claim(
     assert recorder.all(JobRetrying) == []
 
 
+@pytest.mark.process
 def test_timeout_of_a_process_handler_counts_from_its_start_not_from_the_import(
     queue: Queue, start_worker: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,11 +53,13 @@ print("ok")
 """
 
 
+@pytest.mark.process
 def test_example_of_the_interface_runs_as_it_stands(tmp_path: Path) -> None:
     done = run_script(tmp_path, BEFORE + EXAMPLE + AFTER)
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
 
 
+@pytest.mark.process
 def test_program_that_just_ends_leaves_in_order(tmp_path: Path) -> None:
     script = """
 from holdfast import tq
@@ -80,6 +82,7 @@ print("ok")
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
 
 
+@pytest.mark.process
 def test_importing_tq_opens_and_starts_nothing(tmp_path: Path) -> None:
     script = """
 import threading

@@ -13,9 +13,19 @@ from typing import Any
 
 import pytest
 
-from holdfast import Context, Job, Queue, live_settings, transaction
-from holdfast.errors import HoldfastError, LeaseLost, NestedWrite, StoreUnavailable, TransactionExpired
+from holdfast import Context, Job, Queue, transaction
+from holdfast.errors import (
+    HoldfastError,
+    LeaseLost,
+    NestedWrite,
+    ResultIgnored,
+    StoreUnavailable,
+    TransactionExpired,
+)
 from holdfast.events import HandlerErrorIgnored, HandlerStuck, JobCompleted, OutcomeRefused
+from holdfast.handlers.options import Executor
+from holdfast.observe.log import word
+from holdfast.queue import opened
 from holdfast.store.postgres.attempt_pool import AttemptPool
 from tests import postgres
 from tests.support import Recorder, both_engines, wait_until
@@ -62,6 +72,7 @@ def register(queue: Queue, kind: str) -> None:
         )
 
 
+@pytest.mark.process
 @both_engines
 @pytest.mark.parametrize("kind", ["thread", "async", "process", "async process"])
 def test_rows_and_completion_are_one_commit(
@@ -95,6 +106,7 @@ def test_job_is_completed_for_all_to_see_before_the_handler_returns(
     assert queue.wait(job.id, timeout=PATIENCE).result == "from inside"
 
 
+@pytest.mark.process
 @both_engines
 @pytest.mark.parametrize("kind", ["thread", "async", "process"])
 def test_exception_in_the_block_rolls_both_back(queue: Queue, start_worker: StartWorker, kind: str) -> None:
@@ -119,6 +131,7 @@ def test_exception_in_the_block_rolls_both_back(queue: Queue, start_worker: Star
     assert queue.jobs(type="child") == []
 
 
+@pytest.mark.process
 @both_engines
 @pytest.mark.parametrize("kind", ["thread", "async", "process"])
 def test_exception_after_the_block_changes_nothing(
@@ -140,6 +153,84 @@ def test_exception_after_the_block_changes_nothing(
     assert get(queue, job.id) == job
 
 
+@pytest.mark.process
+@both_engines
+@pytest.mark.parametrize("kind", ["thread", "async", "process"])
+def test_value_returned_after_the_block_is_told_of_and_changes_nothing(
+    queue: Queue, start_worker: StartWorker, recorder: Recorder, kind: str
+) -> None:
+    @queue.job(name="async")
+    async def on_loop(value: str, ctx: Context) -> str:
+        await handlers.insert_async(value, ctx)
+        return "too late"
+
+    queue.job(name="thread")(handlers.insert_and_return)
+    queue.job(name="process", executor="process")(handlers.insert_and_return)
+    start_worker()
+    job = run_one(queue, kind, {"value": "x", "answer": "too late"} if kind != "async" else {"value": "x"})
+    assert (job.status, job.result, job.error) == ("completed", {"stored": "x"}, None)
+    event = recorder.wait(HandlerErrorIgnored, job_id=job.id)
+    assert event.error.startswith("ResultIgnored: the handler returned a value after ctx.transaction()")
+    assert "set ctx.result inside the block" in word(event)
+
+
+def test_value_returned_after_the_block_is_an_error_in_a_test(queue: Queue, recorder: Recorder) -> None:
+    queue.job(handlers.insert_and_return)
+    job = queue.enqueue("insert_and_return", {"value": "x", "answer": {"stored": "y"}})
+    with pytest.raises(ResultIgnored, match=r"set ctx\.result inside the block"):
+        queue.drain(raise_errors=True)
+    assert (get(queue, job.id).status, get(queue, job.id).result) == ("completed", {"stored": "x"})
+    assert recorder.wait(HandlerErrorIgnored).exception is not None
+
+
+def test_result_that_is_changed_and_returned_after_the_block_is_an_error_in_a_test(queue: Queue) -> None:
+    @queue.job
+    def work(ctx: Context) -> dict[str, object]:
+        with ctx.transaction():
+            report: dict[str, object] = {"rows": 1}
+            ctx.result = report
+        report["rows"] = True
+        return report
+
+    job = work.enqueue()
+    with pytest.raises(ResultIgnored):
+        queue.drain(raise_errors=True)
+    assert get(queue, job.id).result == {"rows": 1}
+
+
+def test_result_that_is_set_after_the_block_is_an_error_in_a_test(queue: Queue) -> None:
+    @queue.job
+    def work(ctx: Context) -> None:
+        with ctx.transaction():
+            pass
+        ctx.result = 1
+
+    job = work.enqueue()
+    with pytest.raises(ResultIgnored):
+        queue.drain(raise_errors=True)
+    assert (get(queue, job.id).status, get(queue, job.id).result) == ("completed", None)
+
+
+def test_result_that_is_the_same_json_may_be_returned_too(queue: Queue) -> None:
+    @queue.job
+    def work(ctx: Context) -> tuple[int, dict[str, int]]:
+        with ctx.transaction():
+            ctx.result = [1, {"a": 1, "b": 2}]
+        return 1, {"b": 2, "a": 1}
+
+    work.enqueue()
+    assert queue.drain(raise_errors=True) == 1
+
+
+@pytest.mark.parametrize("answer", [None, {"stored": "x"}])
+def test_result_may_be_returned_too(queue: Queue, recorder: Recorder, answer: object) -> None:
+    queue.job(handlers.insert_and_return)
+    queue.enqueue("insert_and_return", {"value": "x", "answer": answer})
+    assert queue.drain(raise_errors=True) == 1
+    assert recorder.all(HandlerErrorIgnored) == []
+
+
+@pytest.mark.process
 def test_process_that_dies_after_the_block_changes_nothing(
     queue: Queue, start_worker: StartWorker, recorder: Recorder
 ) -> None:
@@ -152,9 +243,10 @@ def test_process_that_dies_after_the_block_changes_nothing(
     assert rows(queue) == ["x"]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("kind", ["thread", "process"])
 def test_handler_may_go_on_for_long_after_the_block(
-    queue: Queue, start_worker: StartWorker, recorder: Recorder, tmp_path: Path, kind: str
+    queue: Queue, start_worker: StartWorker, recorder: Recorder, tmp_path: Path, kind: Executor
 ) -> None:
     """Its job is completed, so there is no lease any more; that is no reason to stop the handler."""
     queue.set_config("heartbeat_interval", 0.1)
@@ -182,7 +274,7 @@ def test_second_block_is_an_error(queue: Queue) -> None:
 
     insert.enqueue()
     queue.drain()
-    assert raised == ["ctx.transaction() can be used once: leaving it completes the job"]
+    assert raised == ["ctx.transaction() can be used only once: leaving it completes the job"]
     assert rows(queue) == ["x"]
 
 
@@ -474,6 +566,7 @@ def test_handler_cannot_end_the_transaction_by_itself(queue: Queue, end: Callabl
     assert rows(queue) == ["x"]
 
 
+@pytest.mark.process
 def test_commit_by_hand_is_refused_with_words(queue: Queue, start_worker: StartWorker) -> None:
     queue.job(executor="process")(handlers.commit_by_hand)
     start_worker()
@@ -519,13 +612,13 @@ def test_connection_is_of_no_use_after_the_block(queue: Queue) -> None:
     def insert(ctx: Context) -> None:
         with ctx.transaction() as connection:
             kept.append(connection)
-        with pytest.raises(HoldfastError, match="the transaction is over"):
+        with pytest.raises(HoldfastError, match="the transaction has ended"):
             store(connection, "late")
 
     job = insert.enqueue()
     queue.drain()
     assert get(queue, job.id).status == "completed"
-    with pytest.raises(HoldfastError, match="the transaction is over"):
+    with pytest.raises(HoldfastError, match="the transaction has ended"):
         kept[0].execute(INSERT, ("later",))
     assert rows(queue) == []
 
@@ -620,7 +713,7 @@ def test_hold_belongs_inside_the_block(queue: Queue) -> None:
 
     job = early.enqueue()
     queue.drain()
-    assert get(queue, job.id).error == "HoldfastError: ctx.hold() belongs inside ctx.transaction()"
+    assert get(queue, job.id).error == "HoldfastError: ctx.hold() can only be called inside ctx.transaction()"
 
 
 COROUTINES = 40
@@ -709,7 +802,7 @@ def test_block_that_sqlite_itself_has_rolled_back_commits_nothing(queue: Queue, 
     if then == "raises":
         assert error == "RuntimeError: so nothing of it may stay"
     else:
-        assert error.startswith("HoldfastError: a statement inside ctx.transaction() has ended")
+        assert error.startswith("HoldfastError: a statement inside ctx.transaction() ended the transaction")
         assert "ON CONFLICT ROLLBACK" in error
 
 
@@ -764,7 +857,7 @@ def test_block_waits_for_no_connection_but_its_own(
     queue: Queue, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch, is_async: bool
 ) -> None:
     """Those who have one may be waiting for this block to end."""
-    monkeypatch.setattr(live_settings, "_OLD_AFTER", 0.0)
+    monkeypatch.setattr(opened, "_OLD_AFTER", 0.0)
     read, readers, in_block = queue.store.get_settings, set(), threading.Event()
 
     def spy() -> Any:
@@ -815,7 +908,7 @@ def test_block_waits_for_a_store_that_can_not_be_reached_yet(
         return read()
 
     def forget() -> None:
-        queue._settings.forget()
+        queue._settings = None
         monkeypatch.setattr(queue.store, "get_settings", refuse_at_first)
 
     @queue.job(max_attempts=1)
@@ -903,7 +996,7 @@ def test_shutdown_that_comes_inside_the_block_charges_no_attempt(
     gate.wait_entered()
     stopping = threading.Thread(target=worker.stop, kwargs={"timeout": 0.1})
     stopping.start()
-    wait_until(lambda: worker._dispatcher._held_up)
+    wait_until(lambda: worker._dispatcher._outbox._held_up)
     gate.open()
     stopping.join(PATIENCE)
     assert (get(queue, job.id).status, get(queue, job.id).attempts) == ("pending", 0)

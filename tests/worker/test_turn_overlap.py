@@ -288,7 +288,7 @@ def test_turns_whose_commits_are_in_doubt_lose_and_double_nothing(
     monkeypatch: pytest.MonkeyPatch,
     happened: bool,
 ) -> None:
-    database = queue.store.database  # type: ignore[attr-defined]
+    database: Any = queue.store.database
     commit, commits = database.commit, Counter[str]()
 
     def doubtful(connection: Any) -> None:
@@ -345,7 +345,7 @@ def test_maintenance_that_was_not_committed_is_not_told(
     gate: Gate,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Statistics, "due", lambda statistics: [])
+    monkeypatch.setattr(Statistics, "is_due", lambda statistics: False)
     promote, promoted = queue.store.promote_jobs, Counter[str]()
 
     def fail() -> None:
@@ -442,7 +442,7 @@ def test_all_that_a_commit_in_doubt_has_claimed_is_given_back_and_seen_at_once(
 ) -> None:
     queue.register("work", lambda payload: None)
     jobs = queue.enqueue_many("work", [{}] * 3)
-    database = queue.store.database  # type: ignore[attr-defined]
+    database: Any = queue.store.database
     commit, doubts = database.commit, Counter[str]()
 
     def doubtful(connection: Any) -> None:

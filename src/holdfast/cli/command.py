@@ -6,7 +6,8 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 if TYPE_CHECKING:
     from holdfast.queue import Queue
@@ -22,8 +23,13 @@ GIVEN_DATABASE = "QUEUECTL_GIVEN_DATABASE"
 """In the environment of the processes that queuectl starts: the --database it was given."""
 
 
+def given_database() -> str | None:
+    """The --database that was given to whoever started this process. Asked once."""
+    return os.environ.pop(GIVEN_DATABASE, None)
+
+
 class UsageError(Exception):
-    """The command line is wrong. The message says how, and where help is."""
+    """The command line is wrong. The message says how."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -33,7 +39,33 @@ class Parser(argparse.ArgumentParser):
         (file or sys.stdout).write(message)  # argparse would swallow a full disk
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{self.prog}: {message} (see {self.prog} --help)")
+        name = self.prog.removeprefix("queuectl ")
+        raise UsageError(f"{name}: {message} (see {self.prog} --help)")
+
+
+Declare = Callable[[Any], object]
+"""Adds an argument, or several, to a parser or a group of one."""
+
+
+def argument(usage: str, help: str, **options: Any) -> Declare:
+    """An argument of a command: see `declare`."""
+    return lambda parser: declare(parser, usage, help, **options)
+
+
+def declare(parser: Any, usage: str, help: str, **options: Any) -> None:
+    """Add an argument that is used like this: `--limit N` takes a value, `--full` is a flag, `id ID` stands
+    alone. The options are those of argparse's `add_argument`."""
+    names = usage.split()
+    if len(names) > 1 and not names[-1].startswith("-"):
+        options["metavar"] = names.pop()
+    elif names[-1].startswith("-") and "choices" not in options:
+        options["action"] = "store_true"
+    parser.add_argument(*names, help=help, **options)
+
+
+type_argument = argument("--type T", "only this job type")
+id_argument = argument("id ID", "job id")
+APP = "--app PKG.MODULE:QUEUE"
 
 
 class Call:
@@ -42,51 +74,75 @@ class Call:
     Unless it `makes_queue`, a command that finds none says so.
     """
 
-    def __init__(self, arguments: argparse.Namespace, *, makes_queue: bool = False) -> None:
+    def __init__(self, arguments: argparse.Namespace, *, makes_queue: bool) -> None:
         self.arguments = arguments
         self._makes_queue = makes_queue
-        self._queue: Queue | None = None
 
-    @property
+    @cached_property
     def queue(self) -> Queue:
-        if self._queue is None:
-            from holdfast.queue import Queue
+        from holdfast.cli.app import make_queue
 
-            self._queue = Queue(self.arguments.database, create=self._makes_queue)
-        return self._queue
+        app: str | None = getattr(self.arguments, "app", None)
+        return make_queue(app, self.arguments.database, create=self._makes_queue)
 
     @property
     def wants_json(self) -> bool:
         return bool(self.arguments.json)
 
+    def seconds(self, name: str) -> float:
+        """The duration that an option names."""
+        from holdfast.durations import parse_duration
+
+        try:
+            return parse_duration(getattr(self.arguments, name))
+        except ValueError as error:
+            raise UsageError(f"--{name}: {error}") from None
+
+    def require_between(self, name: str, low: int, high: int) -> None:
+        """Refuse a number that is out of bounds."""
+        value = getattr(self.arguments, name)
+        if not low <= value <= high:
+            raise UsageError(f"--{name} must be between {low} and {high}, not {value}")
+
+    def answer(self, value: Any, *lines: str) -> None:
+        """Print what came of it: the value where JSON is asked for, else the lines."""
+        from holdfast.cli.output import print_json, print_line
+
+        if self.wants_json:
+            print_json(value)
+        else:
+            for line in lines:
+                print_line(line)
+
     def close(self) -> None:
-        if self._queue is not None:
-            self._queue.close()
+        if "queue" in vars(self):
+            self.queue.close()
 
 
 class Command:
-    """A command: the function that runs it, and how its arguments are declared.
+    """Makes a function a command: how its arguments are declared, and examples of its use.
 
-    The function's docstring is its help: the first line a summary, the rest what it does.
+    The function's docstring is its help: the first line a summary, the rest what it does. It returns the
+    exit code, or nothing if all went well.
     """
 
     def __init__(
         self,
-        run: Callable[[Call], int],
-        *,
-        arguments: Callable[[Parser], None],
-        examples: tuple[str, ...],
-        prints_data: bool,
-        makes_queue: bool,
+        *examples: str,
+        arguments: tuple[Declare, ...] = (),
+        prints_data: bool = True,
+        makes_queue: bool = False,
     ) -> None:
-        self.run = run
         self.makes_queue = makes_queue
-        self._arguments = arguments
         self._examples = examples
+        self._arguments = arguments
         self._prints_data = prints_data
-        self.summary, _, details = (run.__doc__ or "").strip().partition("\n")
-        paragraphs = [self.summary, *details.strip().split("\n\n")] if details else [self.summary]
-        self._description = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+    def __call__(self, run: Callable[[Call], int | None]) -> Self:
+        self.run = run
+        paragraphs = [" ".join(text.split()) for text in (run.__doc__ or "").split("\n\n")]
+        self.summary, self._description = paragraphs[0], "\n\n".join(paragraphs)
+        return self
 
     def parser(self, name: str) -> Parser:
         parser = Parser(
@@ -96,14 +152,12 @@ class Command:
             formatter_class=_Formatter,
             allow_abbrev=False,
         )
-        self._arguments(parser)
-        parser.add_argument(
-            "--database",
-            metavar="URL",
-            help="the queue's database (QUEUECTL_DATABASE_URL, or queue.db in the home)",
-        )
+        for add in self._arguments:
+            add(parser)
+        database_help = "database of the queue (default: QUEUECTL_DATABASE_URL, or queue.db in QUEUECTL_HOME)"
+        declare(parser, "--database URL", database_help)
         if self._prints_data:
-            parser.add_argument("--json", action="store_true", help="print JSON, as the HTTP API answers")
+            declare(parser, "--json", "print JSON, in the format of the HTTP API")
         else:
             parser.set_defaults(json=False)
         return parser
@@ -128,45 +182,9 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         return "\n\n".join(fill(paragraph, width) for paragraph in text.split("\n\n"))
 
 
-def command(
-    *examples: str,
-    arguments: Callable[[Parser], None] = lambda _: None,
-    prints_data: bool = True,
-    makes_queue: bool = False,
-) -> Callable[[Callable[[Call], int]], Command]:
-    """Make a function a command."""
-
-    def decorate(run: Callable[[Call], int]) -> Command:
-        return Command(
-            run, arguments=arguments, examples=examples, prints_data=prints_data, makes_queue=makes_queue
-        )
-
-    return decorate
-
-
-def type_argument(parser: Parser) -> None:
-    parser.add_argument("--type", metavar="T", help="only for jobs of this type")
-
-
-def for_each(ids: list[str], action: Callable[[str], Any]) -> tuple[list[Any], int]:
-    """Do something for each id: what came of those that worked, and the exit code. Each failure is a line."""
-    from holdfast.errors import ConfigError, HoldfastError, InvalidPayload, StoreError
-
-    done, code = [], DONE
-    for id in ids:
-        try:
-            done.append(action(id))
-        except (StoreError, ConfigError, InvalidPayload):
-            raise  # not about this one
-        except HoldfastError as error:
-            say(str(error))
-            code = FAILED
-    return done, code
-
-
 def say(message: str) -> None:
     """A line for people, beside the data."""
-    from holdfast.errors import one_line
+    from holdfast.text import one_line
 
     try:
         sys.stderr.write(f"queuectl: {one_line(message)}\n")

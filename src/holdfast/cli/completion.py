@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Iterable
 
-from holdfast.cli.command import DONE, Call, Parser, command
+from holdfast.cli.command import Call, Command, Parser, argument
 
 _SCRIPTS = {
     "bash": """\
@@ -45,24 +45,19 @@ complete -c queuectl -a '(__queuectl_complete)'
 _MOST = 50
 
 
-def _arguments(parser: Parser) -> None:
-    parser.add_argument("shell", choices=tuple(_SCRIPTS), help="the shell")
-
-
-@command(
+@Command(
     'eval "$(queuectl completion bash)"    # in ~/.bashrc',
     'eval "$(queuectl completion zsh)"     # in ~/.zshrc, after compinit',
     "queuectl completion fish > ~/.config/fish/completions/queuectl.fish",
-    arguments=_arguments,
+    arguments=(argument("shell", "your shell", choices=tuple(_SCRIPTS)),),
     prints_data=False,
 )
-def completion(call: Call) -> int:
-    """Print the script that completes queuectl's commands, options and ids in a shell."""
+def completion(call: Call) -> None:
+    """Print a shell completion script for commands, options and ids."""
     sys.stdout.write(_SCRIPTS[call.arguments.shell])
-    return DONE
 
 
-def complete(words: list[str]) -> int:
+def complete(words: list[str]) -> None:
     """Print what the last word could become, a line each. Never fails: no completion is an answer, too."""
     *before, last = words or [""]
     try:
@@ -70,7 +65,6 @@ def complete(words: list[str]) -> int:
     except Exception:
         found = []
     sys.stdout.write("".join(f"{word}\n" for word in found))
-    return DONE
 
 
 def _candidates(before: list[str], last: str) -> Iterable[str]:

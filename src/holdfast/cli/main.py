@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
 
 from holdfast.cli import was_interrupted
-from holdfast.cli.command import DONE, FAILED, GIVEN_DATABASE, WRONG_USAGE, Call, Command, UsageError, say
+from holdfast.cli.command import DONE, FAILED, WRONG_USAGE, Call, Command, UsageError, given_database, say
 
 COMMANDS = {
     "enqueue": "enqueue:enqueue",
@@ -16,38 +15,38 @@ COMMANDS = {
     "worker list": "worker:list_workers",
     "serve": "serve:serve",
     "status": "status:status",
-    "list": "look:list_jobs",
-    "show": "look:show",
+    "list": "list:list_jobs",
+    "show": "show:show",
     "logs": "logs:logs",
-    "why": "look:why",
-    "retry": "repair:retry",
-    "cancel": "repair:cancel",
-    "delete": "repair:delete",
-    "dlq list": "repair:dlq_list",
-    "dlq retry": "repair:dlq_retry",
-    "dlq purge": "repair:dlq_purge",
-    "cleanup": "repair:cleanup",
-    "pause": "control:pause",
-    "resume": "control:resume",
-    "rate-limit": "control:rate_limit",
-    "config list": "settings:list_settings",
-    "config get": "settings:get_setting",
-    "config set": "settings:set_setting",
-    "config unset": "settings:unset_setting",
-    "report": "status:report",
+    "why": "show:why",
+    "retry": "actions:retry",
+    "cancel": "actions:cancel",
+    "delete": "actions:delete",
+    "dlq list": "actions:dlq_list",
+    "dlq retry": "actions:dlq_retry",
+    "dlq purge": "actions:dlq_purge",
+    "cleanup": "actions:cleanup",
+    "pause": "config:pause",
+    "resume": "config:resume",
+    "rate-limit": "config:rate_limit",
+    "config list": "config:list_settings",
+    "config get": "config:get_setting",
+    "config set": "config:set_setting",
+    "config unset": "config:unset_setting",
+    "report": "report:report",
     "reconcile": "reconcile:reconcile_jobs",
-    "migrate": "care:migrate",
-    "backup": "care:backup",
-    "move": "move:move",
-    "doctor": "care:doctor",
+    "migrate": "database:migrate",
+    "backup": "database:backup",
+    "move": "database:move",
+    "doctor": "doctor:doctor",
     "completion": "completion:completion",
 }
 """Where each command lives: module:name, below holdfast.cli."""
 
 GROUPS = {
     "worker": "Run, stop and list worker processes.",
-    "dlq": "The dead-letter queue: jobs that failed for good.",
-    "config": "Read and change settings; running workers follow within a second.",
+    "dlq": "The dead-letter queue: jobs that failed permanently.",
+    "config": "Read and change settings; running workers apply changes within a second.",
 }
 
 _HELP = ("-h", "--help")
@@ -70,14 +69,14 @@ def run(words: list[str]) -> int:
         say(f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error))
         return FAILED
     except UsageError as error:
-        say(str(error).removeprefix("queuectl "))
+        say(str(error))
         return WRONG_USAGE
     except Exception as error:
         if os.environ.get("QUEUECTL_DEBUG"):
             raise
         if was_interrupted() or _came_of_interrupt(error):
             raise KeyboardInterrupt from error
-        say(f"this should not happen: {type(error).__name__}: {error} (QUEUECTL_DEBUG=1 shows where)")
+        say(f"unexpected error: {type(error).__name__}: {error} (QUEUECTL_DEBUG=1 shows the traceback)")
         return FAILED
     return code
 
@@ -104,10 +103,11 @@ def _dispatch(words: list[str]) -> int:
     if words[0] == "__complete":
         from holdfast.cli.completion import complete
 
-        return complete(words[1:])
+        complete(words[1:])
+        return DONE
     for word in words:
         if not word.isascii() and word != word.encode("utf-8", "replace").decode():
-            raise UsageError(f"{word!r} is not UTF-8 text")
+            raise UsageError(f"{word!r} is not valid UTF-8")
     if words[0] in GROUPS and (len(words) == 1 or words[1] in _HELP):
         sys.stdout.write(_overview(words[0]))
         return DONE if len(words) > 1 else WRONG_USAGE
@@ -137,11 +137,13 @@ def find_command(words: list[str]) -> tuple[str, list[str]]:
 
     near = get_close_matches(wrong, COMMANDS, 1)
     hint = f"did you mean {near[0]}?" if near else "see queuectl --help"
-    raise UsageError(f"there is no command {wrong!r} ({hint})")
+    raise UsageError(f"unknown command {wrong!r} ({hint})")
 
 
 def load(name: str) -> Command:
     """The command of a name, with its module imported."""
+    # Before msgspec, whose own import of it ends in a segmentation fault if a Ctrl-C comes in between.
+    import datetime  # noqa: F401
     from importlib import import_module
 
     module, _, attribute = COMMANDS[name].partition(":")
@@ -155,21 +157,21 @@ def _call(command: Command, name: str, words: list[str], database: str | None) -
     except SystemExit:  # --help has been printed
         return DONE
     if arguments.database is None:
-        arguments.database = database or os.environ.pop(GIVEN_DATABASE, None)
+        arguments.database = database or given_database()
     from holdfast.errors import ConfigError, HoldfastError, InvalidPayload, UnknownType
 
     call = Call(arguments, makes_queue=command.makes_queue)
     try:
-        code = command.run(call)
+        code = command.run(call) or DONE
     except KeyboardInterrupt:
         # Not closed: what was interrupted may be in disorder, and closing would wait for it. We end anyway.
         raise
-    except (ConfigError, InvalidPayload, UnknownType) as error:
-        say(str(error))
+    except UsageError as error:
+        say(f"{name}: {error}")
         code = WRONG_USAGE
     except HoldfastError as error:
         say(str(error))
-        code = FAILED
+        code = WRONG_USAGE if isinstance(error, ConfigError | InvalidPayload | UnknownType) else FAILED
     except BaseException:
         call.close()
         raise
@@ -178,19 +180,21 @@ def _call(command: Command, name: str, words: list[str], database: str | None) -
 
 
 def _overview(group: str | None = None) -> str:
+    from textwrap import fill
+
     names = [name for name in COMMANDS if group is None or name.split()[0] == group]
     width = max(len(name) for name in names)
-    intro = GROUPS[group] if group else "Control a Holdfast job queue."
+    intro = GROUPS[group] if group else "Manage a Holdfast job queue."
     usage = f"usage: queuectl {group or ''} COMMAND [options]".replace("  ", " ")
-    lines = [usage, "", intro, "", *_list_commands(names, width), ""]
-    lines += ["queuectl COMMAND --help tells more, with examples.", "Every command takes --database URL.", ""]
+    indent = " " * (width + 4)
+    commands = [
+        fill(load(name).summary, 80, initial_indent=f"  {name:<{width}}  ", subsequent_indent=indent)
+        for name in names
+    ]
+    lines = [usage, "", intro, "", *commands, ""]
+    lines += [
+        "Run queuectl COMMAND --help for details and examples.",
+        "Every command accepts --database URL.",
+        "",
+    ]
     return "\n".join(lines)
-
-
-def _list_commands(names: list[str], width: int) -> Iterator[str]:
-    from textwrap import wrap
-
-    for name in names:
-        first, *rest = wrap(load(name).summary, 76 - width)
-        yield f"  {name:<{width}}  {first}"
-        yield from (" " * (width + 4) + line for line in rest)

@@ -7,26 +7,26 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from holdfast.errors import one_line
+from holdfast.text import one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-STATUS_STYLES = {
+_STYLES = {
     "scheduled": "cyan",
     "pending": "yellow",
     "processing": "blue",
     "completed": "green",
     "failed": "red",
     "cancelled": "bright_black",
+    "ok": "green",
+    "warning": "yellow",
+    "problem": "red",
 }
-
-LEVEL_STYLES = {"ok": "green", "warning": "yellow", "problem": "red"}
-
 
 _NARROWEST_TERMINAL = 20
 _REFRESH = 0.1
@@ -46,10 +46,19 @@ def print_line(*parts: object) -> None:
     sys.stdout.write("\t".join(one_line(str(part)) for part in parts) + "\n")
 
 
+def print_styled(text: str, style: str = "") -> None:
+    """One line of text: in a style on a terminal, plainly elsewhere."""
+    if on_terminal():
+        console().print(one_line(text), style=style or None, soft_wrap=True)
+    else:
+        print_line(text)
+
+
 def on_terminal() -> bool:
     return sys.stdout.isatty()
 
 
+@cache
 def console() -> Console:
     """A terminal's console. NO_COLOR and TERM=dumb are respected."""
     from rich.console import Console
@@ -88,21 +97,18 @@ def progress_bar(what: str) -> Iterator[Progress]:
         yield tell
 
 
-class Column:
+class Column(NamedTuple):
     """A column of a table.
 
     `whole` is never cut: it is there to be copied. `below` is put under its row where the terminal is too
     narrow for it. `spare` is left out then.
     """
 
-    def __init__(
-        self, name: str, *, whole: bool = False, right: bool = False, below: bool = False, spare: bool = False
-    ) -> None:
-        self.name = name
-        self.whole = whole
-        self.right = right
-        self.below = below
-        self.spare = spare
+    name: str
+    whole: bool = False
+    right: bool = False
+    below: bool = False
+    spare: bool = False
 
 
 _GAP = 2
@@ -110,7 +116,7 @@ _NARROWEST = 8
 _ENOUGH_BELOW = 24
 
 
-def print_table(columns: Sequence[Column], rows: Sequence[Sequence[object]], *, empty: str) -> None:
+def print_table(columns: Sequence[Column], rows: Sequence[Sequence[object]], *, empty: str = "") -> None:
     """Rows as a table with headings on a terminal, as lines with tabs elsewhere."""
     if not on_terminal():
         for row in rows:
@@ -186,32 +192,4 @@ def _cut(text: str, width: int) -> str:
 
 
 def style_of(word: str) -> str:
-    return STATUS_STYLES.get(word) or LEVEL_STYLES.get(word) or ""
-
-
-def seconds_text(seconds: float) -> str:
-    """A duration for people: 0.12 s, 45 s, 3m 20s, 2h 5m, 4d 3h."""
-    if seconds < 0.9995:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    whole = round(seconds)
-    for size, unit, part, part_unit in ((86_400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
-        if whole >= size:
-            rest = whole % size // part
-            return f"{whole // size}{unit}" + (f" {rest}{part_unit}" if rest else "")
-    return f"{whole} s"
-
-
-def age(moment: datetime | None, now: datetime) -> str:
-    return "" if moment is None else seconds_text(max(0.0, (now - moment).total_seconds()))
-
-
-def moment_text(moment: datetime | None) -> str:
-    return "" if moment is None else f"{moment:%Y-%m-%d %H:%M:%S}"
-
-
-def first_line(text: str | None) -> str:
-    return (text or "").partition("\n")[0]
+    return _STYLES.get(word, "")

@@ -1,27 +1,16 @@
-"""queuectl serve: the HTTP API and workers under one supervisor."""
+"""queuectl serve: the dashboard, the HTTP API and workers under one supervisor."""
 
 from __future__ import annotations
 
 import os
 import re
 import socket
-import sys
+from argparse import Namespace
 from importlib.util import find_spec
-from typing import Any
 
-import msgspec
-
-from holdfast.cli.command import DONE, FAILED, Call, Parser, UsageError, command, say
-from holdfast.cli.detach import PYTHON, clean_environment
-from holdfast.cli.supervised import RECONCILE
-from holdfast.cli.worker import (
-    MOST_WORKERS,
-    end_commands_of,
-    no_reconcile_argument,
-    refuse_stop_file,
-    signals_to,
-    worker_command,
-)
+from holdfast.cli import supervise, worker_process
+from holdfast.cli.command import Call, Command, UsageError, argument, say
+from holdfast.cli.server_process import READ_TOKEN, TOKEN, Options
 from holdfast.config import stop_file
 from holdfast.core.job import base_type, check_type
 from holdfast.errors import ConfigError, HoldfastError
@@ -29,142 +18,135 @@ from holdfast.events import Events
 from holdfast.jobs import FILE_TYPES
 from holdfast.jobs.roots import VARIABLE as FILE_ROOTS
 from holdfast.observe import log
+from holdfast.supervisor.process import Process
+from holdfast.supervisor.supervisor import Supervisor
 from holdfast.web.auth import is_loopback, make_access
 from holdfast.web.limits import BACKLOG
-from holdfast.worker.seat import Seat
-from holdfast.worker.supervisor import Supervisor
-
-TOKEN, READ_TOKEN = "QUEUECTL_TOKEN", "QUEUECTL_READ_TOKEN"
-"""The environment that tokens come from, and go by to the server: an argument could be seen by everybody."""
 
 
-def _arguments(parser: Parser) -> None:
-    parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (127.0.0.1)")
-    parser.add_argument(
-        "--port", metavar="N", type=int, default=8000, help="the port; 0 takes a free one (8000)"
-    )
-    parser.add_argument(
-        "--workers", metavar="N", type=int, default=1, help="worker processes beside the server (1; 0: none)"
-    )
-    parser.add_argument("--app", metavar="PKG.MODULE:QUEUE", help="load your handlers from there")
-    parser.add_argument("--token", metavar="T", help=f"full-access token ({TOKEN})")
-    parser.add_argument("--read-token", metavar="T", help=f"read-only token ({READ_TOKEN})")
-    parser.add_argument(
-        "--allow-type", metavar="T", action="append", help="take this built-in type over HTTP; repeat it"
-    )
-    parser.add_argument(
-        "--allow-host", metavar="H", action="append", help="answer to this Host, too; repeat it (*: any)"
-    )
-    parser.add_argument(
-        "--root-path", metavar="P", default="", help="the path at which a proxy shows us, and strips"
-    )
-    parser.add_argument(
-        "--enqueue-rate",
-        metavar="N",
-        type=float,
-        default=0.0,
-        help="jobs a second that each token or address may enqueue (unlimited)",
-    )
-    no_reconcile_argument(parser)
-    parser.add_argument("--log-format", choices=("text", "json"), help="(text on a terminal, JSON elsewhere)")
-
-
-@command(
+@Command(
     "queuectl serve",
     "queuectl serve --app shop.jobs:queue --workers 4",
     "queuectl serve --host 0.0.0.0 --token T --allow-host queue.example.com",
-    arguments=_arguments,
+    arguments=(
+        argument("--host HOST", "address to listen on (default: 127.0.0.1)", default="127.0.0.1"),
+        argument("--port N", "port to listen on; 0 picks a free one (default: 8000)", type=int, default=8000),
+        argument(
+            "--workers N",
+            "worker processes to run alongside the server; 0 for none (default: 1)",
+            type=int,
+            default=1,
+        ),
+        supervise.handlers_argument,
+        argument("--token T", f"full-access token (default: {TOKEN})"),
+        argument("--read-token T", f"read-only token (default: {READ_TOKEN})"),
+        argument("--allow-type T", "accept this built-in job type over HTTP; repeatable", action="append"),
+        argument(
+            "--allow-host H", "also accept this Host header; * accepts any; repeatable", action="append"
+        ),
+        argument("--root-path P", "URL prefix that the proxy strips", default=""),
+        argument(
+            "--enqueue-rate N",
+            "jobs per second that each token or address may enqueue (default: unlimited)",
+            type=float,
+            default=0.0,
+        ),
+        supervise.no_reconcile_argument,
+        supervise.log_format_argument,
+    ),
     prints_data=False,
     makes_queue=True,
 )
 def serve(call: Call) -> int:
-    """Serve the HTTP API, and run worker processes beside it.
+    """Run the dashboard, the HTTP API and worker processes.
 
-    Listens on this machine alone, unless a token protects it. The first Ctrl-C or SIGTERM accepts no more
-    requests, finishes those that run, stops claiming and lets running jobs finish within shutdown_timeout;
-    the second gives them back and exits at once.
+    By default, the server can be reached from this machine only; any other --host requires a token. The first
+    Ctrl-C or SIGTERM shuts down gracefully: it accepts no more requests, claims no more jobs, and lets
+    running ones finish within shutdown_timeout. A second one releases running jobs and exits immediately.
     """
     arguments = call.arguments
-    tokens = _tokens(call)
-    server = _server_options(call, has_token=TOKEN in tokens)
+    tokens, hosts = _tokens(arguments), _hosts(arguments)
+    _check(call, tokens, hosts)
+    types = [check_type(type) for type in arguments.allow_type or ()]
+    root_path = _root_path(arguments.root_path)
     if arguments.workers:
-        refuse_stop_file()
+        supervise.refuse_stop_file()
     listener = _listen(arguments.host, arguments.port)
-    server |= {"descriptor": listener.fileno(), "address": _address(listener, arguments)}
-    log.configure(server["log_format"])
-    clean = clean_environment(arguments.database)
+    options = Options(
+        app=arguments.app,
+        allow_types=types,
+        allowed_hosts=hosts,
+        root_path=root_path,
+        enqueue_rate=arguments.enqueue_rate,
+        needs_workers=arguments.workers > 0,
+        log_format=supervise.log_format(call),
+        descriptor=listener.fileno(),
+        address=f"http://{_in_brackets(arguments.host)}:{listener.getsockname()[1]}",
+    )
+    log.configure(options.log_format)
+    clean = supervise.clean_environment(arguments.database)
     environment = {name: value for name, value in clean.items() if name not in (TOKEN, READ_TOKEN)}
     # The current folder is likely to hold the application's code: what comes over HTTP must not change it.
     environment.setdefault(FILE_ROOTS, "")
     if arguments.workers and not environment[FILE_ROOTS]:
-        _warn_of_missing_roots(server["allow_types"])
+        _warn_of_missing_roots(types)
+    worker = worker_process.Options(app=options.app, log_format=options.log_format)
     supervisor = Supervisor(
-        worker_command(_worker_options(server)),
+        supervise.process_command("worker_process", worker),
         arguments.workers,
         events=Events(),
         environment=environment,
-        server=Seat(
-            [*PYTHON, "holdfast.cli.server_process", msgspec.json.encode(server).decode()],
+        server=Process(
+            supervise.process_command("server_process", options),
             environment | tokens,
             descriptors=[listener.fileno()],
             is_worker=False,
-            told_first={} if arguments.no_reconcile else {RECONCILE: "1"},
+            reconciles=not arguments.no_reconcile,
         ),
         stop_file=stop_file(),
-        on_death=end_commands_of,
         on_stop=listener.close,  # or new clients would wait for nobody while jobs finish
     )
-    with listener, signals_to(supervisor):
-        return DONE if supervisor.run() else FAILED
+    with listener:
+        return supervise.run(supervisor)
 
 
-def _tokens(call: Call) -> dict[str, str]:
-    given = {TOKEN: call.arguments.token, READ_TOKEN: call.arguments.read_token}
+def _tokens(arguments: Namespace) -> dict[str, str]:
+    given = {TOKEN: arguments.token, READ_TOKEN: arguments.read_token}
     found = {name: os.environ.get(name) if value is None else value for name, value in given.items()}
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _server_options(call: Call, *, has_token: bool) -> dict[str, Any]:
-    """What the server's process is told; wrong values are found here, before anything is started."""
+def _hosts(arguments: Namespace) -> list[str]:
+    own = [] if arguments.host in ("0.0.0.0", "::", "") else [_in_brackets(arguments.host)]
+    return [*(arguments.allow_host or ()), *own]
+
+
+def _in_brackets(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _check(call: Call, tokens: dict[str, str], hosts: list[str]) -> None:
+    """Find wrong values before anything is started."""
     arguments = call.arguments
     _require_web_extra()
-    if not 0 <= arguments.workers <= MOST_WORKERS:
-        raise UsageError(
-            f"queuectl serve: --workers must be from 0 to {MOST_WORKERS}, not {arguments.workers}"
-        )
-    if not 0 <= arguments.port <= 65_535:
-        raise UsageError(f"queuectl serve: --port must be from 0 to 65535, not {arguments.port}")
+    call.require_between("workers", 0, supervise.MOST_WORKERS)
+    call.require_between("port", 0, 65_535)
     if not 0 <= arguments.enqueue_rate <= 1e9:
-        raise UsageError(
-            f"queuectl serve: --enqueue-rate must be a number from 0, not {arguments.enqueue_rate:g}"
-        )
-    if not is_loopback(arguments.host) and not has_token:
+        raise UsageError(f"--enqueue-rate must be between 0 and 1e9, not {arguments.enqueue_rate:g}")
+    if not is_loopback(arguments.host) and TOKEN not in tokens:
         raise ConfigError(
-            f"{arguments.host} can be reached from other machines, so a token is needed",
-            hint=f"set {TOKEN}, or say --token",
+            f"{arguments.host} can be reached from other machines and requires a token",
+            hint=f"set {TOKEN} or use --token",
         )
-    hosts = list(arguments.allow_host or ())
-    if arguments.host not in ("0.0.0.0", "::", ""):
-        hosts.append(f"[{arguments.host}]" if ":" in arguments.host else arguments.host)
-    tokens = _tokens(call)
     make_access(tokens.get(TOKEN), tokens.get(READ_TOKEN), hosts, "token")
-    return {
-        "app": arguments.app,
-        "allow_types": [check_type(type) for type in arguments.allow_type or ()],
-        "allowed_hosts": hosts,
-        "root_path": _root_path(arguments.root_path),
-        "enqueue_rate": arguments.enqueue_rate,
-        "needs_workers": arguments.workers > 0,
-        "log_format": arguments.log_format or ("text" if sys.stdout.isatty() else "json"),
-    }
 
 
 def _warn_of_missing_roots(allowed: list[str]) -> None:
     types = sorted({base_type(type) for type in allowed} & FILE_TYPES)
     if types:
         say(
-            f"--allow-type {', '.join(types)}: these jobs will fail unless {FILE_ROOTS} names the folders "
-            "that they may change; name only folders that hold no code"
+            f"--allow-type {', '.join(types)}: these jobs will fail unless {FILE_ROOTS} lists the folders "
+            "that they may change; don't list folders that contain code"
         )
 
 
@@ -172,20 +154,15 @@ def _require_web_extra() -> None:
     for name in ("fastapi", "uvicorn", "jinja2", "prometheus_client"):
         if find_spec(name) is None:
             raise HoldfastError(
-                f"serve needs {name}, which is not installed", hint="pip install 'holdfast[web]'"
+                f"serve requires {name}, which is not installed", hint="pip install 'holdfast-queue[web]'"
             )
 
 
 def _root_path(path: str) -> str:
     path = path.rstrip("/")
     if re.fullmatch(r"(/[A-Za-z0-9._~-]+)*", path) is None:
-        raise ConfigError(f"--root-path {path!r} is not a path such as /queue")
+        raise ConfigError(f"--root-path must be a path such as /queue, not {path!r}")
     return path
-
-
-def _worker_options(server: dict[str, Any]) -> dict[str, Any]:
-    own = {"types": None, "concurrency": None, "drain": False}
-    return {name: server[name] for name in ("app", "log_format")} | own
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -197,9 +174,6 @@ def _listen(host: str, port: int) -> socket.socket:
         return socket.create_server(address[:2], family=family, backlog=BACKLOG)
     except (OSError, UnicodeError) as error:  # the latter: it can't even be a name
         reason = getattr(error, "strerror", None) or str(error)
-        raise HoldfastError(f"can't listen on {host}:{port}: {reason}", hint="say --host or --port") from None
-
-
-def _address(listener: socket.socket, arguments: Any) -> str:
-    host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
-    return f"http://{host}:{listener.getsockname()[1]}"
+        raise HoldfastError(
+            f"can't listen on {host}:{port}: {reason}", hint="choose another --host or --port"
+        ) from None

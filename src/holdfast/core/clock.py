@@ -7,12 +7,14 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
-from holdfast.errors import ConfigError, shown
+from holdfast.errors import ConfigError
+from holdfast.text import shown
 
 Clock = Callable[[], int]
 """Returns the present instant in microseconds. Tests pass one that can be moved."""
 
 SECOND = 1_000_000
+MINUTE = 60 * SECOND
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
@@ -56,7 +58,7 @@ def parse_instant(name: str, text: object) -> datetime:
         moment = datetime.fromisoformat(text)  # type: ignore[arg-type]
     except (ValueError, TypeError):
         raise ConfigError(
-            f"{name} must be an ISO 8601 instant such as 2030-01-31T09:00:00Z, not {shown(text)}"
+            f"{name} must be an ISO 8601 time such as 2030-01-31T09:00:00Z, not {shown(text)}"
         ) from None
     if moment.tzinfo is None:
         raise ConfigError(f"{name} {shown(text)} needs a time zone, as in 2030-01-31T09:00:00Z")

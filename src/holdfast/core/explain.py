@@ -1,17 +1,22 @@
-"""Why a job is not running (yet), and when that will change. Pure: the facts are passed in."""
+"""Why a job is not running, and when that will change. Pure: the facts are passed in."""
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from msgspec import Struct
 
-from holdfast.core.clock import SECOND, to_iso
+from holdfast.core.clock import SECOND, from_datetime, to_datetime, to_iso
 from holdfast.core.job import Job, Status
+from holdfast.durations import rounded_down
 
 
 class Facts(Struct, frozen=True, kw_only=True):
-    """What the queue knows that bears on one job."""
+    """What the queue knows that is relevant to one job."""
 
     now: int
+    worker: str | None = None
+    """Where it runs, for people: host and pid, if the worker is known."""
     paused_all: bool = False
     paused_type: bool = False
     workers: int = 0
@@ -29,7 +34,7 @@ class Facts(Struct, frozen=True, kw_only=True):
 
 
 class Reason(Struct, frozen=True):
-    """One reason, in a word for programs and a sentence for people."""
+    """One reason: a code for programs, a sentence for people, and when it ends, if that is known."""
 
     code: str
     text: str
@@ -37,19 +42,20 @@ class Reason(Struct, frozen=True):
 
 
 def explain(job: Job, facts: Facts) -> list[Reason]:
-    """Every reason that holds a job back, the one that decides first; for a finished one, how it ended."""
+    """Every reason why a job is not running, the decisive one first; for a finished job, how it ended."""
     match job.status:
         case Status.COMPLETED:
-            return [Reason("completed", f"it completed at {_at(job)} in attempt {job.attempts}")]
+            return [Reason("completed", f"completed{_at(job, facts)}, attempt {job.attempts}")]
         case Status.FAILED:
             attempts = "1 attempt" if job.attempts == 1 else f"{job.attempts} attempts"
-            return [Reason("failed", f"it failed for good at {_at(job)} after {attempts}: {_error(job)}")]
+            text = f"failed permanently{_at(job, facts)} after {attempts}: {_error(job)}"
+            return [Reason("failed", text)]
         case Status.CANCELLED:
-            return [Reason("cancelled", f"it was cancelled at {_at(job)}")]
+            return [Reason("cancelled", f"cancelled{_at(job, facts)}")]
         case Status.PROCESSING:
-            return [_running(job)]
+            return [_running(job, facts)]
         case Status.SCHEDULED:
-            return [_scheduled(job), *_standing(facts)]
+            return [_scheduled(job, facts), *_standing(facts)]
         case Status.PENDING:
             return _pending(facts)
 
@@ -58,29 +64,40 @@ def _error(job: Job) -> str:
     return (job.error or "").partition("\n")[0]
 
 
-def _at(job: Job) -> str:
-    return _iso(job.finished_at) or "an unknown time"
+def _at(job: Job, facts: Facts) -> str:
+    """When a job finished, if that is known."""
+    return "" if job.finished_at is None else f" at {_clock_time(job.finished_at, facts.now)}"
 
 
-def _iso(moment: object) -> str | None:
-    return None if moment is None else str(moment).replace(" ", "T").replace("+00:00", "Z")
+def _clock_time(moment: datetime, now: int) -> str:
+    """An instant as people read it: 18:49:37 UTC (in 59 min), with the date unless that is today's."""
+    is_today = moment.date() == to_datetime(now).date()
+    exact = f"{moment:%H:%M:%S}" if is_today else f"{moment:%Y-%m-%d %H:%M:%S}"
+    seconds = (from_datetime(moment) - now) / SECOND
+    if abs(seconds) < 1:
+        relative = "now" if seconds > 0 else "just now"
+    else:
+        relative = f"in {rounded_down(seconds)}" if seconds > 0 else f"{rounded_down(-seconds)} ago"
+    return f"{exact} UTC ({relative})"
 
 
-def _running(job: Job) -> Reason:
+def _running(job: Job, facts: Facts) -> Reason:
+    worker = facts.worker or f"worker {job.worker_id}"
     if job.cancel_requested:
-        return Reason("cancelling", f"it runs on worker {job.worker_id}, which was asked to stop it")
-    return Reason(
-        "running", f"it runs since {_iso(job.started_at)} on worker {job.worker_id}, attempt {job.attempts}"
-    )
+        return Reason("cancelling", f"cancellation requested; still running on {worker}")
+    began_at = facts.now if job.started_at is None else from_datetime(job.started_at)
+    ran = rounded_down(max(0, facts.now - began_at) / SECOND)
+    return Reason("running", f"running for {ran} on {worker}, attempt {job.attempts}")
 
 
-def _scheduled(job: Job) -> Reason:
+def _scheduled(job: Job, facts: Facts) -> Reason:
+    due = job.next_retry_at or job.run_at
+    when = "an unknown time" if due is None else _clock_time(due, facts.now)
+    until = None if due is None else to_iso(from_datetime(due))
     if job.next_retry_at is not None:
-        until = _iso(job.next_retry_at)
-        text = f"attempt {job.attempts} failed ({_error(job)}); the next is at {until}"
+        text = f"attempt {job.attempts} failed ({_error(job)}); next attempt at {when}"
         return Reason("back-off", text, until)
-    until = _iso(job.run_at)
-    return Reason("scheduled", f"it is to run at {until}", until)
+    return Reason("scheduled", f"scheduled for {when}", until)
 
 
 def _standing(facts: Facts) -> list[Reason]:
@@ -100,22 +117,23 @@ def _standing(facts: Facts) -> list[Reason]:
 def _pending(facts: Facts) -> list[Reason]:
     reasons = _standing(facts)
     if facts.max_running is not None and facts.running_under_cap >= facts.max_running:
-        reasons.append(
-            Reason("max_running", f"{facts.running_under_cap} run already, as many as max_running allows")
-        )
+        running = "1 job is" if facts.running_under_cap == 1 else f"{facts.running_under_cap} jobs are"
+        reasons.append(Reason("max_running", f"{running} already running, the most that max_running allows"))
     elif facts.slots_for_type and facts.running >= facts.slots_for_type:
-        reasons.append(Reason("slots_full", f"{_all_slots(facts.slots_for_type)} for its type"))
+        reasons.append(Reason("slots_full", _slots_in_use(facts.slots_for_type, "slot", " for its type")))
     elif facts.slots and facts.running_in_all >= facts.slots:
-        reasons.append(Reason("slots_full", f"{_all_slots(facts.slots)} of the workers"))
+        reasons.append(Reason("slots_full", _slots_in_use(facts.slots, "worker slot")))
     if facts.rate_limit and facts.rate_wait > 0:
-        until = to_iso(facts.now + round(facts.rate_wait * SECOND))
-        reasons.append(Reason("rate_limit", f"the rate limit of {facts.rate_limit:g} starts a second", until))
+        free_at = facts.now + round(facts.rate_wait * SECOND)
+        when = _clock_time(to_datetime(free_at), facts.now)
+        text = f"rate limit of {facts.rate_limit:g} jobs/s reached; the next can start at {when}"
+        reasons.append(Reason("rate_limit", text, to_iso(free_at)))
     if facts.ahead:
         count = f"more than {facts.ahead}" if facts.ahead_capped else str(facts.ahead)
         who = "1 job of its type is" if facts.ahead == 1 else f"{count} jobs of its type are"
-        reasons.append(Reason("in_line", f"{who} before it; a higher priority goes first, always"))
-    return reasons or [Reason("ready", "it is ready and starts as soon as a worker looks")]
+        reasons.append(Reason("in_line", f"{who} ahead of it; higher priorities always go first"))
+    return reasons or [Reason("ready", "ready; starts as soon as a worker picks it up")]
 
 
-def _all_slots(count: int) -> str:
-    return "another job has the one slot" if count == 1 else f"other jobs have all {count} slots"
+def _slots_in_use(count: int, kind: str, whose: str = "") -> str:
+    return f"the only {kind}{whose} is in use" if count == 1 else f"all {count} {kind}s{whose} are in use"

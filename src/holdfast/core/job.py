@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import Struct
+from msgspec import Meta, Struct, field
 
 from holdfast.core.check import text
 from holdfast.core.clock import from_datetime
-from holdfast.errors import ConfigError, JobNotFound, shown
+from holdfast.errors import ConfigError, JobNotFound
+from holdfast.text import shown
 
 
 class Status(StrEnum):
@@ -39,29 +40,36 @@ _OTHER_WORDS = {
 }
 
 
-class Failure(Struct, frozen=True, kw_only=True):
-    """One failed attempt, as the job's history keeps it."""
+JobId = Annotated[str, Meta(examples=["0198c2f4-9a51-7c3e-8f21-6d0b2a9e4c11"])]
+Instant = Annotated[datetime, Meta(tz=True, description="ISO 8601, UTC", examples=["2026-01-15T10:00:00Z"])]
+
+
+class Failure(Struct, frozen=True, kw_only=True, rename="camel"):
+    """One failed attempt in a job's history. Attempts of commands also have exitCode and output."""
 
     attempt: int
-    started_at: datetime
-    finished_at: datetime
-    worker_id: str | None
+    started_at: Instant
+    finished_at: Instant
+    worker_id: str | None = field(name="worker")
     error: str
     traceback: str | None = None
     detail: dict[str, Any] | None = None
 
 
 class Progress(Struct, frozen=True):
-    """How far a running attempt says it is, from 0 to 1."""
+    """The progress that a running attempt reported, from 0 to 1."""
 
     fraction: float
     message: str | None = None
 
 
-class Job(Struct, frozen=True, kw_only=True):
-    """A job as it was when it was read. Changing it is the queue's business."""
+class Job(Struct, frozen=True, kw_only=True, rename="camel"):
+    """A job as it was when it was read. To change one, use the queue.
 
-    id: str
+    As JSON its fields have these names in camelCase, or the ones given here.
+    """
+
+    id: JobId
     type: str
     payload: dict[str, Any]
     status: Status
@@ -71,9 +79,10 @@ class Job(Struct, frozen=True, kw_only=True):
     limit_is_open: bool = False
     """Whether its handler, which is not known here, may still give it another `max_attempts`."""
     version: int = 0
-    key: str | None = None
+    key: str | None = field(default=None, name="idempotencyKey")
     key_for: float | None = None
-    run_at: datetime | None = None
+    run_at: Instant | None = field(default=None, name="runAfter")
+    next_retry_at: Instant | None = None
     timeout: float | None = None
     result: Any = None
     error: str | None = None
@@ -82,12 +91,11 @@ class Job(Struct, frozen=True, kw_only=True):
     parent_id: str | None = None
     cancel_requested: bool = False
     worker_id: str | None = None
-    lease_expires_at: datetime | None = None
-    next_retry_at: datetime | None = None
-    created_at: datetime
-    updated_at: datetime
-    started_at: datetime | None = None
-    finished_at: datetime | None = None
+    lease_expires_at: Instant | None = None
+    created_at: Instant
+    updated_at: Instant
+    started_at: Instant | None = field(default=None, name="lastAttemptAt")
+    finished_at: Instant | None = field(default=None, name="completedAt")
 
     @property
     def origin(self) -> str:
@@ -108,11 +116,12 @@ RESERVED_IDS = frozenset({"stats", "batch", "bulk", "pause", "resume", "rate-lim
 def check_id(value: object) -> str:
     if not isinstance(value, str) or not _ID.fullmatch(value):
         raise ConfigError(
-            f"{shown(value)} can't be a job's id: 1 to 128 of A-Z a-z 0-9 . _ : -, first a letter or digit"
+            f"{shown(value)} is not a valid job id: use 1 to 128 of A-Z a-z 0-9 . _ : -,"
+            " starting with a letter or digit"
         )
     if value in RESERVED_IDS:
-        raise ConfigError(f"{value!r} can't be a job's id: {', '.join(sorted(RESERVED_IDS))} are reserved")
-    return value
+        raise ConfigError(f"{value!r} is not a valid job id: {', '.join(sorted(RESERVED_IDS))} are reserved")
+    return str.__str__(value)
 
 
 def could_be_id(value: object) -> bool:
@@ -128,8 +137,8 @@ def require_possible_id(value: str) -> None:
 
 def check_type(value: object) -> str:
     if not isinstance(value, str) or not _TYPE.fullmatch(value):
-        raise ConfigError(f"{shown(value)} can't be a job's type: 1 to 255 of A-Z a-z 0-9 _ . : -")
-    return value
+        raise ConfigError(f"{shown(value)} is not a valid job type: use 1 to 255 of A-Z a-z 0-9 _ . : -")
+    return str.__str__(value)
 
 
 def base_type(type: str) -> str:

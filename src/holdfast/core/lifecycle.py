@@ -34,16 +34,11 @@ TRANSITIONS: tuple[Transition, ...] = (
     Transition(Status.PROCESSING, "fail", Status.FAILED, "no attempts left, or permanent"),
     Transition(Status.PROCESSING, "reap", Status.PENDING, "lease expired, attempts left"),
     Transition(Status.PROCESSING, "reap", Status.FAILED, "lease expired, no attempts left"),
-    Transition(Status.PROCESSING, "release", Status.PENDING, "the attempt is given back"),
-    Transition(Status.PROCESSING, "cancel", Status.CANCELLED, "the handler has stopped, or its lease ended"),
+    Transition(Status.PROCESSING, "release", Status.PENDING, "the attempt is not counted"),
+    Transition(Status.PROCESSING, "cancel", Status.CANCELLED, "the handler stopped, or its lease expired"),
     Transition(Status.FAILED, "retry", Status.PENDING, "attempts = 0"),
     Transition(Status.CANCELLED, "retry", Status.PENDING, "attempts = 0"),
 )
-
-
-def targets(source: Status, verb: str) -> set[Status]:
-    """The states that a verb can lead to from a state; empty when it is not allowed there."""
-    return {t.target for t in TRANSITIONS if t.source == source and t.verb == verb}
 
 
 def sources(verb: str) -> set[Status]:

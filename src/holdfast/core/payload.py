@@ -11,7 +11,8 @@ from typing import Any
 
 import msgspec
 
-from holdfast.errors import ConfigError, InvalidPayload, PayloadTooLarge, shown
+from holdfast.errors import ConfigError, InvalidPayload, PayloadTooLarge
+from holdfast.text import shown
 
 MAX_DEPTH = 64
 MAX_INTEGER_BITS = 1024
@@ -88,7 +89,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         for name, _ in pairs:
             if name in seen:
-                raise ValueError(f"the key {shown(name)} stands twice in one object")
+                raise ValueError(f"duplicate key {shown(name)}")
             seen.add(name)
     return made
 
@@ -112,7 +113,7 @@ def _plain(value: Any, depth: int) -> Any:
             raise _Problem(f"{value} is not JSON")
         return value
     if depth > MAX_DEPTH:
-        raise _Problem(f"is nested deeper than {MAX_DEPTH}")
+        raise _Problem(f"is nested more than {MAX_DEPTH} levels deep")
     if isinstance(value, Mapping):
         return _object(value, depth)
     if isinstance(value, list | tuple):
@@ -122,12 +123,12 @@ def _plain(value: Any, depth: int) -> Any:
 
 def _text(value: str) -> str:
     if "\x00" in value:
-        raise _Problem("holds a NUL character, which can't be stored")
+        raise _Problem("contains a NUL character, which can't be stored")
     if not value.isascii():
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise _Problem("holds a lone surrogate, which is not a character") from None
+            raise _Problem("contains a lone surrogate, which is not a character") from None
     return value
 
 
@@ -164,8 +165,9 @@ def _other(value: Any, depth: int) -> Any:
         if value.utcoffset() is None:
             raise _Problem("is a naive datetime; give it a time zone")
         return value.isoformat()
-    if isinstance(value, bool | int | float | str):
-        return _plain(_builtin(value), depth)  # an enum or another subclass
+    for kind in (int, float, str):
+        if isinstance(value, kind):  # an enum or another subclass
+            return _plain(kind(getattr(value, "value", value)), depth)
     try:
         parts = _parts(value)
         if parts is not None:
@@ -193,31 +195,20 @@ def _parts(value: Any) -> dict[str, Any] | None:
     return None
 
 
-def _builtin(value: Any) -> Any:
-    for kind in (bool, int, float, str):
-        if isinstance(value, kind):
-            return kind(value.value if hasattr(value, "value") else value)
-    raise _Problem(f"is {_kind(value)}, which is not JSON")
-
-
 def _kind(value: object) -> str:
     name = type(value).__name__
     return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
 
 
-class PayloadSpec:
+class PayloadSpec(msgspec.Struct, frozen=True):
     """What payload a handler takes, made from its annotations.
 
     `bind` gives the arguments: a dict of keyword arguments, or with `whole` the one converted payload.
     """
 
-    def __init__(self, convert: Callable[[Any], Any], schema: Callable[[], dict[str, Any]]) -> None:
-        self.bind = convert
-        self._make_schema = schema
-
-    def schema(self) -> dict[str, Any]:
-        """The JSON Schema of the payload."""
-        return self._make_schema()
+    bind: Callable[[Any], Any]
+    schema: Callable[[], dict[str, Any]]
+    """Makes the JSON Schema of the payload."""
 
     @classmethod
     def of_keywords(cls, fields: Mapping[str, tuple[Any, bool]], *, extra: bool) -> PayloadSpec:
@@ -245,7 +236,9 @@ def _converter(kind: Any) -> Callable[[Any], Any]:
         try:
             return convert(payload, kind)
         except msgspec.ValidationError as error:
-            raise _invalid(str(error)) from None
+            found = _LOCATION.match(str(error))
+            assert found is not None
+            raise _invalid(found["path"] or "", found["problem"].replace("`", "")) from None
 
     return bind
 
@@ -253,11 +246,8 @@ def _converter(kind: Any) -> Callable[[Any], Any]:
 _LOCATION = re.compile(r"^(?P<problem>.*?)(?: - at (?:`key` in )?`\$(?P<path>[^`]*)`)?$", re.DOTALL)
 
 
-def _invalid(message: str) -> InvalidPayload:
-    match = _LOCATION.match(message)
-    assert match is not None
-    problem = match["problem"].replace("`", "")
-    return InvalidPayload("payload" + (match["path"] or ""), problem[:1].lower() + problem[1:])
+def _invalid(path: str, problem: str) -> InvalidPayload:
+    return InvalidPayload(f"payload{path}", problem[:1].lower() + problem[1:])
 
 
 def _msgspec_keywords(fields: Mapping[str, tuple[Any, bool]], extra: bool) -> PayloadSpec:
@@ -308,7 +298,7 @@ def _check_supported(annotation: Any, name: str) -> None:
     except (TypeError, NameError) as error:
         raise ConfigError(f"parameter {name!r}: {error}") from None
     if unknown is not None:
-        raise ConfigError(f"parameter {name!r}: {unknown.__name__} can't be made from JSON")
+        raise ConfigError(f"parameter {name!r}: {unknown.__name__} can't be created from JSON")
 
 
 def _find_custom(info: Any, seen: set[Any]) -> Any:
@@ -353,17 +343,13 @@ def _pydantic_whole(annotation: Any) -> PayloadSpec:
     try:
         adapter = pydantic.TypeAdapter(annotation)
     except pydantic.errors.PydanticUserError as error:
-        raise ConfigError(f"pydantic can't check this payload: {error.message}") from None
-    return PayloadSpec(lambda payload: _validated(adapter.validate_python, payload), adapter.json_schema)
+        raise ConfigError(f"pydantic can't validate this payload: {error.message}") from None
 
+    def bind(payload: Any) -> Any:
+        try:
+            return adapter.validate_python(payload)
+        except pydantic.ValidationError as error:
+            first = error.errors()[0]
+            raise _invalid("".join(map(_step, first["loc"])), first["msg"]) from None
 
-def _validated(validate: Callable[[Any], Any], payload: Any) -> Any:
-    import pydantic
-
-    try:
-        return validate(payload)
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        problem = _Problem(first["msg"][:1].lower() + first["msg"][1:])
-        problem.path = list(reversed(first["loc"]))
-        raise InvalidPayload(problem.where("payload"), problem.text) from None
+    return PayloadSpec(bind, adapter.json_schema)

@@ -81,7 +81,7 @@ def restore(edited: Any, stored: Any, where: str = "payload", depth: int = 1) ->
     only as a whole, in its place.
     """
     if depth > MAX_DEPTH:
-        raise InvalidPayload("payload", f"is nested deeper than {MAX_DEPTH}")
+        raise InvalidPayload("payload", f"is nested more than {MAX_DEPTH} levels deep")
     if isinstance(edited, dict):
         return {name: _restored(edited, name, stored, f"{where}.{name}", depth) for name in edited}
     if isinstance(edited, list):

@@ -8,8 +8,9 @@ from typing import Any
 
 from msgspec import Struct
 
+from holdfast.core import check
 from holdfast.core.redact import hides, is_secret, redact
-from holdfast.errors import ConfigError, shown
+from holdfast.errors import ConfigError
 
 LONGEST = 500
 MOST_WORDS = 20
@@ -65,8 +66,7 @@ class Search(Struct, frozen=True):
 
 def parse_search(text: object) -> Search:
     """A search from its text. Raises ConfigError for one that is too long, or asks for a secret."""
-    if not isinstance(text, str):
-        raise ConfigError(f"search must be text, not {shown(text)}")
+    text = check.text("search", text)
     if len(text) > LONGEST:
         raise ConfigError(f"a search may have at most {LONGEST} characters, not {len(text)}")
     words: dict[str, None] = {}

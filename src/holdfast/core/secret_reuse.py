@@ -43,7 +43,7 @@ def restore_secrets(edited: Any, stored: Any) -> Any:
             if before.get(where) != after.get(where):
                 raise InvalidPayload(
                     where,
-                    f"can't change while a secret shows {REDACTED}, which might be sent elsewhere; "
+                    f"can't be changed while a secret shows {REDACTED}, which might be sent elsewhere; "
                     "enter the secret again",
                 )
     return payload

@@ -24,24 +24,17 @@ class Resolved(Struct, frozen=True):
     source: str
 
 
-class Settings:
+class Settings(Struct, eq=False):
     """All settings as they stand: what is stored, over what the code says, over the defaults.
 
     For a type the order is: stored for it, stored for the base type of a lane, the decorator's, stored for
     the whole queue, the queue's own defaults, the built-in default. (A job's own option comes before all.)
     """
 
-    def __init__(
-        self,
-        stored: Mapping[tuple[str, str], Value],
-        *,
-        declared: Callable[[str], Mapping[str, Value]] = lambda _: {},
-        defaults: Mapping[str, Value] | None = None,
-    ) -> None:
-        self.stored = stored
-        self._declared = declared
-        self._defaults = defaults or {}
-        self._cache: dict[tuple[str, str], Resolved] = {}
+    stored: Mapping[tuple[str, str], Value]
+    declared: Callable[[str], Mapping[str, Value]] = lambda _: {}
+    defaults: Mapping[str, Value] = {}
+    _cache: dict[tuple[str, str], Resolved] = {}
 
     def get(self, name: str, type: str = "") -> Any:
         return self.resolve(name, type).value
@@ -60,13 +53,13 @@ class Settings:
                 return Resolved(stored[name, type], type)
             if (name, base) in stored:
                 return Resolved(stored[name, base], base)
-            declared = self._declared(type)
+            declared = self.declared(type)
             if name in declared:
                 return Resolved(declared[name], base)
         if (name, "") in stored:
             return Resolved(stored[name, ""], "")
-        if name in self._defaults:
-            return Resolved(self._defaults[name], "")
+        if name in self.defaults:
+            return Resolved(self.defaults[name], "")
         return Resolved(SETTINGS[name].default, "")
 
     def backoff(self, type: str) -> Backoff:

@@ -5,14 +5,10 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from msgspec import Struct
-
 from holdfast.core.job import base_type
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from holdfast.handler import Handler, Prepare, Reconcile
+    from holdfast.handlers.handler import Handler
     from holdfast.queue import Queue
 
 SHELL = "shell"
@@ -39,15 +35,6 @@ CLAUDE_SECONDS = 600
 _SURELY_SHORT = 10_000
 
 
-class _BuiltIn(Struct, frozen=True):
-    """What `Queue.register` is told about a type."""
-
-    handler: Callable[..., Any]
-    prepare: Prepare | None = None
-    reconcile: Reconcile | None = None
-    timeout: float | None = None
-
-
 def install(queue: Queue, *, shell_slots: int | None = 1) -> None:
     """Let a queue's workers run the built-in types, but for those that the application has taken itself.
 
@@ -61,11 +48,10 @@ def install(queue: Queue, *, shell_slots: int | None = 1) -> None:
     for type in sorted(BUILT_IN - set(queue.registry.types())):
         if type in _LIBRARIES and find_spec(_LIBRARIES[type]) is None:
             continue
-        it = _definition(type)
-        options: dict[str, Any] = {} if it.timeout is None else {"timeout": it.timeout}
+        definition = _definition(type)
         if type == SHELL and shell_slots is not None:
-            options["concurrency"] = shell_slots
-        queue.register(type, it.handler, prepare=it.prepare, reconcile=it.reconcile, **options)
+            definition["concurrency"] = shell_slots
+        queue.register(type, **definition)
     queue.events.subscribe(remove_logs)
 
 
@@ -83,10 +69,10 @@ def checker(type: str, payload: object) -> Handler | None:
 
 @cache
 def _checker(type: str) -> Handler:
-    from holdfast.handler import Handler
+    from holdfast.handlers.handler import Handler
 
     it = _definition(type)
-    return Handler(type, it.handler, whole=True, prepare=it.prepare)
+    return Handler(type, it["handler"], whole=True, prepare=it.get("prepare"))
 
 
 def _is_plain_command(payload: object) -> bool:
@@ -96,28 +82,31 @@ def _is_plain_command(payload: object) -> bool:
     return isinstance(command, str) and 0 < len(command) < _SURELY_SHORT
 
 
-def _definition(type: str) -> _BuiltIn:
-    from holdfast.handler import Reconcile
+def _definition(type: str) -> dict[str, Any]:
+    """What `Queue.register` is told about a type. Only its own modules are loaded."""
+    from holdfast.handlers.handler import Reconcile
 
     if type == SHELL:
         from holdfast.jobs import shell
 
-        return _BuiltIn(shell.run_command)
+        return {"handler": shell.run_command}
     if type == WEBHOOK:
         from holdfast.jobs import webhook
 
-        return _BuiltIn(webhook.call)
+        return {"handler": webhook.call}
     if type == SYNC_AWS:
         from holdfast.jobs import aws
 
-        return _BuiltIn(aws.sync, reconcile=Reconcile(aws.differs, subject=aws.subject, on_start=False))
+        how = Reconcile(aws.differs, subject=aws.subject, on_start=False)
+        return {"handler": aws.sync, "reconcile": how}
     from holdfast.jobs import files
 
-    written = Reconcile(files.not_as_written, subject=files.subject)
-    if type == CREATE_FILE:
-        return _BuiltIn(files.create_file, files.with_whole_path, written)
     if type == DELETE_FILE:
-        return _BuiltIn(files.delete_file, files.with_whole_path, Reconcile(files.not_gone, files.subject))
+        how = Reconcile(files.not_gone, files.subject)
+        return {"handler": files.delete_file, "prepare": files.with_whole_path, "reconcile": how}
+    how = Reconcile(files.not_as_written, files.subject)
+    if type == CREATE_FILE:
+        return {"handler": files.create_file, "prepare": files.with_whole_path, "reconcile": how}
     from holdfast.jobs import claude
 
-    return _BuiltIn(claude.extract, claude.freeze, written, timeout=CLAUDE_SECONDS)
+    return {"handler": claude.extract, "prepare": claude.freeze, "reconcile": how, "timeout": CLAUDE_SECONDS}

@@ -20,14 +20,9 @@ from msgspec import Meta, Struct
 
 from holdfast.config import home_folder, make_private_folder
 from holdfast.context import Context
-from holdfast.errors import CommandNotStarted, ExtractionFailed, Fail, InvalidPayload
-from holdfast.jobs.claude_answer import (
-    Run,
-    checked_bytes,
-    failure_of,
-    read_answer,
-    tail_of,
-)
+from holdfast.errors import Fail, InvalidPayload
+from holdfast.jobs.claude_answer import Run, checked_bytes, failure_of, read_answer, tail_of
+from holdfast.jobs.errors import CommandNotStarted, ExtractionFailed
 from holdfast.jobs.files import explained, publish
 from holdfast.jobs.roots import open_folder, refuse_unless_file, whole_path
 
@@ -53,16 +48,16 @@ def freeze(payload: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         raise InvalidPayload("payload.promptHash", f"is not the SHA-256 of the prompt, which is {digest}")
     requirement = payload["requirementId"]
     if not requirement.isprintable():
-        raise InvalidPayload("payload.requirementId", "must be printable")
+        raise InvalidPayload("payload.requirementId", "must contain only printable characters")
     path = whole_path(payload["targetPath"], "targetPath")
     return {**payload, "targetPath": path, "promptHash": digest}, {"key": f"{requirement}:{digest}"}
 
 
 def extract(payload: Extraction, ctx: Context) -> dict[str, Any]:
-    """Ask Claude Code, check its answer and write it to the target."""
+    """Run the prompt with Claude Code, validate the answer and write it to targetPath."""
     digest = _digest(payload.prompt)
     if payload.prompt_hash not in (None, digest):
-        raise Fail(f"the prompt is not the one that was frozen: its SHA-256 is {digest}")
+        raise Fail(f"the prompt has changed since it was enqueued: its SHA-256 is now {digest}")
     _refuse_target(payload.target_path)
     run = _run(payload.prompt, ctx)
     answer = run.answer
@@ -73,7 +68,7 @@ def extract(payload: Extraction, ctx: Context) -> dict[str, Any]:
         data = checked_bytes(answer.result or "", payload.target_path)
     except ValueError as problem:
         ctx.detail(problem=str(problem))
-        raise ExtractionFailed(str(problem), exit_code=run.exit_code) from None
+        raise ExtractionFailed(str(problem)) from None
     ctx.result = {"promptHash": digest, **answer.facts()}
     return publish(ctx, payload.target_path, data, overwrite=True)
 
@@ -92,32 +87,23 @@ def _digest(prompt: str) -> str:
 
 
 def _run(prompt: str, ctx: Context) -> Run:
-    import subprocess
+    import shlex
 
-    from holdfast.jobs.process_group import RUN_MARK, ProcessGroup, end_marked, marks_of
+    from holdfast.jobs.command import run_in_group
 
-    job = ctx.job
-    if job.version > 1:
-        end_marked(f"{RUN_MARK}={job.origin}")  # an earlier attempt may have left something on this machine
     # Nothing of the queue's own is passed on: a token or a database's password is none of Claude's business.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("QUEUECTL_")}
-    environment |= marks_of(job)
     output = _Output()
     with _written(prompt) as prompt_file:
-        command = _command(_words(), prompt_file)
-        try:
-            group = ProcessGroup(command, cwd=_folder(), environment=environment, mark=RUN_MARK)
-        except (OSError, subprocess.SubprocessError) as error:
-            raise CommandNotStarted(str(error)) from None
-        with group:
-            ctx.on_interrupt(group.stop)
-            exit_code = group.run(output.write)
+        quoted = shlex.quote(prompt_file)
+        command = f"exec <{quoted} || exit 125\nrm -f {quoted}\nexec {shlex.join(_words())}"
+        ran = run_in_group(ctx, command, cwd=_folder(), environment=environment, write=output.write)
     text = output.text()
     answer, rest = read_answer(text)
-    ctx.detail(exitCode=exit_code, tail=tail_of(text), **(answer.evidence() if answer else {}))
-    if group.was_stopped:
+    ctx.detail(exitCode=ran.exit_code, tail=tail_of(text), **(answer.evidence() if answer else {}))
+    if ran.was_stopped:
         ctx.check()
-    return Run(exit_code, answer, rest, MAX_OUTPUT if output.was_cut else None)
+    return Run(ran.exit_code, answer, rest, MAX_OUTPUT if output.was_cut else None)
 
 
 def _words() -> list[str]:
@@ -131,7 +117,9 @@ def _words() -> list[str]:
         raise CommandNotStarted(f"QUEUECTL_CLAUDE: {error}") from None
     program = shutil.which(said[0])
     if program is None:
-        raise CommandNotStarted(f"there is no program {said[0]!r} here; QUEUECTL_CLAUDE names Claude Code")
+        raise CommandNotStarted(
+            f"program {said[0]!r} not found; set QUEUECTL_CLAUDE to the path of Claude Code"
+        )
     words = [os.path.abspath(program), *said[1:], "-p", "--output-format", "json"]
     words += ["--permission-mode", os.environ.get("QUEUECTL_CLAUDE_PERMISSION_MODE") or "dontAsk"]
     # Both are needed: without the second the tools of configured MCP servers are left.
@@ -166,13 +154,6 @@ def _written(prompt: str) -> Iterator[str]:
     finally:
         with suppress(FileNotFoundError):
             os.unlink(path)
-
-
-def _command(words: list[str], prompt_file: str) -> str:
-    import shlex
-
-    quoted = shlex.quote(prompt_file)
-    return f"exec <{quoted} || exit 125\nrm -f {quoted}\nexec {shlex.join(words)}"
 
 
 class _Output:

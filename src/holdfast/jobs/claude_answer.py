@@ -14,7 +14,9 @@ import msgspec
 from msgspec import Struct
 
 from holdfast.core.redact import REDACTED, is_secret
-from holdfast.errors import ExtractionFailed, Fail, Retry, one_line
+from holdfast.errors import Fail, Retry
+from holdfast.jobs.errors import ExtractionFailed, how_it_ended
+from holdfast.text import one_line
 
 TAIL_CHARACTERS = 8 * 1024
 """How much of the end of the output a failure carries."""
@@ -133,7 +135,7 @@ def read_answer(text: str) -> tuple[Answer | None, str]:
 
 
 def _no_number(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not valid JSON")
 
 
 _FENCED = re.compile(r"\A```[^\n`]*\n(.*?)\n?```\Z", re.DOTALL)
@@ -151,12 +153,12 @@ def checked_bytes(text: str, path: str) -> bytes:
     try:
         data = text.encode()
     except UnicodeEncodeError:
-        raise ValueError("the answer is not UTF-8") from None
+        raise ValueError("the answer is not valid UTF-8") from None
     if is_json:
         try:
             msgspec.json.decode(data)
         except (msgspec.DecodeError, RecursionError) as error:
-            raise ValueError(f"the answer is not JSON: {error}") from None
+            raise ValueError(f"the answer is not valid JSON: {error}") from None
     return data if data.endswith(b"\n") else data + b"\n"
 
 
@@ -193,16 +195,15 @@ def failure_of(run: Run, attempt: int) -> Exception:
     spent = answer is not None and answer.subtype == "error_max_budget_usd"
     if spent or status in _PERMANENT_STATUS or _PERMANENT.search(said):
         return Fail(problem)
-    return ExtractionFailed(problem, exit_code=run.exit_code)
+    return ExtractionFailed(problem)
 
 
 def _problem(run: Run, said: str) -> str:
     """One line: how it ended and what it said."""
-    code = run.exit_code
-    parts = [f"killed by signal {-code}" if code < 0 else f"exit code {code}"]
+    parts = [how_it_ended(run.exit_code)]
     if run.answer is None:
-        cut = "" if run.cut_at is None else f"more than {run.cut_at} bytes and "
-        parts.append(f"it printed {cut}no result")
+        size = "its" if run.cut_at is None else f"more than {run.cut_at} bytes of"
+        parts.append(f"no result in {size} output")
     elif run.answer.subtype != "success":
         parts.append(run.answer.subtype)
     elif run.answer.is_error:

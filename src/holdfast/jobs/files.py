@@ -23,7 +23,7 @@ from msgspec import Meta, Struct
 
 from holdfast.context import Context
 from holdfast.core.job import Job
-from holdfast.errors import Fail, HoldfastError, InvalidPayload, LeaseLost, Retry, shown
+from holdfast.errors import Fail, HoldfastError, InvalidPayload, LeaseLost, Retry
 from holdfast.jobs.roots import (
     FileRefused,
     MissingFolder,
@@ -35,6 +35,7 @@ from holdfast.jobs.roots import (
     refuse_unless_file,
     whole_path,
 )
+from holdfast.text import shown
 
 _PERMANENT = {
     errno.EACCES,
@@ -56,12 +57,12 @@ _RWX = stat.S_IRWXU | stat.S_IRWXG | stat.S_IRWXO
 
 
 class NewFile(Struct, rename="camel", forbid_unknown_fields=True):
-    """The payload of create_file. Text is written as it is, any other value as JSON."""
+    """The payload of create_file. A string is written as text, any other value as JSON."""
 
     path: str
     content: Annotated[
         str | int | float | bool | list[Any] | dict[str, Any] | None,
-        Meta(description='text, in a form with its quotes, or any JSON value; "" is an empty file'),
+        Meta(description='a string (with quotes in a form) or any other JSON value; "" is an empty file'),
     ]
     overwrite: bool = False
 
@@ -74,15 +75,15 @@ class OldFile(Struct, rename="camel", forbid_unknown_fields=True):
 
 
 def create_file(payload: NewFile, ctx: Context) -> dict[str, Any]:
-    """Make a file with this content, or replace it if that is wanted."""
+    """Create a file with this content; with overwrite, replace an existing one."""
     return publish(ctx, payload.path, _content(payload.content), overwrite=payload.overwrite)
 
 
 def delete_file(payload: OldFile, ctx: Context) -> dict[str, Any]:
-    """Remove a file.
+    """Delete a file.
 
-    With requireExists a missing file is an error, unless an earlier attempt has seen it: that one may have
-    removed it and died before it could say so. It leaves a mark beside the file before it removes it.
+    With requireExists, a missing file is an error, unless an earlier attempt has seen it: that one may have
+    deleted it and died before it could record that. It leaves a mark beside the file before it deletes it.
     """
     path = payload.path
     with explained(path):
@@ -91,7 +92,7 @@ def delete_file(payload: OldFile, ctx: Context) -> dict[str, Any]:
                 return _delete(ctx, folder, name, payload)
         except MissingFolder:
             if payload.require_exists:
-                raise Fail(f"{path!r} is not there") from None
+                raise Fail(f"{path!r} does not exist") from None
             return {"path": whole_path(path), "changed": False}
 
 
@@ -147,7 +148,7 @@ def subject(job: Job) -> str:
         named.insert(0, job.result.get("path"))
     path = next((path for path in named if isinstance(path, str)), None)
     if path is None:
-        raise HoldfastError("neither the result nor the payload of the job names a path")
+        raise HoldfastError("neither the job's result nor its payload contains a path")
     return file_subject(path)
 
 
@@ -169,10 +170,10 @@ def not_as_written(job: Job) -> str | None:
     except (FileNotFoundError, NotADirectoryError):
         return "the file is missing"
     except NoFile:
-        return "there is no file in its place"
+        return "something other than a file is in its place"
     except OwnFile as error:
         raise HoldfastError(str(error)) from None
-    return None if digest == result["sha256"] else "the file has another content"
+    return None if digest == result["sha256"] else "the file's content has changed"
 
 
 def not_gone(job: Job) -> str | None:
@@ -181,13 +182,13 @@ def not_gone(job: Job) -> str | None:
         os.lstat(_kept_result(job)["path"])
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return "the file is there"
+    return "the file exists"
 
 
 def _kept_result(job: Job) -> dict[str, Any]:
     if isinstance(job.result, dict) and "path" in job.result:
         return job.result
-    raise HoldfastError("the result of the job was not kept")
+    raise HoldfastError("the job's result was not stored")
 
 
 def _delete(ctx: Context, folder: int, name: str, payload: OldFile) -> dict[str, Any]:
@@ -197,7 +198,7 @@ def _delete(ctx: Context, folder: int, name: str, payload: OldFile) -> dict[str,
         if there:
             _mark(job, folder)
         elif not any(_is_there(folder, mark) for mark in _marks(job, "seen")):
-            raise Fail(f"{path!r} is not there")
+            raise Fail(f"{path!r} does not exist")
     try:
         with ctx.transaction():
             ctx.hold()
@@ -230,10 +231,8 @@ def _temporary(job: Job, folder: int, data: bytes, before: os.stat_result | None
     file = os.open(name, _NEW, 0o666, dir_fd=folder)
     try:
         with open(file, "wb") as stream:
-            if before is not None:
-                os.fchmod(
-                    stream.fileno(), before.st_mode & _RWX
-                )  # the owner is another: no setuid, no setgid
+            if before is not None:  # the owner is another: no setuid, no setgid
+                os.fchmod(stream.fileno(), before.st_mode & _RWX)
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
@@ -251,7 +250,7 @@ def _give_name(folder: int, temporary: str, name: str, path: str, data: bytes, *
     elif overwrite:
         os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     elif there is not None:
-        raise Fail(f"{path!r} is there with another content, and overwrite is not set")
+        raise Fail(f"{path!r} already exists with different content, and overwrite is not set")
     else:
         _rename_to_new(folder, temporary, name, path)
     os.fsync(folder)
@@ -264,7 +263,7 @@ def _rename_to_new(folder: int, temporary: str, name: str, path: str) -> None:
         os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
         os.unlink(temporary, dir_fd=folder)
     except FileExistsError:
-        raise Retry(f"{path!r} came into being at this moment", delay=0) from None
+        raise Retry(f"{path!r} was created by another process at the same moment", delay=0) from None
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise

@@ -20,7 +20,8 @@ from holdfast.config import home_folder, make_private_folder
 from holdfast.core.job import Job, base_type
 from holdfast.errors import NoOutput
 from holdfast.jobs import SHELL
-from holdfast.store.protocol import LogTail, Store
+from holdfast.queue import Queue
+from holdfast.store.records import LogTail
 
 TAIL_BYTES = 8 * 1024
 """How much of the end of the output a result or a failure carries."""
@@ -45,43 +46,36 @@ def log_path(job_id: str) -> str:
     return os.path.join(log_folder(), f"{job_id}.log")
 
 
-def open_log(job_id: str) -> BinaryIO | None:
-    """The log of a job, if there is one here."""
-    try:
-        return open(log_path(job_id), "rb", buffering=0)
-    except FileNotFoundError:
-        return None
-
-
-def is_elsewhere(job_id: str, store: Store) -> bool:
+def is_elsewhere(job_id: str, queue: Queue) -> bool:
     """Whether the output of a job is on another machine."""
-    kept = store.read_log_tail(job_id) if store.is_shared else None
+    kept = queue.shared_output(job_id)
     return kept is not None and kept.host != gethostname()
 
 
 def require_output(job: Job) -> None:
     """Raise NoOutput for a job of a type whose output is not kept."""
     if base_type(job.type) != SHELL:
-        raise NoOutput(f"job {job.id!r} is of type {job.type}; only {SHELL} jobs have output that is kept")
+        raise NoOutput(f"job {job.id!r} is of type {job.type}; only the output of {SHELL} jobs is stored")
 
 
-def output_of(job: Job, store: Store) -> BinaryIO:
+def output_of(job: Job, queue: Queue) -> BinaryIO:
     """The output of a job as it is now, or as much of its end as the database has, if that is all there is.
 
     Empty before its first attempt. Raises NoOutput if it is not here.
     """
     require_output(job)
-    kept = store.read_log_tail(job.id) if store.is_shared else None
-    file = open_log(job.id) if kept is None or kept.host == gethostname() else None
-    if kept is not None and file is None:
-        left_out = kept.length - len(kept.tail)
-        return BytesIO(_mark(left_out) + from_whole_character(kept.tail) if left_out else kept.tail)
-    if file is None and job.started_at is not None:
+    kept = queue.shared_output(job.id)
+    if kept is None or kept.host == gethostname():
+        with suppress(FileNotFoundError):
+            return open(log_path(job.id), "rb", buffering=0)
+    if kept is not None:
+        return BytesIO(TailFollower(job.id, queue).read())
+    if job.started_at is not None:
         raise NoOutput(
-            f"the output of job {job.id!r} is not here",
-            hint=f"it was kept in {log_folder()} on the machine of its worker",
+            f"the output of job {job.id!r} is not on this machine",
+            hint=f"look in {log_folder()} on the machine whose worker ran it",
         )
-    return file or BytesIO()
+    return BytesIO()
 
 
 def from_whole_character(data: bytes) -> bytes:
@@ -112,35 +106,33 @@ def find_gap(file: BinaryIO, limit: int) -> Gap:
 class Follower:
     """Reads a log while it is written: everything once, with a mark for what was cut out before that."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
+    def __init__(self, path: str) -> None:
+        self._path = path
         self._seen = 0  # in the whole output, with what was left out
 
-    def go_on_with(self, file: BinaryIO) -> None:
-        """Another file has taken the log's place, with what it held."""
-        self._file.close()
-        self._file = file
-
-    def is_in(self, path: str) -> bool:
-        """Whether the file that is read is the one at a path."""
-        try:
-            return os.path.samestat(os.stat(path), os.fstat(self._file.fileno()))
-        except FileNotFoundError:
-            return True  # deleted: there is nothing else to read
-
     def read(self, limit: int) -> bytes:
-        """The next chunk of what is new, in a log of this limit; empty if nothing is."""
+        """The next chunk of what is new, in a log of this limit; empty if nothing is.
+
+        The log is opened each time: another file may have taken its place, with what it held.
+        """
+        try:
+            with open(self._path, "rb", buffering=0) as file:
+                return self._read(file, limit)
+        except FileNotFoundError:
+            return b""
+
+    def _read(self, file: BinaryIO, limit: int) -> bytes:
         while True:
-            gap = find_gap(self._file, limit)
-            whole = self._file.seek(0, os.SEEK_END) - (gap.end - gap.begin) + gap.left_out
+            gap = find_gap(file, limit)
+            whole = file.seek(0, os.SEEK_END) - (gap.end - gap.begin) + gap.left_out
             if gap.left_out and self._seen > whole:  # the limit was lowered, and more cut out than was seen
                 self._seen = gap.begin + gap.left_out
             missing = gap.begin + gap.left_out - self._seen if self._seen >= gap.begin else 0
             seen = self._seen + max(0, missing)
             before = seen < gap.begin
-            self._file.seek(seen if before else seen - gap.left_out + gap.end - gap.begin)
-            data = self._file.read(min(_CHUNK, gap.begin - seen) if before else _CHUNK)
-            if find_gap(self._file, limit) == gap:  # else it was cut while we read
+            file.seek(seen if before else seen - gap.left_out + gap.end - gap.begin)
+            data = file.read(min(_CHUNK, gap.begin - seen) if before else _CHUNK)
+            if find_gap(file, limit) == gap:  # else it was cut while we read
                 break
         self._seen = seen + len(data)
         return (_mark(missing) if missing > 0 else b"") + data
@@ -149,14 +141,14 @@ class Follower:
 class TailFollower:
     """The same for an output that is on another machine, by the ends of it that the database has."""
 
-    def __init__(self, job_id: str, store: Store) -> None:
+    def __init__(self, job_id: str, queue: Queue) -> None:
         self._job_id = job_id
-        self._store = store
+        self._queue = queue
         self._seen = 0
 
     def read(self) -> bytes:
         """What is new."""
-        kept = self._store.read_log_tail(self._job_id)
+        kept = self._queue.shared_output(self._job_id)
         if kept is None:
             return b""
         begin = kept.length - len(kept.tail)
@@ -169,8 +161,8 @@ class TailFollower:
 class OutputLog:
     """Takes the output of one attempt. A disk that is full costs output, never the job."""
 
-    def __init__(self, job_id: str, limit: int, *, anew: bool, before: LogTail | None = None) -> None:
-        """`anew` drops what an older job of the same id has left. `before` is the end of what earlier
+    def __init__(self, job_id: str, limit: int, *, fresh: bool, before: LogTail | None = None) -> None:
+        """`fresh` drops what an older job of the same id has left. `before` is the end of what earlier
         attempts have printed, if the last of them was on another machine."""
         self._limit = limit
         self._path = log_path(job_id)
@@ -182,7 +174,7 @@ class OutputLog:
         self.trouble: str | None = None
         try:
             make_private_folder(log_folder())
-            self._file = _take_over(self._path, anew=anew or before is not None)
+            self._file = _take_over(self._path, fresh=fresh or before is not None)
             self._size = self._file.seek(0, os.SEEK_END)
             self.length = self._size
             if before is not None:
@@ -258,7 +250,7 @@ class OutputLog:
         return _mark(left_out) + kept[-tail:]
 
     def _give_up(self, error: OSError) -> None:
-        self.trouble = f"the output could not be kept: {error.strerror}"
+        self.trouble = f"the output could not be stored: {error.strerror}"
         self.close()
 
 
@@ -298,7 +290,7 @@ class SharedTail:
         self._keep(self._log.length, self._log.last(SHARED_BYTES))
 
 
-def _take_over(path: str, *, anew: bool) -> BinaryIO:
+def _take_over(path: str, *, fresh: bool) -> BinaryIO:
     """Put a file of our own in the log's place, with what it held.
 
     So an earlier attempt that does not know yet that it is over writes to a file that nobody reads.
@@ -307,7 +299,7 @@ def _take_over(path: str, *, anew: bool) -> BinaryIO:
     descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     file = os.fdopen(descriptor, "r+b", buffering=0)
     try:
-        if not anew:
+        if not fresh:
             with suppress(FileNotFoundError), open(path, "rb", opener=_opener) as old:
                 copyfileobj(old, file)
         os.replace(part, path)

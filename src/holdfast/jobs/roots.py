@@ -44,7 +44,7 @@ class OwnFile(FileRefused):
 
     def __init__(self, path: str) -> None:
         super().__init__(
-            f"{path!r} belongs to the queue itself: its database and QUEUECTL_HOME are closed to file jobs"
+            f"{path!r} belongs to the queue itself; file jobs can't access its database or QUEUECTL_HOME"
         )
 
 
@@ -58,13 +58,13 @@ def whole_path(path: str, field: str = "path") -> str:
     if path.endswith(("/", "/.", "/..")) or path in (".", ".."):
         raise InvalidPayload(where, "names a folder, not a file")
     if path.split("/", 1)[0].startswith("~"):
-        raise InvalidPayload(where, "begins with ~, which only a shell replaces; write the folder out")
+        raise InvalidPayload(where, "begins with ~, which only a shell expands; write the full path")
     try:
         whole = "/" + os.path.abspath(path).lstrip("/")  # abspath keeps two leading slashes
     except FileNotFoundError:
-        raise InvalidPayload(where, "is relative, and the current folder is gone") from None
+        raise InvalidPayload(where, "is relative, but the current folder no longer exists") from None
     if any(len(os.fsencode(name)) > LONGEST_NAME for name in whole.split("/")):
-        raise InvalidPayload(where, f"has a name of more than {LONGEST_NAME} bytes")
+        raise InvalidPayload(where, f"contains a name longer than {LONGEST_NAME} bytes")
     if len(os.fsencode(whole)) > LONGEST_PATH:
         raise InvalidPayload(where, f"is longer than {LONGEST_PATH} bytes")
     return whole
@@ -82,7 +82,7 @@ def roots() -> list[str]:
         current = os.getcwd()
     except FileNotFoundError:
         raise HoldfastError(
-            f"the current folder of this worker is gone; start it anew, or set {VARIABLE}"
+            f"this worker's current folder no longer exists; restart the worker, or set {VARIABLE}"
         ) from None
     homes = _homes(os.path.expanduser("~"))
     if any(_is_inside(home, current) for home in homes):
@@ -118,7 +118,7 @@ def open_folder(path: str, *, make: bool = False, again: bool = False) -> Iterat
         # Anew for each job, since a root may be mounted later. The way to the root itself is trusted.
         folder = os.open(root, _FOLDER)
     except FileNotFoundError:
-        raise HoldfastError(f"the folder for files {root} is not there") from None
+        raise HoldfastError(f"the file root {root} does not exist") from None
     try:
         _refuse_home(folder, path)
         for name in names[:-1]:
@@ -196,9 +196,9 @@ def _below_root(path: str) -> tuple[str, list[str]]:
         if names:
             return root, names
     if not allowed:
-        advice = "" if VARIABLE in os.environ else "start it in a folder that is not a home, or "
-        raise Fail(f"{path!r} can't be touched: this worker has no folder for files; {advice}set {VARIABLE}")
-    raise Fail(f"{path!r} is outside the folders for files, {os.pathsep.join(allowed)} ({VARIABLE})")
+        advice = "" if VARIABLE in os.environ else "start it outside a home folder, or "
+        raise Fail(f"{path!r} is not allowed: this worker has no file roots; {advice}set {VARIABLE}")
+    raise Fail(f"{path!r} is outside the file roots, {os.pathsep.join(allowed)} ({VARIABLE})")
 
 
 def _names_below(folder: str, path: str) -> list[str]:
@@ -230,5 +230,5 @@ def _kind(mode: int) -> str:
     if stat.S_ISREG(mode):
         return "a file"
     if stat.S_ISLNK(mode):
-        return "a link"
+        return "a symbolic link"
     return "a folder" if stat.S_ISDIR(mode) else "a device or socket"

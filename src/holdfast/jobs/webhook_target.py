@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from holdfast.errors import ConfigError, Fail, shown
+from holdfast.errors import ConfigError, Fail
 from holdfast.jobs.name_lookup import names
 from holdfast.jobs.public_address import is_public, meant
+from holdfast.text import shown
 
 if TYPE_CHECKING:
     from ipaddress import IPv4Network, IPv6Network
@@ -22,6 +23,7 @@ ALLOW = "QUEUECTL_WEBHOOK_ALLOW"
 """The variables of a worker's environment that name targets besides public ones."""
 
 LONGEST_URL = 2000
+_PORTS = {"http": 80, "https": 443}
 
 _URL = re.compile(r"[!-\[\]-~]+")  # ASCII without spaces, control characters and the backslash
 _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
@@ -42,7 +44,7 @@ class Target(Struct, frozen=True):
     def authority(self) -> str:
         """Host and port as the header Host says them."""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return host if self.port == _port(self.scheme) else f"{host}:{self.port}"
+        return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
 
     @property
     def url(self) -> str:
@@ -57,24 +59,26 @@ def parse_url(url: str) -> Target:
         raise ValueError(f"url: is longer than {LONGEST_URL} characters")
     if not _URL.fullmatch(url):
         raise ValueError(
-            "url: holds a space, a backslash or something beyond ASCII; write it as %XX, in the host as xn--"
+            "url: contains a space, a backslash or a non-ASCII character; use %XX, or xn-- in the host"
         )
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
-        raise ValueError("url: is not a URL") from None
+        raise ValueError("url: is not a valid URL") from None
     if "[" in parts.netloc and not _BRACKETED.fullmatch(parts.netloc):  # some Pythons pass over the rest
-        raise ValueError("url: is not a URL")
-    if parts.scheme not in ("http", "https"):
+        raise ValueError("url: is not a valid URL")
+    if parts.scheme not in _PORTS:
         raise ValueError("url: must begin with http:// or https://")
     if "@" in parts.netloc:
-        raise ValueError("url: holds a user name or a password, which would be stored; use a header")
-    if port == 0 or not parts.hostname:
-        raise ValueError("url: has no host" if port != 0 else "url: has the port 0")
+        raise ValueError("url: contains a user name or password, which would be stored; use a header instead")
+    if port == 0:
+        raise ValueError("url: port 0 is not allowed")
+    if not parts.hostname:
+        raise ValueError("url: has no host")
     host = _checked_host(parts.hostname, is_v6="[" in parts.netloc)
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    return Target(parts.scheme, host, port or _port(parts.scheme), path)
+    return Target(parts.scheme, host, port or _PORTS[parts.scheme], path)
 
 
 class Allowed(Struct, frozen=True):
@@ -86,14 +90,18 @@ class Allowed(Struct, frozen=True):
 
     @classmethod
     def from_environment(cls) -> Allowed:
+        from ipaddress import ip_network
+
         private = os.environ.get(ALLOW_PRIVATE) or "0"
         if private not in ("0", "1"):
             raise ConfigError(f"{ALLOW_PRIVATE} must be 1 or 0, not {shown(private)}")
         hosts: set[str] = set()
         networks: list[IPv4Network | IPv6Network] = []
-        for entry in re.split(r"[,\s]+", os.environ.get(ALLOW, "")):
-            if entry:
-                _add_allowed(entry, hosts, networks)
+        for entry in filter(None, re.split(r"[,\s]+", os.environ.get(ALLOW, ""))):
+            try:
+                networks.append(ip_network(entry.strip("[]"), strict=False))
+            except ValueError:
+                hosts.add(_allowed_host(entry))
         return cls(private == "1", frozenset(hosts), tuple(networks))
 
     def permits(self, host: str, address: Address) -> bool:
@@ -116,24 +124,19 @@ async def checked_addresses(target: Target, allowed: Allowed) -> list[Address]:
     for address in found:
         if not allowed.permits(target.host, address):
             raise Fail(
-                f"{target.host} is at {address}, which is not a public address; "
-                f"{ALLOW} or {ALLOW_PRIVATE} of the worker's environment may allow it"
+                f"{target.host} resolves to {address}, which is not a public address; "
+                f"to allow it, set {ALLOW} or {ALLOW_PRIVATE} in the worker's environment"
             )
     return found
 
 
-def _add_allowed(entry: str, hosts: set[str], networks: list[IPv4Network | IPv6Network]) -> None:
-    from ipaddress import ip_network
-
+def _allowed_host(entry: str) -> str:
     try:
-        networks.append(ip_network(entry.strip("[]"), strict=False))
+        return _checked_host(entry.lower())
     except ValueError:
-        try:
-            hosts.add(_checked_host(entry.lower()))
-        except ValueError:
-            raise ConfigError(
-                f"{ALLOW}: {shown(entry)} is neither a host nor an address or a network such as fd00::/8"
-            ) from None
+        raise ConfigError(
+            f"{ALLOW}: {shown(entry)} is not a host, an address or a network such as fd00::/8"
+        ) from None
 
 
 def _checked_host(host: str, is_v6: bool = False) -> str:
@@ -144,21 +147,17 @@ def _checked_host(host: str, is_v6: bool = False) -> str:
         try:
             address = IPv6Address(host)
         except ValueError:
-            raise ValueError("url: the host is not an address") from None
+            raise ValueError("url: the host is not a valid IPv6 address") from None
         if address.scope_id is not None:
-            raise ValueError("url: the host is an address with a zone")
+            raise ValueError("url: the host is an IPv6 address with a zone, which is not allowed")
         return str(address)
     host = host.removesuffix(".")
     if not _NAME.fullmatch(host) or len(host) > 253:
-        raise ValueError("url: the host is neither a name nor an address")
+        raise ValueError("url: the host is not a valid name or address")
     if _NUMBER.fullmatch(host.rpartition(".")[2]):
         # Others read 127.1, 0177.0.0.1 and 2130706433 as addresses, too; each in its own way.
         try:
             IPv4Address(host)
         except ValueError:
-            raise ValueError("url: the host is an address that is not written as four numbers") from None
+            raise ValueError("url: an IPv4 address must be written as four decimal numbers") from None
     return host
-
-
-def _port(scheme: str) -> int:
-    return 443 if scheme == "https" else 80

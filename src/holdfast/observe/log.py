@@ -10,8 +10,9 @@ from datetime import UTC, datetime
 from typing import Any, TextIO
 
 from holdfast import events as e
-from holdfast.errors import one_line
 from holdfast.events import LOGGER, Event
+from holdfast.observe.words import first_line, plain_plural
+from holdfast.text import one_line
 
 
 def configure(
@@ -59,11 +60,9 @@ class JsonFormatter(logging.Formatter):
             line["traceback"] = self.formatException(record.exc_info)
         text = json.dumps(line, ensure_ascii=False, default=str)
         # Characters that a terminal or a line reader would act on, escaped as JSON does it.
-        return (
-            text
-            if text.isprintable()
-            else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
-        )
+        if text.isprintable():
+            return text
+        return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
 class TextFormatter(logging.Formatter):
@@ -73,16 +72,14 @@ class TextFormatter(logging.Formatter):
         message = word(record.msg) if isinstance(record.msg, Event) else record.getMessage()
         line = f"{_time(record)[11:23]} {record.levelname.lower():<8} {one_line(message)}"
         if record.exc_info:
-            line += "".join(
-                "\n" + one_line(part) for part in self.formatException(record.exc_info).splitlines()
-            )
+            lines = self.formatException(record.exc_info).splitlines()
+            line = "\n".join([line, *map(one_line, lines)])
         return line
 
 
 def word(event: Event) -> str:
     """The sentence for an event."""
-    wording = _WORDINGS.get(type(event))
-    return wording(event) if wording else str(event)
+    return _WORDINGS.get(type(event), str)(event)
 
 
 def _time(record: logging.LogRecord) -> str:
@@ -94,8 +91,14 @@ def _job(event: Any) -> str:
     return f"{event.type} {event.job_id}"
 
 
-def _first_line(error: str) -> str:
-    return error.partition("\n")[0]
+def _processes(count: int) -> str:
+    return "1 worker process" if count == 1 else f"{count} worker processes"
+
+
+def _death(event: Any) -> str:
+    again = event.restart_in
+    following = "not restarting" if again is None else f"restarting in {again:g} s"
+    return f"process {event.pid} {event.how}; {following}"
 
 
 _WORDINGS: dict[type[Event], Callable[[Any], str]] = {
@@ -104,54 +107,54 @@ _WORDINGS: dict[type[Event], Callable[[Any], str]] = {
     e.JobClaimed: lambda v: f"{_job(v)} claimed, attempt {v.attempt}",
     e.JobCompleted: lambda v: f"{_job(v)} completed in {v.seconds:.3f} s, attempt {v.attempt}",
     e.JobRetrying: lambda v: (
-        f"{_job(v)} attempt {v.attempt} failed, next in {v.delay:.1f} s: {_first_line(v.error)}"
+        f"{_job(v)} attempt {v.attempt} failed, retrying in {v.delay:.1f} s: {first_line(v.error)}"
     ),
-    e.JobFailed: lambda v: f"{_job(v)} failed for good in attempt {v.attempt}: {_first_line(v.error)}",
-    e.JobReaped: lambda v: f"{_job(v)} taken from lost worker {v.worker_id}, now {v.status}",
-    e.JobReleased: lambda v: f"{_job(v)} given back",
+    e.JobFailed: lambda v: f"{_job(v)} failed permanently in attempt {v.attempt}: {first_line(v.error)}",
+    e.JobReaped: lambda v: f"{_job(v)} recovered from lost worker {v.worker_id}, now {v.status}",
+    e.JobReleased: lambda v: f"{_job(v)} released",
     e.JobCancelled: lambda v: f"{_job(v)} cancelled",
-    e.JobCancelRequested: lambda v: f"{_job(v)} is running and was asked to stop",
-    e.JobRetried: lambda v: f"{_job(v)} retried by hand",
+    e.JobCancelRequested: lambda v: f"{_job(v)} cancellation requested while running",
+    e.JobRetried: lambda v: f"{_job(v)} retried manually",
     e.JobDeleted: lambda v: f"{_job(v)} deleted",
-    e.JobsPruned: lambda v: f"{v.count} finished jobs pruned",
+    e.JobsPruned: lambda v: f"{plain_plural(v.count, 'finished job')} pruned",
     e.OutcomeRefused: lambda v: (
-        f"{_job(v)} late outcome of attempt {v.attempt} refused: it has another owner"
+        f"{_job(v)} late outcome of attempt {v.attempt} refused: another attempt owns the job"
     ),
-    e.WorkerStarted: lambda v: f"worker {v.worker_id} started, pid {v.pid}, {v.concurrency} slots",
-    e.WorkerStopping: lambda v: f"worker {v.worker_id} stopping, {v.running} jobs running",
-    e.WorkerStopped: lambda v: f"worker {v.worker_id} stopped, {v.released} jobs given back",
-    e.WorkerCrashed: lambda v: f"worker {v.worker_id} crashed: {_first_line(v.error)}",
-    e.WorkerDied: lambda v: (
-        f"worker process {v.pid} {v.how}; "
-        + ("not started again" if v.restart_in is None else f"another starts in {v.restart_in:g} s")
+    e.WorkerStarted: lambda v: (
+        f"worker {v.worker_id} started, pid {v.pid}, {plain_plural(v.concurrency, 'slot')}"
     ),
+    e.WorkerStopping: lambda v: f"worker {v.worker_id} stopping, {plain_plural(v.running, 'job')} running",
+    e.WorkerStopped: lambda v: f"worker {v.worker_id} stopped, {plain_plural(v.released, 'job')} released",
+    e.WorkerCrashed: lambda v: f"worker {v.worker_id} crashed: {first_line(v.error)}",
+    e.WorkerDied: lambda v: f"worker {_death(v)}",
     e.ServerStarted: lambda v: f"serving {v.address}, pid {v.pid}",
-    e.ServerStopping: lambda v: f"server stopping, {v.requests} requests running",
+    e.ServerStopping: lambda v: f"server stopping, {plain_plural(v.requests, 'request')} in progress",
     e.ServerStopped: lambda v: (
-        "server stopped" + (f", {v.cut_short} requests cut short" if v.cut_short else "")
+        "server stopped" + (f", {plain_plural(v.cut_short, 'request')} cut short" if v.cut_short else "")
     ),
-    e.ServerDied: lambda v: (
-        f"server process {v.pid} {v.how}; "
-        + ("not started again" if v.restart_in is None else f"another starts in {v.restart_in:g} s")
-    ),
-    e.WorkerRecycled: lambda v: f"worker process {v.pid} was used up and is replaced",
-    e.SupervisorStopping: lambda v: f"stopping {v.workers} worker processes: {v.reason}",
+    e.ServerDied: lambda v: f"server {_death(v)}",
+    e.WorkerRecycled: lambda v: f"replaced worker process {v.pid}, which had no usable slots left",
+    e.SupervisorStopping: lambda v: f"stopping {_processes(v.workers)}: {v.reason}",
     e.WorkerPaused: lambda v: f"worker {v.worker_id} paused",
     e.WorkerResumed: lambda v: f"worker {v.worker_id} resumed",
-    e.WorkerExhausted: lambda v: f"worker {v.worker_id} is used up: {v.stuck} handlers would not stop",
-    e.LeaseLostByWorker: lambda v: f"worker {v.worker_id} could not renew in time, {v.jobs} jobs let go",
-    e.StoreTrouble: lambda v: f"database trouble, next try in {v.retry_in:.1f} s: {_first_line(v.error)}",
-    e.StoreRecovered: lambda v: "the database answers again",
-    e.HandlerRegistered: lambda v: f"handler for {v.type} registered, runs in {v.executor}",
+    e.WorkerExhausted: lambda v: (
+        f"worker {v.worker_id} has no usable slots left: {plain_plural(v.stuck, 'handler')} would not stop"
+    ),
+    e.LeaseLostByWorker: lambda v: (
+        f"worker {v.worker_id} could not renew its leases in time, {plain_plural(v.jobs, 'job')} abandoned"
+    ),
+    e.StoreTrouble: lambda v: f"database error, retrying in {v.retry_in:.1f} s: {first_line(v.error)}",
+    e.StoreRecovered: lambda v: "the database is available again",
+    e.HandlerRegistered: lambda v: f"handler for {v.type} registered, executor {v.executor}",
     e.HandlerUnregistered: lambda v: f"handler for {v.type} unregistered",
-    e.HandlerStuck: lambda v: f"{_job(v)} did not stop ({v.reason}), its slot is written off",
-    e.HandlerErrorIgnored: lambda v: f"{_job(v)} raised after completing: {_first_line(v.error)}",
+    e.HandlerStuck: lambda v: f"{_job(v)} did not stop ({v.reason}), its slot stays blocked until it does",
+    e.HandlerErrorIgnored: lambda v: f"{_job(v)} error after completion ignored: {first_line(v.error)}",
     e.DiscrepancyFound: lambda v: f"{_job(v)} completed, but {v.problem}: {v.subject}",
     e.Reconciled: lambda v: (
         f"{v.jobs} completed jobs reconciled in {v.seconds:.1f} s, {v.checked} effects checked, "
         f"{v.differing} {'differs' if v.differing == 1 else 'differ'}, {v.unchecked} could not be checked"
     ),
-    e.ReconciliationFailed: lambda v: f"reconciliation failed: {_first_line(v.error)}",
+    e.ReconciliationFailed: lambda v: f"reconciliation failed: {first_line(v.error)}",
     e.QueuePaused: lambda v: f"{v.type or 'all types'} paused",
     e.QueueResumed: lambda v: f"{v.type or 'all types'} resumed",
     e.SettingChanged: lambda v: f"{v.key} set to {v.value!r}" + (f" for {v.type}" if v.type else ""),

@@ -1,4 +1,4 @@
-"""The queue as Prometheus reads it. Everything comes from the database, so any process may be asked.
+"""The queue as Prometheus reads it. Everything comes from the database, so any process can be scraped.
 
 Totals are those of the whole queue since it was made: they do not fall when a process restarts, when jobs are
 deleted or when old statistics are folded together.
@@ -7,32 +7,30 @@ deleted or when old statistics are folded together.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from holdfast.core.clock import SECOND, from_datetime
 from holdfast.core.job import Status
+from holdfast.observe.overview import sums
 from holdfast.queue import Queue
-from holdfast.store.protocol import BUCKETS, Minute, empty_minute
+from holdfast.store.records import BUCKETS
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 _TOTALS = (
-    ("completed", "Attempts that completed their job"),
-    ("failed", "Jobs that failed for good"),
-    ("retried", "Attempts that failed and led to another"),
-    ("reaped", "Attempts taken from workers that died"),
+    ("completed", "Jobs completed"),
+    ("failed", "Jobs that failed permanently"),
+    ("retried", "Failed attempts that were retried"),
+    ("reaped", "Attempts recovered from lost workers"),
 )
 
 
 def render(queue: Queue) -> bytes:
     """All metrics, in Prometheus' text format."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Queue(queue))
-    return generate_latest(registry)
+    return generate_latest(_Queue(queue))
 
 
 class _Queue(Collector):
@@ -40,53 +38,55 @@ class _Queue(Collector):
         self._queue = queue
 
     def collect(self) -> Iterator[Metric]:
-        store = self._queue.store
-        now = store.now()
-        enqueued = store.count_enqueued()
-        yield from _depth(self._queue, enqueued)
-        yield _oldest(self._queue, now)
-        yield _by_type("holdfast_jobs_enqueued", "Jobs ever enqueued", enqueued.items())
-        sums = _sums(enqueued, store.list_statistics(0))
+        queue = self._queue
+        now = queue.now()
+        enqueued = queue.enqueued()
+        yield from _depth(queue, enqueued)
+        yield _oldest(queue, now)
+        yield _by_type("holdfast_jobs_enqueued", "Jobs enqueued", enqueued.items())
+        totals = sums(queue.statistics(), enqueued)
         for name, text in _TOTALS:
-            yield _by_type(f"holdfast_jobs_{name}", text, ((t, getattr(m, name)) for t, m in sums.items()))
+            yield _by_type(f"holdfast_jobs_{name}", text, ((t, getattr(m, name)) for t, m in totals.items()))
         yield _by_type(
             "holdfast_limit_wait_seconds",
-            "Seconds that workers with a free slot kept ready jobs waiting for a rate limit or max_running",
-            ((type, minute.limited_seconds) for type, minute in sums.items()),
+            "Seconds that a rate limit or max_running kept ready jobs waiting while a worker had a free slot",
+            ((type, minute.limited_seconds) for type, minute in totals.items()),
         )
         yield _histogram(
             "holdfast_job_wait_seconds",
-            "From when a job could have started to when its handler was started",
-            ((type, minute.waits, minute.wait_seconds) for type, minute in sums.items()),
+            "Time from when a job was ready to run until its handler started",
+            ((type, minute.waits, minute.wait_seconds) for type, minute in totals.items()),
         )
         yield _histogram(
             "holdfast_job_run_seconds",
-            "How long attempts ran",
-            ((type, minute.runs, minute.run_seconds) for type, minute in sums.items()),
+            "Run time of attempts",
+            ((type, minute.runs, minute.run_seconds) for type, minute in totals.items()),
         )
-        yield from _workers(self._queue, now)
-        for name, value in store.measure().items():
-            yield GaugeMetricFamily(f"holdfast_store_{name}", "A figure of the database itself", value=value)
+        yield from _workers(queue, now)
+        for name, value in queue.measure().items():
+            yield GaugeMetricFamily(f"holdfast_store_{name}", "Statistic of the database itself", value=value)
 
 
 def _depth(queue: Queue, types: Iterable[str]) -> Iterator[Metric]:
     depth = GaugeMetricFamily("holdfast_jobs", "Jobs by type and state", labels=("type", "state"))
-    present = queue.store.count_jobs()
+    present = queue.stats()["by_type"]
     for type in types:
         for state in Status:
             depth.add_metric((type, state.value), present.get(type, {}).get(state, 0))
     yield depth
-    paused = GaugeMetricFamily("holdfast_paused", "1 if a type, or all of them, are paused", labels=("type",))
-    for type in queue.store.list_paused():
+    paused = GaugeMetricFamily(
+        "holdfast_paused", "1 if the type is paused; type * is the whole queue", labels=("type",)
+    )
+    for type in queue.paused():
         paused.add_metric((type or "*",), 1)
     yield paused
 
 
-def _oldest(queue: Queue, now: int) -> Metric:
-    waiting = queue.store.oldest_waiting()
-    age = 0.0 if waiting is None else max(0.0, (now - from_datetime(waiting.since)) / SECOND)
+def _oldest(queue: Queue, now: datetime) -> Metric:
+    waiting = queue.oldest_waiting()
+    age = 0.0 if waiting is None else max(0.0, (now - waiting.since).total_seconds())
     return GaugeMetricFamily(
-        "holdfast_oldest_ready_seconds", "How long the oldest ready job has been waiting", value=age
+        "holdfast_oldest_ready_seconds", "Time that the oldest ready job has been waiting", value=age
     )
 
 
@@ -95,14 +95,6 @@ def _by_type(name: str, text: str, values: Iterable[tuple[str, float]]) -> Metri
     for type, value in values:
         counter.add_metric((type,), value)
     return counter
-
-
-def _sums(types: Iterable[str], minutes: Iterable[Minute]) -> dict[str, Minute]:
-    """By type; of those that nothing has happened to yet, zeros."""
-    sums = {type: empty_minute(0, type, "") for type in types}
-    for minute in minutes:
-        sums.setdefault(minute.type, empty_minute(0, minute.type, "")).add(minute)
-    return sums
 
 
 def _histogram(name: str, text: str, rows: Iterable[tuple[str, list[int], float]]) -> Metric:
@@ -118,21 +110,23 @@ def _histogram(name: str, text: str, rows: Iterable[tuple[str, list[int], float]
     return histogram
 
 
-def _workers(queue: Queue, now: int) -> Iterator[Metric]:
-    yield GaugeMetricFamily("holdfast_workers", "Workers heard of within a lease", value=len(queue.workers()))
+def _workers(queue: Queue, now: datetime) -> Iterator[Metric]:
+    yield GaugeMetricFamily(
+        "holdfast_workers", "Workers with a heartbeat within the lease", value=len(queue.workers())
+    )
     labels = ("worker", "host", "pid")
     heartbeat = GaugeMetricFamily(
-        "holdfast_worker_heartbeat_age_seconds", "How long ago a worker was last heard of", labels=labels
+        "holdfast_worker_heartbeat_age_seconds", "Age of the worker's last heartbeat", labels=labels
     )
     turn = GaugeMetricFamily(
         "holdfast_worker_turn_age_seconds",
-        "How long ago a worker's loop had last come round, by its last heartbeat",
+        "Age of the worker's last dispatch loop, as of its last heartbeat",
         labels=labels,
     )
     for worker in queue.workers(restarting=True):
         names = (worker.id, worker.host, str(worker.pid))
         for family, moment in ((heartbeat, worker.heartbeat_at), (turn, worker.turned_at)):
             if moment is not None:
-                family.add_metric(names, max(0.0, (now - from_datetime(moment)) / SECOND))
+                family.add_metric(names, max(0.0, (now - moment).total_seconds()))
     yield heartbeat
     yield turn

@@ -1,16 +1,16 @@
-"""The queue at a glance, and the standing questions about it, answered from few rows however long it is."""
+"""The queue at a glance, and the report on it, from few rows however long the queue is."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import datetime
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from holdfast.core.clock import SECOND, microseconds, to_datetime
+from holdfast.core.clock import MINUTE, SECOND, from_datetime
 from holdfast.core.job import Job, Status, base_type
-from holdfast.store.protocol import (
+from holdfast.store.records import (
     BUCKETS,
     ErrorGroup,
     Minute,
@@ -18,17 +18,15 @@ from holdfast.store.protocol import (
     Running,
     Waiting,
     WorkerRecord,
+    empty_minute,
 )
 
 if TYPE_CHECKING:
     from holdfast.queue import Queue
 
-MOST_RUNNING = 10_000
-_MINUTE = 60 * SECOND
-
 
 class Rates(Struct, frozen=True, kw_only=True):
-    """Attempts that ended in the last whole minute and the present one, a second."""
+    """Attempts that ended per second, over the last full minute and the current one."""
 
     completed: float = 0.0
     failed: float = 0.0
@@ -52,22 +50,21 @@ class Overview(Struct, frozen=True, kw_only=True):
 
 def overview(queue: Queue) -> Overview:
     """The queue as it is now."""
-    store = queue.store
-    now = store.now()
+    now = queue.now()
     workers = queue.workers()
-    running = store.list_running(MOST_RUNNING)
+    running = queue.running()
     counts = queue.stats()
     return Overview(
-        now=to_datetime(now),
+        now=now,
         counts=counts,
-        retrying=store.count_retrying(),
+        retrying=queue.retrying(),
         workers=workers,
         running=running,
-        paused=sorted(store.list_paused()),
-        stuck=stuck(queue, running, to_datetime(now)),
+        paused=queue.paused(),
+        stuck=stuck(queue, running, now),
         without_worker=without_worker(counts, workers),
-        oldest=store.oldest_waiting(),
-        rates=rates(store.list_statistics(now // _MINUTE - 1), now),
+        oldest=queue.oldest_waiting(),
+        rates=rates(queue.statistics(1), now),
     )
 
 
@@ -91,24 +88,31 @@ def without_worker(counts: dict[str, Any], workers: Sequence[WorkerRecord]) -> d
     return {t: n for t, n in waiting.items() if n and t not in served and base_type(t) not in served}
 
 
-def rates(minutes: Sequence[Minute], now: int) -> dict[str, Rates]:
+def rates(minutes: Sequence[Minute], now: datetime) -> dict[str, Rates]:
     """By type, from the statistics of this minute and the one before."""
-    seconds = 60 + now % _MINUTE / SECOND
-    sums: dict[str, list[int]] = {}
-    for minute in minutes:
-        total = sums.setdefault(minute.type, [0, 0, 0])
-        for place, count in enumerate((minute.completed, minute.failed, minute.retried)):
-            total[place] += count
+    seconds = 60 + from_datetime(now) % MINUTE / SECOND
     return {
-        type: Rates(completed=done / seconds, failed=failed / seconds, retried=retried / seconds)
-        for type, (done, failed, retried) in sums.items()
+        type: Rates(
+            completed=total.completed / seconds,
+            failed=total.failed / seconds,
+            retried=total.retried / seconds,
+        )
+        for type, total in sums(minutes).items()
     }
 
 
-class Durations(Struct, frozen=True, kw_only=True):
-    """How long the attempts of a type took, in seconds. Percentiles are upper bounds, from a histogram.
+def sums(minutes: Iterable[Minute], types: Iterable[str] = ()) -> dict[str, Minute]:
+    """By type, what all workers did; zeros for those of `types` that nothing has happened to yet."""
+    found = {type: empty_minute(0, type, "") for type in types}
+    for minute in minutes:
+        found.setdefault(minute.type, empty_minute(0, minute.type, "")).add(minute)
+    return found
 
-    `count` is how many were measured. A worker that is killed takes those of its last second with it.
+
+class Durations(Struct, frozen=True, kw_only=True, rename="camel"):
+    """Run times of a type's attempts, in seconds. Percentiles are upper bounds from a histogram.
+
+    `count` is how many were measured. If a worker is killed, those of its last second are missing.
     """
 
     count: int
@@ -119,7 +123,7 @@ class Durations(Struct, frozen=True, kw_only=True):
 
 
 class Answers(Struct, frozen=True, kw_only=True):
-    """The standing questions, answered."""
+    """What `report` shows."""
 
     outstanding: dict[str, dict[str, int]]
     failed: list[Job]
@@ -133,9 +137,8 @@ class Answers(Struct, frozen=True, kw_only=True):
 
 
 def report(queue: Queue, *, limit: int = 20) -> Answers:
-    """Answer them, with at most `limit` jobs or groups each."""
-    store = queue.store
-    now = store.now()
+    """Summarise backlog, failures and durations, with at most `limit` jobs or groups each."""
+    now = queue.now()
     by_type = queue.stats()["by_type"]
     waiting = ("scheduled", "pending", "processing")
     return Answers(
@@ -147,11 +150,11 @@ def report(queue: Queue, *, limit: int = 20) -> Answers:
         failed=queue.jobs(status="failed", limit=limit),
         failed_total=sum(counts["failed"] for counts in by_type.values()),
         error_groups=queue.error_groups(limit),
-        stuck=stuck(queue, store.list_running(MOST_RUNNING), to_datetime(now)),
+        stuck=stuck(queue, queue.running(), now),
         finished={type: ended for type, counts in by_type.items() if (ended := _ended(counts))},
-        durations=durations(store.list_statistics(0)),
-        reused_keys=store.list_reused_keys(limit),
-        last_hour=store.count_finished(now - microseconds(3600)),
+        durations=durations(queue.statistics()),
+        reused_keys=queue.reused_keys(limit),
+        last_hour=queue.finished_since(now - timedelta(hours=1)),
     )
 
 
@@ -162,26 +165,16 @@ def _ended(counts: dict[str, int]) -> int:
 
 def durations(minutes: Sequence[Minute]) -> dict[str, Durations]:
     """By type, over all that is known."""
-    size = len(BUCKETS) + 1
-    runs: dict[str, list[int]] = {}
-    seconds: dict[str, float] = {}
-    waits: dict[str, float] = {}
-    for minute in minutes:
-        total = runs.setdefault(minute.type, [0] * size)
-        for place, count in enumerate(minute.runs):
-            total[place] += count
-        seconds[minute.type] = seconds.get(minute.type, 0.0) + minute.run_seconds
-        waits[minute.type] = waits.get(minute.type, 0.0) + minute.wait_seconds
     return {
         type: Durations(
-            count=sum(buckets),
-            mean=seconds[type] / sum(buckets),
-            p50=percentile(buckets, 0.5),
-            p95=percentile(buckets, 0.95),
-            mean_wait=waits[type] / sum(buckets),
+            count=count,
+            mean=total.run_seconds / count,
+            p50=percentile(total.runs, 0.5),
+            p95=percentile(total.runs, 0.95),
+            mean_wait=total.wait_seconds / count,
         )
-        for type, buckets in sorted(runs.items())
-        if sum(buckets)
+        for type, total in sorted(sums(minutes).items())
+        if (count := sum(total.runs))
     }
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import dropwhile
 
 from msgspec import Struct
 
 from holdfast.observe.overview import percentile
-from holdfast.store.protocol import HOUR, Minute
+from holdfast.store.records import HOUR, Minute, empty_minute
 
 PACE_MINUTES = 5
 """The minutes before this one that the pace is taken from, at most."""
@@ -62,17 +63,11 @@ class Pulse(Struct, frozen=True, kw_only=True):
         return waiting / self.pace if self.pace else None
 
 
-def first_minute(now_minute: int) -> int:
-    """Where the last hour begins."""
-    return now_minute - HOUR + 1
-
-
 def pulse(statistics: Iterable[Minute], now_minute: int, second: float) -> Pulse:
-    """From the statistics since `first_minute`; `second` is how far the present minute has gone."""
-    begin = first_minute(now_minute)
+    """From the statistics of the last hour; `second` is how far the present minute has gone."""
+    begin = now_minute - HOUR + 1
     tallies = [Tally(minute) for minute in range(begin, now_minute + 1)]
-    waits: list[Sequence[int]] = []
-    runs: list[Sequence[int]] = []
+    hour = empty_minute(begin, "", "")
     for row in statistics:
         if not begin <= row.minute <= now_minute:
             continue
@@ -80,29 +75,21 @@ def pulse(statistics: Iterable[Minute], now_minute: int, second: float) -> Pulse
         tally.completed += row.completed
         tally.failed += row.failed
         tally.retried += row.retried
-        waits.append(row.waits)
-        runs.append(row.runs)
+        hour.add(row)
     return Pulse(
         minutes=tallies,
-        waits=_percentiles(waits),
-        runs=_percentiles(runs),
+        waits=_percentiles(hour.waits),
+        runs=_percentiles(hour.runs),
         pace=_pace(tallies[-PACE_MINUTES - 1 :], second),
     )
 
 
 def _pace(lately: Sequence[Tally], second: float) -> float:
     """Jobs that ended a second, since the first of these minutes in which one did."""
-    ended = [tally.completed + tally.failed for tally in lately]
-    while ended and not ended[0]:
-        ended = ended[1:]
-    if not ended:
-        return 0.0
+    ended = list(dropwhile(lambda count: not count, (tally.completed + tally.failed for tally in lately)))
     return sum(ended) / max(_SHORTEST, 60 * (len(ended) - 1) + second)
 
 
-def _percentiles(histograms: Sequence[Sequence[int]]) -> Percentiles:
-    buckets = [sum(column) for column in zip(*histograms, strict=True)]
+def _percentiles(buckets: Sequence[int]) -> Percentiles:
     count = sum(buckets)
-    if not count:
-        return Percentiles()
-    return Percentiles(percentile(buckets, 0.5), percentile(buckets, 0.95), count)
+    return Percentiles(percentile(buckets, 0.5), percentile(buckets, 0.95), count) if count else Percentiles()

@@ -8,13 +8,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn, Protocol
+from typing import NoReturn
 
 from holdfast.core.job import Status
 from holdfast.core.lifecycle import Decision
 from holdfast.errors import CommitUncertain, HoldfastError, TransactionExpired
+from holdfast.store.database import Reader
 from holdfast.store.deadlines import DEADLINES, Deadline
-from holdfast.store.protocol import Claim, Finish, NewJob
+from holdfast.store.records import Claim, Finish, NewJob
 
 
 class Guarded:
@@ -33,7 +34,7 @@ class Guarded:
         self.check_time()
         if self.begun and not self.is_in_transaction():
             raise HoldfastError(
-                "a statement inside ctx.transaction() has ended the transaction, so the job is not completed",
+                "a statement inside ctx.transaction() ended the transaction, so the job is not completed",
                 hint=self.how_it_ends,
             )
 
@@ -45,7 +46,7 @@ class Guarded:
                 hint="keep it short, or raise transaction_seconds",
             )
         if self.over:
-            raise HoldfastError("the transaction is over; its connection can't be used any more")
+            raise HoldfastError("the transaction has ended; its connection can no longer be used")
 
     def commit(self) -> NoReturn:
         raise HoldfastError("leaving the block commits the transaction")
@@ -85,12 +86,6 @@ class TimeLimit:
                 self._settling.release()
 
 
-class Reading(Protocol):
-    """A database that can tell what became of a commit."""
-
-    def read_one(self, sql: str, parameters: Sequence[Any] = ()) -> Any: ...
-
-
 def completion_of(claim: Claim, decision: Decision, children: Sequence[NewJob]) -> Finish:
     """The end of an attempt that its own transaction completes."""
     return Finish(
@@ -104,7 +99,7 @@ def completion_of(claim: Claim, decision: Decision, children: Sequence[NewJob]) 
     )
 
 
-def commit_completion(database: Reading, commit: Callable[[], None], claim: Claim) -> None:
+def commit_completion(database: Reader, commit: Callable[[], None], claim: Claim) -> None:
     """Commit; where nobody can say whether that was done, the job's row does."""
     try:
         commit()

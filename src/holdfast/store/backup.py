@@ -17,12 +17,12 @@ def make_copy(path: str, fill: Callable[[str], object]) -> None:
     path = os.path.abspath(path)
     folder = os.path.dirname(path)
     if os.path.lexists(path):
-        raise StoreUnavailable(f"{path} exists already", hint="name a file that does not")
+        raise StoreUnavailable(f"{path} already exists", hint="choose a file that does not exist")
     if not os.path.isdir(folder):
         raise StoreUnavailable(f"the folder {folder} does not exist", hint="make it first")
     if is_own_path(path):
         raise StoreUnavailable(
-            f"{path} is a name that SQLite uses for the queue itself", hint="use another name"
+            f"{path} is a file name that SQLite uses for the queue itself", hint="use another name"
         )
     part = None
     try:

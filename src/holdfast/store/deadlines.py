@@ -38,7 +38,6 @@ class Deadlines:
         self._changed = threading.Condition()
         self._numbers = itertools.count()
         self._waiting: list[Deadline] = []
-        self._open = 0
         self._is_running = False
 
     def add(self, seconds: float, action: Callable[[], object]) -> Deadline:
@@ -49,37 +48,32 @@ class Deadlines:
                 threading.Thread(target=self._run, name="holdfast-deadlines", daemon=True).start()
                 self._is_running = True
             heapq.heappush(self._waiting, deadline)
-            self._open += 1
             if self._waiting[0] is deadline:
                 self._changed.notify()
         return deadline
 
     def call_off(self, deadline: Deadline) -> None:
         with self._changed:
-            if deadline.action is not None:
-                deadline.action = None  # it stays in the heap, where it costs less than to be searched for
-                self._open -= 1
+            deadline.action = None  # it stays in the heap, where it costs less than to be searched for
 
     def _run(self) -> None:
         while (due := self._next()) is not None:
             for action in due:
                 try:
                     threading.Thread(target=action, name="holdfast-expiry", daemon=True).start()
-                except RuntimeError:  # no more threads to be had
+                except RuntimeError:  # out of threads
                     action()
 
     def _next(self) -> list[Callable[[], object]] | None:
         """Wait for what is due next; None when there is nothing to wait for any more."""
         with self._changed:
-            while self._open:
+            while any(deadline.action for deadline in self._waiting):
                 now = time.monotonic()
                 due = []
                 while self._waiting and self._waiting[0].at <= now:
-                    deadline = heapq.heappop(self._waiting)
-                    if deadline.action is not None:
-                        due.append(deadline.action)
-                        deadline.action = None
-                        self._open -= 1
+                    action = heapq.heappop(self._waiting).action
+                    if action is not None:
+                        due.append(action)
                 if due:
                     return due
                 self._changed.wait(min(_LINGER, self._waiting[0].at - now))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from msgspec import Struct
-
 from holdfast.core.rate_limit import Bucket, full
-from holdfast.store.protocol import Demand
+from holdfast.store.database import Session
+from holdfast.store.records import Demand
 
 
 class Limits:
@@ -26,10 +25,9 @@ class Limits:
             d.rate_name: self._refilled(d, buckets.get(d.rate_name), now) for d in demands if d.rate
         }
         self._rates = {d.rate_name: d.rate for d in demands if d.rate}
-        self._running = {
-            d.running_name: _Running(
-                d.max_running, sum(count for type, count in running.items() if type in d.running_types)
-            )
+        self._may_run = {
+            d.running_name: d.max_running
+            - sum(count for type, count in running.items() if type in d.running_types)
             for d in demands
             if d.max_running
         }
@@ -49,7 +47,7 @@ class Limits:
                 self._short.add(demand.rate_name)
             room = min(room, available)
         if demand.max_running:
-            room = min(room, self._running[demand.running_name].room())
+            room = min(room, max(0, self._may_run[demand.running_name]))
         if room < min(demand.limit, demand.pending):
             self.held_back.add(demand.type)
         return room
@@ -60,29 +58,24 @@ class Limits:
             self._short.add(demand.rate_name)
             self.held_back.add(demand.type)
             return False
-        if demand.max_running and not self._running[demand.running_name].take():
-            self.held_back.add(demand.type)
-            return False
+        if demand.max_running:
+            if self._may_run[demand.running_name] <= 0:
+                self.held_back.add(demand.type)
+                return False
+            self._may_run[demand.running_name] -= 1
         if bucket is not None:
             self.buckets[demand.rate_name] = bucket.take(1)
             self.changed.add(demand.rate_name)
         return True
 
+    def held_back_unpaused(self, session: Session) -> frozenset[str]:
+        """The types that were held back and are not paused: what is, no limit holds back."""
+        if not self.held_back:
+            return frozenset()
+        paused = {row[0] for row in session.rows("SELECT type FROM holdfast_pauses")}
+        return frozenset() if "" in paused else frozenset(self.held_back - paused)
+
     def wait(self) -> float | None:
         """Seconds until the first limit that held something back lets one through."""
         waits = [self.buckets[name].seconds_until_next(self._rates[name]) for name in self._short]
         return min(waits, default=None)
-
-
-class _Running(Struct):
-    allowed: int
-    count: int
-
-    def room(self) -> int:
-        return max(0, self.allowed - self.count)
-
-    def take(self) -> bool:
-        if self.count >= self.allowed:
-            return False
-        self.count += 1
-        return True

@@ -1,6 +1,10 @@
-"""What the guards of a move say: the words in their triggers, and the errors that these become."""
+"""What a database knows of a move: its mark, and the words in which its guards refuse what is written."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec import Struct
 
 from holdfast.errors import QueueArriving, QueueMoved, StoreUnavailable
 
@@ -10,30 +14,46 @@ MOVE_TABLE = "holdfast_move"
 MOVED_STATE = "HFMVD"
 """The SQLSTATE of what the guards refuse, where there are such."""
 
-_MOVING = "the queue is being moved to "
-_MOVED = "the queue was moved to "
-_ARRIVING = "a queue is being moved here from "
+SOURCE, TARGET = "source", "target"
+DRAINING, COPYING, MOVED, ARRIVING = "draining", "copying", "moved", "arriving"
 
 
-def words_of_moving(to: str) -> str:
-    return _MOVING + to
+class Mark(Struct, frozen=True):
+    """The row of MOVE_TABLE. `pause` is when the move paused the queue; None if that was so before.
+
+    `origin` tells, in a target, which database the queue came from, however that is addressed.
+    """
+
+    role: str
+    state: str
+    other: str
+    origin: str
+    token: str
+    pause: int | None
+    expired: bool = False
+
+    def refuse(self) -> None:
+        """Raise, if the database can't be opened as a queue."""
+        if self.role == TARGET:
+            raise QueueArriving(self.other)
+        if self.state == MOVED:
+            raise QueueMoved(self.other)
 
 
-def words_of_moved(to: str) -> str:
-    return _MOVED + to
-
-
-def words_of_arriving(source: str) -> str:
-    return _ARRIVING + source
+WORDS_OF_MOVING = "the queue is being moved to "
+WORDS_OF_MOVED = "the queue was moved to "
+WORDS_OF_ARRIVING = "a queue is being moved here from "
+_ERRORS: dict[str, Callable[[str], StoreUnavailable]] = {
+    WORDS_OF_MOVING: lambda to: QueueMoved(to, done=False),
+    WORDS_OF_MOVED: QueueMoved,
+    WORDS_OF_ARRIVING: QueueArriving,
+}
 
 
 def error_of(message: str) -> StoreUnavailable | None:
     """What a guard has said as one of our errors; None if none has."""
-    words = message.partition("\n")[0]
-    if words.startswith(_MOVING):
-        return QueueMoved(words.removeprefix(_MOVING), done=False)
-    if words.startswith(_MOVED):
-        return QueueMoved(words.removeprefix(_MOVED))
-    if words.startswith(_ARRIVING):
-        return QueueArriving(words.removeprefix(_ARRIVING))
+    line = message.partition("\n")[0]
+    for words, error in _ERRORS.items():
+        if line.startswith(words):
+            return error(line.removeprefix(words))
     return None

@@ -11,25 +11,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from holdfast.core.job import RETRYING, Status
-from holdfast.store.protocol import CREATED, FINISHED_AT, PRIORITY, JobFilter, Place, Placed
-from holdfast.store.ranges import (
-    KEYS,
-    RUNNING,
-    Range,
-    Window,
-    all_ranges,
-    beyond,
-    bounded,
-    conditions,
-    highest_ranges,
-    running_condition,
-    window_of,
-    within,
-    words_of,
-)
-from holdfast.store.reader import Reader
-from holdfast.store.rows import BRIEF_COLUMNS, JOB_COLUMNS, job_from
+from holdfast.core.filter import CREATED, FINISHED_AT, PRIORITY
+from holdfast.core.job import RETRYING
+from holdfast.store.database import Reader
+from holdfast.store.ranges import KEYS, Query, Range, TooManyRanges, conditions, within, words_of
+from holdfast.store.records import JobFilter, Place, Placed
+from holdfast.store.rows import BRIEF_COLUMNS, JOB_COLUMNS, JOB_NAMES, job_from
 
 DEEPEST = 10_000
 """Jobs that may be passed over by an offset; beyond that the table is read."""
@@ -37,43 +24,47 @@ DEEPEST = 10_000
 _AT_ONCE = 400  # SQLite puts no more than 500 into one statement
 _LEVELS_AT_ONCE = 16
 _FEW = 8
-_COLUMNS = JOB_COLUMNS.split(", ")
+
+Page = tuple[list[Placed], Place | None]
 
 
-def list_placed(reader: Reader, filter: JobFilter) -> tuple[list[Placed], Place | None]:
+def list_placed(reader: Reader, filter: JobFilter) -> Page:
     if filter.limit <= 0 or not words_of(filter):
         return [], None
+    depth = filter.offset + filter.limit + 1
     with reader.snapshot():
-        window = window_of(reader, filter)
-        places = _places(reader, filter, window)
-        if places is None:
-            return _from_table(reader, filter, window)
-        return _from_places(reader, filter, places)
+        query = Query(reader, filter)
+        is_whole = _is_whole(query) and filter.sort == CREATED
+        if is_whole or filter.parent_id is not None or depth > DEEPEST:
+            return _from_table(query)
+        try:
+            if filter.sort == PRIORITY:
+                found = _by_priority(query, depth)
+            else:
+                found = _merged(query, query.all_ranges(), depth)
+        except TooManyRanges:
+            return _from_table(query)
+        return _from_places(query, _sorted(query, found)[filter.offset : depth])
 
 
-def _from_table(reader: Reader, filter: JobFilter, window: Window) -> tuple[list[Placed], Place | None]:
-    columns = BRIEF_COLUMNS if filter.brief else JOB_COLUMNS
-    if filter.sort == CREATED:  # of two bounds on one side SQLite might follow the wider
-        window, filter = window.after(filter.after, filter.ascending), replace(filter, after=None)
-    where, parameters = conditions(filter)
-    bounds, limits = within(window)
-    rows = reader.read(
-        f"SELECT {columns} FROM holdfast_jobs {_source(reader, filter)}{where or ' WHERE true'}{bounds}"
-        f" ORDER BY {_order(filter)} LIMIT ? OFFSET ?",
-        (*parameters, *limits, filter.limit + 1, filter.offset),
+def _from_table(query: Query) -> Page:
+    filter = query.filter
+    source, parameters = _table(query)
+    rows = query.reader.read(
+        f"SELECT {_columns(filter)} {source} ORDER BY {query.order()} LIMIT ? OFFSET ?",
+        (*parameters, filter.limit + 1, filter.offset),
     )
     found = [_placed(row, filter) for row in rows[: filter.limit]]
     return found, found[-1].place if len(rows) > filter.limit else None
 
 
-def _from_places(
-    reader: Reader, filter: JobFilter, places: Sequence[Place]
-) -> tuple[list[Placed], Place | None]:
+def _from_places(query: Query, places: Sequence[Place]) -> Page:
     """The jobs at the places, but for those that a clock which was set back has put among them."""
-    columns = BRIEF_COLUMNS if filter.brief else JOB_COLUMNS
+    reader, filter = query.reader, query.filter
     shown = places[: filter.limit]
     rows = reader.read(
-        f"SELECT {columns} FROM holdfast_jobs {reader.by_index(None)} WHERE seq {reader.among_numbers}",
+        f"SELECT {_columns(filter)} FROM holdfast_jobs {reader.by_index(None)}"
+        f" WHERE seq {reader.among_numbers}",
         (json.dumps([place.seq for place in shown]),),
     )
     found = [_placed(row, filter) for row in rows if _is_in_time(row, filter)]
@@ -81,153 +72,114 @@ def _from_places(
     return found, shown[-1] if len(places) > filter.limit else None
 
 
+def _columns(filter: JobFilter) -> str:
+    return BRIEF_COLUMNS if filter.brief else JOB_COLUMNS
+
+
 def _is_in_time(row: Sequence[Any], filter: JobFilter) -> bool:
-    instant = row[_COLUMNS.index("finished_at" if filter.sort == FINISHED_AT else "created_at")]
+    instant = row[JOB_NAMES.index("finished_at" if filter.sort == FINISHED_AT else "created_at")]
     is_late_enough = filter.since is None or instant >= filter.since
     return is_late_enough and (filter.until is None or instant < filter.until)
 
 
 def _placed(row: Sequence[Any], filter: JobFilter) -> Placed:
-    key = 0 if filter.sort == CREATED else row[_COLUMNS.index(KEYS[filter.sort])]
+    key = 0 if filter.sort == CREATED else row[JOB_NAMES.index(KEYS[filter.sort])]
     return Placed(Place(key, row[0]), job_from(row))
 
 
-def _source(reader: Reader, filter: JobFilter) -> str:
-    """How the table itself is read: along the index that the filter is narrowest in."""
-    if filter.parent_id is not None:
-        return reader.by_index("holdfast_jobs_parent")
-    return reader.by_index(None if filter.type is None else "holdfast_jobs_type")
-
-
-def _is_whole(reader: Reader, filter: JobFilter) -> bool:
+def _is_whole(query: Query) -> bool:
     """Whether the jobs of every state are asked for, and lie in one index together."""
-    is_whole = not filter.statuses and filter.error is None
-    return is_whole and (filter.type is None or reader.reads_whole_types)
+    is_whole = not query.filter.statuses and query.filter.error is None
+    return is_whole and (query.filter.type is None or query.reader.reads_whole_types)
 
 
-def _order(filter: JobFilter) -> str:
-    direction = "ASC" if filter.ascending else "DESC"
-    if filter.sort == CREATED:
-        return f"seq {direction}"
-    return f"{KEYS[filter.sort]} {direction}, seq {direction}"
+def _table(query: Query, *, by_instants: bool = True) -> tuple[str, list[Any]]:
+    """The table itself, read along the index that the filter is narrowest in, and the parameters of that."""
+    filter, window, by_index = query.filter, query.window, query.reader.by_index
+    if filter.sort == CREATED:  # of two bounds on one side SQLite might follow the wider
+        window, filter = window.after(filter.after, filter.ascending), replace(filter, after=None)
+    if not by_instants:
+        filter = replace(filter, since=None, until=None)
+    if filter.parent_id is not None:
+        index = by_index("holdfast_jobs_parent")
+    else:
+        index = by_index(None if filter.type is None else "holdfast_jobs_type")
+    where, parameters = conditions(filter)
+    bounds, limits = within(window)
+    return f"FROM holdfast_jobs {index}{where or ' WHERE true'}{bounds}", [*parameters, *limits]
 
 
 # The places of a page.
 
 
-def _places(reader: Reader, filter: JobFilter, window: Window) -> list[Place] | None:
-    """The places of a page, and one more if there is one; None if the table is to be read."""
-    depth = filter.offset + filter.limit + 1
-    is_whole = _is_whole(reader, filter) and filter.sort == CREATED
-    if is_whole or filter.parent_id is not None or depth > DEEPEST:
-        return None
-    if filter.sort == PRIORITY:
-        found = _by_priority(reader, filter, window, depth)
-    else:
-        found = _from_ranges(reader, filter, window, depth)
-    if found is None:
-        return None
-    return sorted(found, reverse=not filter.ascending)[filter.offset : depth]
+def _sorted(query: Query, places: Sequence[Place]) -> list[Place]:
+    return sorted(places, reverse=not query.filter.ascending)
 
 
-def _from_ranges(reader: Reader, filter: JobFilter, window: Window, depth: int) -> list[Place] | None:
-    ranges = all_ranges(reader, filter)
-    if ranges is None:
-        return None
-    return [
-        *_running(reader, filter, window, depth),
-        *_merged(reader, filter, window, ranges, depth),
-    ]
-
-
-def _by_priority(reader: Reader, filter: JobFilter, window: Window, depth: int) -> list[Place] | None:
+def _by_priority(query: Query, depth: int) -> list[Place]:
     """Down the priorities, until the page is full."""
-    levels = highest_ranges(reader, filter, depth)
-    if levels is None:
-        return None
-    ranges, floor = levels
+    ranges, floor = query.highest_ranges(depth)
     ranges = sorted((r for r in ranges if floor is None or r.rank > floor), key=lambda r: -r.rank)
-    sign = -1 if filter.ascending else 1
-    found = _running(reader, filter, window, depth)
+    found: list[Place] = []
     start = 0
     while start < len(ranges):
         stop = min(start + _LEVELS_AT_ONCE, len(ranges))
         while stop < len(ranges) and ranges[stop].rank == ranges[stop - 1].rank:
             stop += 1
-        found += _merged(reader, filter, window, ranges[start:stop], depth)
-        if sum(sign * place.key >= ranges[stop - 1].rank for place in found) >= depth:
+        found += _merged(query, ranges[start:stop], depth)
+        if sum(query.sign * place.key >= ranges[stop - 1].rank for place in found) >= depth:
             return found
         start = stop
-    return found if floor is None else None
+    if floor is not None:
+        raise TooManyRanges
+    return found
 
 
-def _running(reader: Reader, filter: JobFilter, window: Window, depth: int) -> list[Place]:
-    """The places of running jobs; few run at a time, and they are sorted."""
-    if Status.PROCESSING not in words_of(filter):
-        return []
-    condition, parameters = running_condition(filter)
-    bounds, limits = within(window)
-    if filter.after is not None:
-        more, values = beyond(filter)
-        condition, parameters = f"{condition} AND {more}", [*parameters, *values]
-    rows = reader.read(
-        f"SELECT {KEYS[filter.sort]}, seq FROM holdfast_jobs {reader.by_index(RUNNING)}"
-        f" WHERE {condition}{bounds} ORDER BY {_order(filter)} LIMIT ?",
-        (*parameters, *limits, depth),
-    )
-    return [Place(*row) for row in rows]
-
-
-def _merged(
-    reader: Reader, filter: JobFilter, window: Window, ranges: Sequence[Range], depth: int
-) -> list[Place]:
+def _merged(query: Query, ranges: Sequence[Range], depth: int) -> list[Place]:
     """Places of the ranges, with the first `depth` of them all among them.
 
     A little of each is read, and then the whole only of those whose part of the page may go on.
     """
     each = min(depth, max(_FEW, 2 * depth // max(1, len(ranges))))
-    ends = _ends_of(reader, filter, window, ranges, each)
+    ends = _ends_of(query, ranges, each)
     if each < depth:
-        found = sorted((place for end in ends for place in end), reverse=not filter.ascending)
+        found = _sorted(query, [place for end in ends for place in end])
         last = found[depth - 1] if len(found) >= depth else None
         longer = [
             number
             for number, end in enumerate(ends)
-            if len(end) == each and (last is None or (end[-1] < last) == filter.ascending)
+            if len(end) == each and (last is None or (end[-1] < last) == query.filter.ascending)
         ]
-        whole = _ends_of(reader, filter, window, [ranges[number] for number in longer], depth)
+        whole = _ends_of(query, [ranges[number] for number in longer], depth)
         for number, end in zip(longer, whole, strict=True):
             ends[number] = end
     return [place for end in ends for place in end]
 
 
-def _ends_of(
-    reader: Reader, filter: JobFilter, window: Window, ranges: Sequence[Range], depth: int
-) -> list[list[Place]]:
+def _ends_of(query: Query, ranges: Sequence[Range], depth: int) -> list[list[Place]]:
     """The first places of each range."""
     ends: list[list[Place]] = [[] for _ in ranges]
+    columns = f"{KEYS[query.filter.sort]}, seq"
     for start in range(0, len(ranges), _AT_ONCE):
-        selects = []
-        parameters: list[str | int] = []
-        for number, part in enumerate(ranges[start : start + _AT_ONCE], start):
-            condition, values = bounded(reader, filter, window, part)
-            selects.append(
-                f"SELECT {number}, * FROM (SELECT {KEYS[filter.sort]}, seq"
-                f" FROM holdfast_jobs {reader.by_index(part.index)}"
-                f" WHERE {condition} ORDER BY {_order_within(reader, filter)} LIMIT {depth}) AS part"
-            )
-            parameters += values
-        for number, key, seq in reader.read(" UNION ALL ".join(selects), parameters):
-            ends[number].append(Place(key, seq))
+        sql, parameters = _united(query, ranges[start : start + _AT_ONCE], columns, depth)
+        for number, key, seq in query.reader.read(sql, parameters):
+            ends[start + number].append(Place(key, seq))
     return ends
 
 
-def _order_within(reader: Reader, filter: JobFilter) -> str:
-    """The order of a range: of one priority there is only one."""
-    direction = "ASC" if filter.ascending else "DESC"
-    if filter.sort == FINISHED_AT:
-        return f"finished_at {direction}, seq {direction}"
-    return f"{reader.seq_within} {direction}"
+def _united(query: Query, ranges: Sequence[Range], columns: str, limit: int) -> tuple[str, list[str | int]]:
+    """The first rows of each range, with its number before the columns."""
+    selects = []
+    parameters: list[str | int] = []
+    for number, part in enumerate(ranges):
+        condition, values = query.bounded(part)
+        selects.append(
+            f"SELECT {number}, * FROM (SELECT {columns}"
+            f" FROM holdfast_jobs {query.reader.by_index(part.index)}"
+            f" WHERE {condition} ORDER BY {query.order(part)} LIMIT {limit}) AS part"
+        )
+        parameters += values
+    return " UNION ALL ".join(selects), parameters
 
 
 # How many.
@@ -247,54 +199,31 @@ def count_matching(reader: Reader, filter: JobFilter, cap: int) -> int:
         row = reader.read_one(f"SELECT sum({' + '.join(words)}) FROM holdfast_counts{where}", parameters)
         return min(int(row[0] or 0), cap)
     with reader.snapshot():
-        window = window_of(reader, filter)
-        is_whole = _is_whole(reader, filter) and filter.sort != FINISHED_AT
+        query = Query(reader, filter)
+        is_whole = _is_whole(query) and filter.sort != FINISHED_AT
         if is_whole or filter.parent_id is not None or (filter.after and filter.sort != CREATED):
-            return _count_in_table(reader, filter, window, cap)
-        ranges = all_ranges(reader, filter)
-        if ranges is None:
-            return _count_in_table(reader, filter, window, cap)
-        return _count_in_ranges(reader, filter, window, ranges, cap)
+            return _count_in_table(query, cap)
+        try:
+            return _count_in_ranges(query, query.all_ranges(), cap)
+        except TooManyRanges:
+            return _count_in_table(query, cap)
 
 
-def _count_in_table(reader: Reader, filter: JobFilter, window: Window, cap: int) -> int:
-    if filter.sort == CREATED:
-        window, filter = window.after(filter.after, filter.ascending), replace(filter, after=None)
-    if filter.sort != FINISHED_AT and filter.parent_id is None:
-        # By the index alone, as below: a look at each row's instant would have to fetch the row.
-        filter = replace(filter, since=None, until=None)
-    where, parameters = conditions(filter)
-    bounds, limits = within(window)
-    row = reader.read_one(
-        f"SELECT count(*) FROM (SELECT 1 FROM holdfast_jobs {_source(reader, filter)}"
-        f"{where or ' WHERE true'}{bounds} LIMIT ?) AS found",
-        (*parameters, *limits, cap),
-    )
-    return int(row[0])
+def _count_in_table(query: Query, cap: int) -> int:
+    # By the index alone, as below: a look at each row's instant would have to fetch the row.
+    by_instants = query.filter.sort == FINISHED_AT or query.filter.parent_id is not None
+    source, parameters = _table(query, by_instants=by_instants)
+    sql = f"SELECT count(*) FROM (SELECT 1 {source} LIMIT ?) AS found"
+    return int(query.reader.read_one(sql, (*parameters, cap))[0])
 
 
-def _count_in_ranges(
-    reader: Reader, filter: JobFilter, window: Window, ranges: Sequence[Range], cap: int
-) -> int:
+def _count_in_ranges(query: Query, ranges: Sequence[Range], cap: int) -> int:
     """By the indexes alone; after a clock was set back it may differ a little from what a list shows."""
-    parts = list(ranges)
-    if Status.PROCESSING in words_of(filter):
-        condition, values = running_condition(filter)
-        parts.append(Range(RUNNING, condition, tuple(values)))
     count = 0
-    for start in range(0, len(parts), _AT_ONCE):
-        selects = []
-        parameters: list[str | int] = []
-        for part in parts[start : start + _AT_ONCE]:
-            condition, limits = bounded(reader, filter, window, part)
-            order = "" if part.index == RUNNING else f" ORDER BY {_order_within(reader, filter)}"
-            selects.append(
-                f"SELECT 1 FROM (SELECT 1 FROM holdfast_jobs {reader.by_index(part.index)}"
-                f" WHERE {condition}{order} LIMIT {cap - count}) AS part"
-            )
-            parameters += limits
-        sql = f"SELECT count(*) FROM ({' UNION ALL '.join(selects)} LIMIT ?) AS parts"
-        count += int(reader.read_one(sql, (*parameters, cap - count))[0])
+    for start in range(0, len(ranges), _AT_ONCE):
+        parts, parameters = _united(query, ranges[start : start + _AT_ONCE], "1", cap - count)
+        sql = f"SELECT count(*) FROM ({parts} LIMIT ?) AS parts"
+        count += int(query.reader.read_one(sql, (*parameters, cap - count))[0])
         if count >= cap:
-            return cap
+            break
     return count

@@ -12,39 +12,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from holdfast.core.filter import CREATED, FINISHED_AT, PRIORITY
 from holdfast.core.job import FINISHED, RETRYING, Status
-from holdfast.store.protocol import CREATED, FINISHED_AT, PRIORITY, JobFilter, Place
-from holdfast.store.reader import Reader
+from holdfast.store.database import Reader
+from holdfast.store.records import JobFilter, Place
 
 MOST_RANGES = 2000
-"""Where jobs lie in more places than these, the table is read: right, but slow."""
+"""Where jobs lie in more places than these, the table is read."""
 
 KEYS = {CREATED: "0", FINISHED_AT: "finished_at", PRIORITY: "priority"}
 """What a list is sorted by before `seq`."""
-
-
-class Lane(Struct, frozen=True):
-    """The jobs of one state: an index that begins with the type, and what makes it usable."""
-
-    index: str
-    condition: str
-    parameters: tuple[str, ...] = ()
-
-
-# By type, priority and seq.
-_LANES: dict[str, Lane] = {
-    Status.PENDING: Lane("holdfast_jobs_pending", "status = 'pending'"),
-    Status.SCHEDULED: Lane("holdfast_jobs_later", "status = 'scheduled'"),
-    RETRYING: Lane("holdfast_jobs_retrying", "status = 'scheduled' AND attempts > 0"),
-    **{s: Lane("holdfast_jobs_ended", f"finished_at IS NOT NULL AND status = '{s.value}'") for s in FINISHED},
-}
-# By type, end and seq.
-_ENDS: dict[str, Lane] = {
-    s: Lane("holdfast_jobs_finished", f"finished_at IS NOT NULL AND status = '{s.value}'") for s in FINISHED
-}
-
-RUNNING = "holdfast_jobs_leased"
 
 
 class Range(Struct, frozen=True):
@@ -55,6 +34,33 @@ class Range(Struct, frozen=True):
     parameters: tuple[str | int, ...] = ()
     rank: int = 0
     """The priority that it is of; the other way round in a list that ascends."""
+
+    def narrowed(self, condition: str, *parameters: str | int) -> Range:
+        both = f"{self.condition} AND {condition}"
+        return Range(self.index, both, (*self.parameters, *parameters), self.rank)
+
+
+# The jobs of one state, by type, priority and seq.
+_LANES: dict[str, Range] = {
+    Status.PENDING: Range("holdfast_jobs_pending", "status = 'pending'"),
+    Status.SCHEDULED: Range("holdfast_jobs_later", "status = 'scheduled'"),
+    RETRYING: Range("holdfast_jobs_retrying", "status = 'scheduled' AND attempts > 0"),
+    **{
+        s: Range("holdfast_jobs_ended", f"finished_at IS NOT NULL AND status = '{s.value}'") for s in FINISHED
+    },
+}
+# The same by type, end and seq.
+_ENDS: dict[str, Range] = {
+    s: Range("holdfast_jobs_finished", f"finished_at IS NOT NULL AND status = '{s.value}'") for s in FINISHED
+}
+
+RUNNING = "holdfast_jobs_leased"
+
+_HIGHEST = 2**31
+
+
+class TooManyRanges(Exception):
+    """The table is to be read: right, but slow."""
 
 
 class Window(Struct, frozen=True):
@@ -131,10 +137,150 @@ def within(window: Window, seq: str = "seq") -> tuple[str, list[int]]:
     return ("", []) if window == Window() else (f" AND {seq} >= ? AND {seq} < ?", [window.start, window.stop])
 
 
-# Where the jobs of a time lie.
+class Query:
+    """A filter on a database, inside a snapshot of it: where the jobs lie that it may find."""
+
+    def __init__(self, reader: Reader, filter: JobFilter) -> None:
+        self.reader = reader
+        self.filter = filter
+        self.words = words_of(filter)
+        self.window = _window_of(reader, filter)
+        self.sign = -1 if filter.ascending else 1
+        """What ranks priorities, so that the first in the list rank highest."""
+
+    def all_ranges(self) -> list[Range]:
+        """Where the jobs lie. Raises TooManyRanges."""
+        if self.filter.sort == FINISHED_AT:
+            ranges = [
+                part
+                for word in self.words
+                for type in self._types_with(word)
+                for part in self._by_end(word, type)
+            ]
+        else:
+            ranges, _ = self.highest_ranges(MOST_RANGES)
+        if len(ranges) > MOST_RANGES:
+            raise TooManyRanges
+        return ranges
+
+    def highest_ranges(self, depth: int) -> tuple[list[Range], int | None]:
+        """A range for each state, type and priority that a page may need, and the rank down to which some
+        may be missing. Raises TooManyRanges."""
+        ranges: list[Range] = []
+        floor: int | None = None
+        for word in self.words:
+            if word == Status.PROCESSING:
+                ranges.append(self._running())
+                continue
+            types = self._types_with(word)
+            if len(types) > MOST_RANGES:
+                raise TooManyRanges
+            # Each range holds a job, but for those of the priority where the page before it ended.
+            most = max(MOST_RANGES // 4, 2 * len(types) + depth + 1)
+            found = self._leaps(word, types, most)
+            if len(found) == most:
+                floor = found[-1].rank if floor is None else max(floor, found[-1].rank)
+            ranges += found
+        return ranges, floor
+
+    def _running(self) -> Range:
+        """Those that run, of all priorities: few do at a time, and they are sorted."""
+        filter = self.filter
+        running = Range(RUNNING, "status = 'processing'", rank=_HIGHEST)
+        if filter.type is not None:
+            running = running.narrowed("type = ?", filter.type)
+        if filter.sort == PRIORITY and filter.after is not None:
+            condition, values = beyond(filter)
+            running = running.narrowed(condition, *values)
+        return running
+
+    def _by_end(self, word: str, type: str) -> list[Range]:
+        """What ended in the filter's time, after its place; at that very instant many may have, in a range of
+        its own. Of two bounds on one side SQLite might follow the wider, so there is but one."""
+        filter = self.filter
+        ended = self._lane(word).narrowed("type = ?", type)
+        start = -(2**63) if filter.since is None else filter.since
+        stop = 2**63 - 1 if filter.until is None else filter.until
+        ranges = []
+        if filter.after is not None:
+            key, seq = filter.after.key, filter.after.seq
+            if start <= key < stop:
+                sign = ">" if filter.ascending else "<"
+                ranges.append(ended.narrowed(f"finished_at = ? AND seq {sign} ?", key, seq))
+            start, stop = (max(start, key + 1), stop) if filter.ascending else (start, min(stop, key))
+        return [*ranges, ended.narrowed("finished_at >= ? AND finished_at < ?", start, stop)]
+
+    def _leaps(self, word: str, types: Sequence[str], most: int) -> list[Range]:
+        """A range for each type and priority, from the filter's place on, in the order of the list."""
+        lane, filter, reader = self._lane(word), self.filter, self.reader
+        sql = _LEAPS.format(
+            by_index=reader.by_index(lane.index),
+            most_of_leaps=_MOST if reader.orders_recursion else "",
+            most_in_all="" if reader.orders_recursion else _MOST,
+            elements=reader.elements,
+            condition=lane.condition,
+            sign="-" if filter.ascending else "",
+            order="ASC" if filter.ascending else "DESC",
+            beyond=">" if filter.ascending else "<",
+        )
+        first = self.sign * _HIGHEST
+        if filter.sort == PRIORITY and filter.after is not None:
+            first = filter.after.key
+        rows = reader.read(sql, (*lane.parameters, first, json.dumps(types), *lane.parameters, most))
+        return [
+            replace(lane, rank=rank).narrowed("type = ? AND priority = ?", type, self.sign * rank)
+            for type, rank in rows
+        ]
+
+    def _lane(self, word: str) -> Range:
+        is_by_end = self.filter.sort == FINISHED_AT
+        if self.filter.error is not None:
+            index = "holdfast_jobs_alike_finished" if is_by_end else "holdfast_jobs_alike"
+            return Range(index, "status = 'failed' AND error_group = ?", (self.filter.error,))
+        return (_ENDS if is_by_end else _LANES)[word]
+
+    def _types_with(self, word: str) -> list[str]:
+        if self.filter.type is not None:
+            return [self.filter.type]
+        column = Status.SCHEDULED if word == RETRYING else Status(word)
+        rows = self.reader.read(f"SELECT type FROM holdfast_counts WHERE {column.value} > 0")
+        return [row[0] for row in rows]
+
+    def bounded(self, part: Range) -> tuple[str, tuple[str | int, ...]]:
+        """The condition of a range, within the filter's times and after its place."""
+        sort, after = self.filter.sort, self.filter.after
+        if sort == FINISHED_AT:
+            return part.condition, part.parameters
+        is_started = after is not None and (sort == CREATED or self.sign * after.key == part.rank)
+        window = self.window.after(after if is_started else None, self.filter.ascending)
+        bounds, limits = within(window, "seq" if part.index == RUNNING else self.reader.seq_within)
+        return part.condition + bounds, (*part.parameters, *limits)
+
+    def order(self, part: Range | None = None) -> str:
+        """The order of the list, or of a range in it: of one priority there is only one."""
+        sort, direction = self.filter.sort, "ASC" if self.filter.ascending else "DESC"
+        if part is not None and part.index != RUNNING and sort != FINISHED_AT:
+            return f"{self.reader.seq_within} {direction}"
+        return f"seq {direction}" if sort == CREATED else f"{KEYS[sort]} {direction}, seq {direction}"
 
 
-def window_of(reader: Reader, filter: JobFilter) -> Window:
+# Priorities are found by leaps, not by reading all that wait; by all types together, the highest first.
+_LEAPS = """
+WITH RECURSIVE leaps (type, rank) AS (
+    SELECT types.value, (SELECT {sign}priority FROM holdfast_jobs AS j {by_index}
+        WHERE {condition} AND j.type = types.value AND priority {beyond}= ? ORDER BY priority {order} LIMIT 1)
+    FROM {elements} AS types
+    UNION ALL
+    SELECT leaps.type, (SELECT {sign}priority FROM holdfast_jobs AS j {by_index}
+        WHERE {condition} AND j.type = leaps.type AND priority {beyond} {sign}leaps.rank
+        ORDER BY priority {order} LIMIT 1)
+    FROM leaps WHERE leaps.rank IS NOT NULL{most_of_leaps})
+SELECT type, rank FROM leaps WHERE rank IS NOT NULL{most_in_all}
+"""
+_MOST = " ORDER BY 2 DESC LIMIT ?"
+
+
+def _window_of(reader: Reader, filter: JobFilter) -> Window:
     """The `seq` of the jobs that were created between a filter's instants.
 
     The instants of creation have no index, but they rise with `seq`, so their bounds are found by bisection.
@@ -167,149 +313,3 @@ def _first_since(reader: Reader, instant: int, low: int, high: int) -> int:
         else:
             low = row[0] + 1
     return low
-
-
-# The ranges.
-
-
-def all_ranges(reader: Reader, filter: JobFilter) -> list[Range] | None:
-    """Where the jobs of a filter lie, but for those that run; None if that is too many places."""
-    if filter.sort != FINISHED_AT:
-        found = _all_levels(reader, filter)
-        return None if found is None or len(found) > MOST_RANGES else found
-    ranges = [
-        part
-        for word in words_of(filter)
-        for type in _types_with(reader, filter, word)
-        for part in _by_end(filter, _lane(filter, word), type)
-    ]
-    return None if len(ranges) > MOST_RANGES else ranges
-
-
-def _by_end(filter: JobFilter, lane: Lane, type: str) -> list[Range]:
-    """What ended in the filter's time, after its place; at that very instant many may have, in a range of
-    its own. Of two bounds on one side SQLite might follow the wider, so there is but one."""
-    condition, parameters = f"{lane.condition} AND type = ?", (*lane.parameters, type)
-    start = -(2**63) if filter.since is None else filter.since
-    stop = 2**63 - 1 if filter.until is None else filter.until
-    ranges = []
-    if filter.after is not None:
-        key, seq = filter.after.key, filter.after.seq
-        if start <= key < stop:
-            sign = ">" if filter.ascending else "<"
-            at_once = f"{condition} AND finished_at = ? AND seq {sign} ?"
-            ranges.append(Range(lane.index, at_once, (*parameters, key, seq)))
-        start, stop = (max(start, key + 1), stop) if filter.ascending else (start, min(stop, key))
-    bounds = f"{condition} AND finished_at >= ? AND finished_at < ?"
-    return [*ranges, Range(lane.index, bounds, (*parameters, start, stop))]
-
-
-def _lane(filter: JobFilter, word: str) -> Lane:
-    if filter.error is not None:
-        index = "holdfast_jobs_alike_finished" if filter.sort == FINISHED_AT else "holdfast_jobs_alike"
-        return Lane(index, "status = 'failed' AND error_group = ?", (filter.error,))
-    return (_ENDS if filter.sort == FINISHED_AT else _LANES)[word]
-
-
-def _types_with(reader: Reader, filter: JobFilter, word: str) -> list[str]:
-    if filter.type is not None:
-        return [filter.type]
-    column = Status.SCHEDULED if word == RETRYING else Status(word)
-    return [row[0] for row in reader.read(f"SELECT type FROM holdfast_counts WHERE {column.value} > 0")]
-
-
-def _all_levels(reader: Reader, filter: JobFilter) -> list[Range] | None:
-    """A range for each state, type and priority."""
-    ranges: list[Range] = []
-    for word in words_of(filter):
-        if word != Status.PROCESSING:
-            types = _types_with(reader, filter, word)
-            if len(ranges) + len(types) > MOST_RANGES:
-                return None
-            ranges += _leaps(reader, filter, word, types, MOST_RANGES + len(types) + 1)
-    return ranges
-
-
-def highest_ranges(reader: Reader, filter: JobFilter, depth: int) -> tuple[list[Range], int | None] | None:
-    """The ranges that a page by priority may need, and the rank down to which some may be missing."""
-    ranges: list[Range] = []
-    floor: int | None = None
-    for word in words_of(filter):
-        if word == Status.PROCESSING:
-            continue
-        types = _types_with(reader, filter, word)
-        if len(types) > MOST_RANGES:
-            return None
-        # Each range holds a job, but for those of the priority where the page before it ended.
-        most = max(MOST_RANGES // 4, 2 * len(types) + depth + 1)
-        found = _leaps(reader, filter, word, types, most, filter.after)
-        if len(found) == most:
-            floor = found[-1].rank if floor is None else max(floor, found[-1].rank)
-        ranges += found
-    return ranges, floor
-
-
-# Priorities are found by leaps, not by reading all that wait; by all types together, the highest first.
-_LEAPS = """
-WITH RECURSIVE leaps (type, rank) AS (
-    SELECT types.value, (SELECT {sign}priority FROM holdfast_jobs AS j {by_index}
-        WHERE {condition} AND j.type = types.value AND priority {beyond}= ? ORDER BY priority {order} LIMIT 1)
-    FROM {elements} AS types
-    UNION ALL
-    SELECT leaps.type, (SELECT {sign}priority FROM holdfast_jobs AS j {by_index}
-        WHERE {condition} AND j.type = leaps.type AND priority {beyond} {sign}leaps.rank
-        ORDER BY priority {order} LIMIT 1)
-    FROM leaps WHERE leaps.rank IS NOT NULL{most_of_leaps})
-SELECT type, rank FROM leaps WHERE rank IS NOT NULL{most_in_all}
-"""
-_MOST = " ORDER BY 2 DESC LIMIT ?"
-
-
-def _leaps(
-    reader: Reader,
-    filter: JobFilter,
-    word: str,
-    types: Sequence[str],
-    most: int,
-    after: Place | None = None,
-) -> list[Range]:
-    """A range for each type and priority, from that of a place on, in the order of the list."""
-    lane = _lane(filter, word)
-    sign = -1 if filter.ascending else 1
-    sql = _LEAPS.format(
-        by_index=reader.by_index(lane.index),
-        most_of_leaps=_MOST if reader.orders_recursion else "",
-        most_in_all="" if reader.orders_recursion else _MOST,
-        elements=reader.elements,
-        condition=lane.condition,
-        sign="-" if filter.ascending else "",
-        order="ASC" if filter.ascending else "DESC",
-        beyond=">" if filter.ascending else "<",
-    )
-    first = sign * 2**31 if after is None else after.key
-    rows = reader.read(sql, (*lane.parameters, first, json.dumps(types), *lane.parameters, most))
-    condition = f"{lane.condition} AND type = ? AND priority = ?"
-    return [Range(lane.index, condition, (*lane.parameters, type, sign * rank), rank) for type, rank in rows]
-
-
-def bounded(reader: Reader, filter: JobFilter, window: Window, part: Range) -> tuple[str, list[str | int]]:
-    """The condition of a range, within the filter's times and after its place."""
-    if filter.sort == FINISHED_AT:
-        return part.condition, [*part.parameters]
-    is_started = filter.sort == CREATED or _rank(filter) == part.rank
-    window = window.after(filter.after if is_started else None, filter.ascending)
-    bounds, limits = within(window, "seq" if part.index == RUNNING else reader.seq_within)
-    return part.condition + bounds, [*part.parameters, *limits]
-
-
-def _rank(filter: JobFilter) -> int | None:
-    """The rank of the priority where the page before ended."""
-    if filter.after is None:
-        return None
-    return -filter.after.key if filter.ascending else filter.after.key
-
-
-def running_condition(filter: JobFilter) -> tuple[str, list[Any]]:
-    if filter.type is None:
-        return "status = 'processing'", []
-    return "status = 'processing' AND type = ?", [filter.type]

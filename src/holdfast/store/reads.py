@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
 from holdfast.config import Value
-from holdfast.core.job import Job, Status
-from holdfast.errors import JobNotFound
-from holdfast.store import look, pages
-from holdfast.store.protocol import (
+from holdfast.core.clock import Clock
+from holdfast.core.job import FINISHED, Failure, Job, Status
+from holdfast.core.rate_limit import Bucket
+from holdfast.store import pages
+from holdfast.store.database import Database
+from holdfast.store.records import (
     ErrorGroup,
+    Expired,
     JobFilter,
+    Line,
     Minute,
     Place,
     Placed,
@@ -23,149 +28,280 @@ from holdfast.store.protocol import (
     Waiting,
     WorkerRecord,
 )
-from holdfast.store.reader import Reader
 from holdfast.store.rows import (
     BRIEF_COLUMNS,
+    ERROR_GROUP,
+    EXPIRED_COLUMNS,
+    FAILURE,
     JOB_COLUMNS,
-    failure_from,
+    MINUTE,
+    RUNNING,
+    TYPE,
+    WAITING,
+    WORKER,
+    Stored,
+    T,
     job_from,
-    settings_from,
-    worker_from,
 )
-from holdfast.store.statistics import STATISTICS_COLUMNS, minute_from
+
+_LEASED = f"SELECT {EXPIRED_COLUMNS} FROM holdfast_jobs WHERE status = 'processing' AND"
+EXPIRED = f"""
+WITH {{clock}} {_LEASED} lease_expires_at <= (SELECT now FROM clock) ORDER BY lease_expires_at LIMIT 1000
+"""
+
+OLDEST = f"SELECT {WAITING.columns} FROM holdfast_jobs WHERE status = 'pending' ORDER BY due_at, seq LIMIT 1"
+
+# In one statement: a retry that becomes due meanwhile must not be missed in both. From type to type by leaps:
+# any number of jobs of one may wait for a retry.
+_BUSY_TYPES = """
+WITH RECURSIVE retrying (type) AS (
+    SELECT (SELECT j.type FROM holdfast_jobs AS j {by_index}
+        WHERE j.status = 'scheduled' AND j.attempts > 0 AND j.type > '' ORDER BY j.type LIMIT 1)
+    UNION ALL
+    SELECT (SELECT j.type FROM holdfast_jobs AS j {by_index}
+        WHERE j.status = 'scheduled' AND j.attempts > 0 AND j.type > retrying.type ORDER BY j.type LIMIT 1)
+    FROM retrying WHERE retrying.type IS NOT NULL)
+SELECT type FROM holdfast_counts WHERE pending > 0 OR processing > 0
+UNION SELECT type FROM retrying WHERE type IS NOT NULL
+"""
+
+_FINISHED = """
+SELECT counts.type, states.value,
+    (SELECT count(*) FROM holdfast_jobs {by_index}
+    WHERE type = counts.type AND status = states.value AND finished_at IS NOT NULL AND finished_at >= ?)
+FROM holdfast_counts AS counts CROSS JOIN {elements} AS states ORDER BY counts.type
+"""
 
 
-class Reads:
-    """See Store in the protocol."""
+class Reads(ABC):
+    """What a Store reads; see the protocol."""
 
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
+    database: Database
+    now: Clock
+    _line_before: str
+    """Counts the pending jobs that come before one of the same type, up to a number."""
+
+    @abstractmethod
+    def _instant(self) -> int | None:
+        """The present instant as a parameter: None lets the server's own clock decide."""
+
+    # The turn.
 
     def next_due_at(self) -> int | None:
-        row = self._reader.read_one(
+        """When the first scheduled job is due."""
+        row = self.database.read_one(
             "SELECT due_at FROM holdfast_jobs WHERE status = 'scheduled' ORDER BY due_at LIMIT 1"
         )
         return row[0] if row else None
 
     def list_busy_types(self) -> set[str]:
-        return look.list_busy_types(self._reader)
+        """The types that have a job that is pending, running or waiting for a retry."""
+        sql = _BUSY_TYPES.format(by_index=self.database.by_index("holdfast_jobs_retrying"))
+        return {row[0] for row in self.database.read(sql)}
+
+    def list_expired(self) -> list[Expired]:
+        rows = self.database.read(EXPIRED.format(clock=self.database.clock), (self._instant(),))
+        return [Expired(*row) for row in rows]
+
+    def list_held(self, worker_id: str) -> list[Expired]:
+        """The attempts that the database says a worker holds."""
+        return [Expired(*row) for row in self.database.read(f"{_LEASED} worker_id = ?", (worker_id,))]
 
     # Jobs.
 
     def get_jobs(self, job_ids: Sequence[str]) -> list[Job]:
-        rows = self._reader.read(
-            f"SELECT {BRIEF_COLUMNS} FROM holdfast_jobs WHERE id {self._reader.among_texts}",
+        """Those of the jobs that exist, brief and without their history, in no order."""
+        rows = self.database.read(
+            f"SELECT {BRIEF_COLUMNS} FROM holdfast_jobs WHERE id {self.database.among_texts}",
             (_ids(job_ids),),
         )
         return [job_from(row) for row in rows]
 
     def get_job(self, job_id: str) -> Job | None:
-        row = self._reader.read_one(f"SELECT {JOB_COLUMNS} FROM holdfast_jobs WHERE id = ?", (job_id,))
+        row = self.database.read_one(f"SELECT {JOB_COLUMNS} FROM holdfast_jobs WHERE id = ?", (job_id,))
         if row is None:
             return None
-        failures = self._reader.read(
-            "SELECT attempt, started_at, finished_at, worker_id, error, traceback, detail"
-            " FROM holdfast_failures WHERE seq = ? ORDER BY version",
-            (row[0],),
+        failures = self._records(FAILURE, "holdfast_failures WHERE seq = ? ORDER BY version", row[0])
+        return job_from(row, tuple(failures))
+
+    def get_whole_jobs(self, job_ids: Sequence[str], most: int) -> list[Job]:
+        """Those of the jobs that exist, with all that they hold, in the order asked for.
+
+        Large ones end it early: no more than hold `most` characters together, but always the first.
+        """
+        sizes = self._sizes(job_ids)
+        chosen: list[str] = []
+        for job_id in dict.fromkeys(job_ids):
+            if job_id in sizes:
+                most -= sizes[job_id]
+                if chosen and most < 0:
+                    break
+                chosen.append(job_id)
+        rows = self.database.read(
+            f"SELECT {JOB_COLUMNS} FROM holdfast_jobs WHERE id {self.database.among_texts}", (_ids(chosen),)
         )
-        return job_from(row, tuple(failure_from(failure) for failure in failures))
+        histories: dict[int, list[Failure]] = {row[0]: [] for row in rows}
+        for seq, *failure in self.database.read(
+            f"SELECT seq, {FAILURE.columns} FROM holdfast_failures"
+            f" WHERE seq {self.database.among_numbers} ORDER BY seq, version",
+            (json.dumps(list(histories)),),
+        ):
+            histories[seq].append(FAILURE.read(failure))
+        jobs = [job_from(row, tuple(histories[row[0]])) for row in rows]
+        found = {job.id: job for job in jobs}
+        return [found[job_id] for job_id in chosen if job_id in found]
 
     def job_size(self, job_id: str) -> int:
-        row = self._reader.read_one(
-            "SELECT length(payload) + coalesce(length(result), 0) + (SELECT coalesce(sum(length(detail)), 0)"
-            " FROM holdfast_failures WHERE seq = holdfast_jobs.seq) FROM holdfast_jobs WHERE id = ?",
-            (job_id,),
-        )
-        return int(row[0]) if row else 0
+        """Characters of a job's payload, result and details of failures; 0 if there is no such job."""
+        return self._sizes([job_id]).get(job_id, 0)
 
-    def known_job(self, job_id: str) -> Job:
-        """The job, which must exist."""
-        job = self.get_job(job_id)
-        if job is None:
-            raise JobNotFound(job_id)
-        return job
+    def _sizes(self, job_ids: Sequence[str]) -> dict[str, int]:
+        rows = self.database.read(
+            "SELECT id, length(payload) + coalesce(length(result), 0)"
+            " + (SELECT coalesce(sum(length(detail)), 0) FROM holdfast_failures"
+            f" WHERE seq = holdfast_jobs.seq) FROM holdfast_jobs WHERE id {self.database.among_texts}",
+            (_ids(job_ids),),
+        )
+        return {id: int(size) for id, size in rows}
 
     def list_jobs(self, filter: JobFilter) -> list[Job]:
-        return self.list_page(filter)[0]
-
-    def list_page(self, filter: JobFilter) -> tuple[list[Job], Place | None]:
-        found, following = self.list_placed(filter)
-        return [placed.job for placed in found], following
+        """The jobs that a filter finds, without their history."""
+        return [placed.job for placed in self.list_placed(filter)[0]]
 
     def list_placed(self, filter: JobFilter) -> tuple[list[Placed], Place | None]:
-        return pages.list_placed(self._reader, filter)
+        """The same, each job with its place, and the `after` of the page after it; None if there is none.
+
+        However deep, a page costs the same, and no job that stays where it is is missed or shown twice.
+        """
+        return pages.list_placed(self.database, filter)
 
     def list_payloads(self, job_ids: Sequence[str]) -> dict[str, Any]:
-        rows = self._reader.read(
-            f"SELECT id, payload FROM holdfast_jobs WHERE id {self._reader.among_texts}",
+        """The payloads of those of the jobs that exist."""
+        rows = self.database.read(
+            f"SELECT id, payload FROM holdfast_jobs WHERE id {self.database.among_texts}",
             (_ids(job_ids),),
         )
         return {id: json.loads(payload) for id, payload in rows}
 
+    def list_children(self, parent_id: str) -> list[str]:
+        """The ids of the jobs that a job enqueued, or was linked to."""
+        rows = self.database.read(
+            "SELECT id FROM holdfast_jobs WHERE parent_id = ?1"
+            " UNION SELECT id FROM holdfast_links AS l JOIN holdfast_jobs ON id = l.child_id"
+            " WHERE l.parent_id = ?1",
+            (parent_id,),
+        )
+        return sorted(row[0] for row in rows)
+
     # How many.
 
+    def line_before(self, job_id: str, cap: int) -> Line:
+        count = self.database.read_one(self._line_before, (job_id, cap + 1))[0]
+        return Line(min(count, cap), count > cap)
+
     def list_error_groups(self, limit: int) -> list[ErrorGroup]:
-        return look.list_error_groups(self._reader, limit)
+        """The failed jobs by type and error, the largest group first; not counted at this moment."""
+        largest = "ORDER BY jobs DESC, last_at DESC, type DESC, error_group DESC LIMIT ?"
+        return self._records(ERROR_GROUP, f"holdfast_errors {largest}", max(0, limit))
 
     def count_jobs(self) -> dict[str, dict[Status, int]]:
+        """Jobs by type and state; exact, and not counted at this moment."""
         columns = ", ".join(Status)
-        rows = self._reader.read(f"SELECT type, {columns} FROM holdfast_counts ORDER BY type")
+        rows = self.database.read(f"SELECT type, {columns} FROM holdfast_counts ORDER BY type")
         return {type: dict(zip(Status, counts, strict=True)) for type, *counts in rows if any(counts)}
 
     def count_enqueued(self) -> dict[str, int]:
-        return dict(self._reader.read("SELECT type, enqueued FROM holdfast_counts ORDER BY type"))
+        """How many jobs of each type were ever inserted; never falls."""
+        return dict(self.database.read("SELECT type, enqueued FROM holdfast_counts ORDER BY type"))
 
     def count_matching(self, filter: JobFilter, cap: int) -> int:
-        return pages.count_matching(self._reader, filter, cap)
+        """How many jobs a filter finds, whatever its limit and offset; stops counting at `cap`."""
+        return pages.count_matching(self.database, filter, cap)
 
     def count_retrying(self) -> dict[str, int]:
-        return look.count_retrying(self._reader)
+        """How many jobs are waiting for a retry, by type."""
+        return dict(
+            self.database.read(
+                f"SELECT type, count(*) FROM holdfast_jobs {self.database.by_index('holdfast_jobs_retrying')}"
+                " WHERE status = 'scheduled' AND attempts > 0 GROUP BY type"
+            )
+        )
 
     def count_finished(self, since: int) -> dict[str, dict[Status, int]]:
-        return look.count_finished(self._reader, since)
+        """How many jobs finished since then, by type and state."""
+        counts: dict[str, dict[Status, int]] = {}
+        sql = _FINISHED.format(
+            by_index=self.database.by_index("holdfast_jobs_finished"), elements=self.database.elements
+        )
+        for type, status, count in self.database.read(sql, (since, json.dumps(sorted(FINISHED)))):
+            if count:
+                counts.setdefault(type, {})[Status(status)] = count
+        return counts
 
     def list_running(self, limit: int) -> list[Running]:
-        return look.list_running(self._reader, limit)
+        """The running attempts, those first whose lease ends first."""
+        running = "holdfast_jobs WHERE status = 'processing' ORDER BY lease_expires_at LIMIT ?"
+        return self._records(RUNNING, running, limit)
 
     def oldest_waiting(self) -> Waiting | None:
-        return look.oldest_waiting(self._reader)
+        """The pending job that has been ready to run the longest."""
+        row = self.database.read_one(OLDEST)
+        return WAITING.read(row) if row else None
 
     def list_reused_keys(self, limit: int) -> list[ReusedKey]:
-        return look.list_reused_keys(self._reader, limit)
+        rows = self.database.read(
+            "SELECT type, key, count(*) AS jobs FROM holdfast_jobs WHERE key IS NOT NULL"
+            " GROUP BY type, key HAVING count(*) > 1 ORDER BY jobs DESC, type, key LIMIT ?",
+            (limit,),
+        )
+        return [ReusedKey(type=type, key=key, jobs=jobs) for type, key, jobs in rows]
 
     # What is kept beside the jobs.
 
     def list_workers(self) -> list[WorkerRecord]:
-        rows = self._reader.read(
-            "SELECT id, host, pid, state, concurrency, types, slots, started_at, heartbeat_at, turned_at"
-            " FROM holdfast_workers ORDER BY started_at, id"
-        )
-        return [worker_from(row) for row in rows]
+        return self._records(WORKER, "holdfast_workers ORDER BY started_at, id")
 
     def get_stop_request(self, worker_id: str) -> StopRequest:
-        row = self._reader.read_one("SELECT stop FROM holdfast_workers WHERE id = ?", (worker_id,))
+        row = self.database.read_one("SELECT stop FROM holdfast_workers WHERE id = ?", (worker_id,))
         return StopRequest(row[0]) if row else StopRequest.NONE
 
     def list_types(self) -> list[TypeRecord]:
-        rows = self._reader.read("SELECT type, executor, schema FROM holdfast_types ORDER BY type")
-        return [TypeRecord(type=type, executor=how, schema=json.loads(schema)) for type, how, schema in rows]
+        return self._records(TYPE, "holdfast_types ORDER BY type")
 
     def read_reconciliation(self) -> str | None:
-        row = self._reader.read_one("SELECT report FROM holdfast_reconciliation")
+        row = self.database.read_one("SELECT report FROM holdfast_reconciliation")
         return None if row is None else row[0]
 
     def get_settings(self) -> dict[tuple[str, str], Value]:
-        return settings_from(self._reader.read("SELECT name, type, value FROM holdfast_settings"))
+        """Stored values by (name, type); the type is "" for the whole queue."""
+        rows = self.database.read("SELECT name, type, value FROM holdfast_settings")
+        return {(name, type): json.loads(value) for name, type, value in rows}
 
     def list_paused(self) -> dict[str, int]:
-        return dict(self._reader.read("SELECT type, paused_at FROM holdfast_pauses"))
+        """The paused types and since when; "" stands for all."""
+        return dict(self.database.read("SELECT type, paused_at FROM holdfast_pauses"))
+
+    def get_rate_wait(self, name: str, rate: float) -> float:
+        """Seconds until a rate limit lets the next start through."""
+        row = self.database.read_one(
+            "SELECT tokens, refilled_at FROM holdfast_limits WHERE name = ? AND refilled_at >= 0",
+            (self._rate_row(name),),
+        )
+        return Bucket(*row).refill(rate, self.now()).seconds_until_next(rate) if row else 0.0
+
+    def _rate_row(self, name: str) -> str:
+        """What a rate limit is called in its table."""
+        return name
 
     def list_statistics(self, since_minute: int) -> list[Minute]:
-        rows = self._reader.read(
-            f"SELECT {STATISTICS_COLUMNS} FROM holdfast_statistics WHERE minute >= ? ORDER BY minute, type",
-            (since_minute,),
+        return self._records(
+            MINUTE, "holdfast_statistics WHERE minute >= ? ORDER BY minute, type", since_minute
         )
-        return [minute_from(row) for row in rows]
+
+    def _records(self, stored: Stored[T], rest: str, *parameters: Any) -> list[T]:
+        """All of a kind, from a table."""
+        rows = self.database.read(f"SELECT {stored.columns} FROM {rest}", parameters)
+        return [stored.read(row) for row in rows]
 
 
 def _ids(given: Sequence[str]) -> str:

@@ -8,10 +8,10 @@ from contextvars import ContextVar
 class Scope:
     """One ctx.transaction() block. Tasks and threads that begin inside it inherit it, and may outlive it."""
 
-    __slots__ = ("_url",)
+    __slots__ = ("url",)
 
     def __init__(self, url: str) -> None:
-        self._url: str | None = url
+        self.url: str | None = url
 
     @classmethod
     def enter(cls, url: str) -> Scope:
@@ -22,10 +22,7 @@ class Scope:
 
     def leave(self) -> None:
         """The block is over, for all who have inherited it."""
-        self._url = None
-
-    def is_of(self, url: str) -> bool:
-        return self._url == url
+        self.url = None
 
 
 _scope: ContextVar[Scope | None] = ContextVar("holdfast_attempt_transaction", default=None)
@@ -34,7 +31,7 @@ _scope: ContextVar[Scope | None] = ContextVar("holdfast_attempt_transaction", de
 def is_inside(url: str) -> bool:
     """Whether an open ctx.transaction() of the queue at `url` surrounds this code."""
     scope = _scope.get()
-    return scope is not None and scope.is_of(url)
+    return scope is not None and scope.url == url
 
 
 handler_of: ContextVar[str | None] = ContextVar("holdfast_handler_of", default=None)

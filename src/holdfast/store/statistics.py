@@ -2,83 +2,51 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from msgspec.json import Decoder
+from holdfast.store.database import Session
+from holdfast.store.records import HOUR, LIFETIME, Minute, empty_minute
+from holdfast.store.rows import MINUTE
 
-from holdfast.store.protocol import HOUR, LIFETIME, Minute, empty_minute
+_ALL_MINUTES = f"minute > {LIFETIME} AND minute < ?"
+_SINGLE_MINUTES = f"{_ALL_MINUTES} AND (worker_id <> '' OR minute % {HOUR} <> 0)"
+_STORED = "minute = ? AND type = ? AND worker_id = ''"
 
-SINGLE_MINUTES = f"minute > {LIFETIME} AND minute < ? AND (worker_id <> '' OR minute % {HOUR} <> 0)"
-ALL_MINUTES = f"minute > {LIFETIME} AND minute < ?"
-
-
-STATISTICS_COLUMNS = (
-    "minute, type, worker_id, completed, failed, retried, reaped, wait_seconds, run_seconds,"
-    " limited_seconds, waits, runs"
-)
-
-
-_histogram = Decoder(list[int]).decode  # an hour of many workers has thousands
-
-
-def minute_from(row: Sequence[Any]) -> Minute:
-    (
-        minute, type, worker_id, completed, failed, retried, reaped, wait_seconds, run_seconds,
-        limited_seconds, waits, runs,
-    ) = row  # fmt: skip
-    return Minute(
-        minute=minute,
-        type=type,
-        worker_id=worker_id,
-        completed=completed,
-        failed=failed,
-        retried=retried,
-        reaped=reaped,
-        wait_seconds=wait_seconds,
-        run_seconds=run_seconds,
-        limited_seconds=limited_seconds,
-        waits=_histogram(waits),
-        runs=_histogram(runs),
-    )
+_KEY = ("minute", "type", "worker_id")
+_WRITE = f"""
+INSERT INTO holdfast_statistics ({MINUTE.columns}) VALUES ({", ".join("?" * len(MINUTE.names))})
+ON CONFLICT ({", ".join(_KEY)}) DO UPDATE
+SET {", ".join(f"{name} = excluded.{name}" for name in MINUTE.names if name not in _KEY)}
+"""
 
 
-def minute_row(m: Minute) -> tuple[Any, ...]:
-    """The STATISTICS_COLUMNS of a minute."""
-    return (
-        m.minute,
-        m.type,
-        m.worker_id,
-        m.completed,
-        m.failed,
-        m.retried,
-        m.reaped,
-        m.wait_seconds,
-        m.run_seconds,
-        m.limited_seconds,
-        json.dumps(m.waits),
-        json.dumps(m.runs),
-    )
+def write(session: Session, minutes: Sequence[Minute]) -> None:
+    """Replace rows by their new sums."""
+    session.each(_WRITE, [MINUTE.row(minute) for minute in minutes])
 
 
-def hour_of(minute: int) -> int:
-    return minute // HOUR * HOUR
+def fold_hours(session: Session, before_minute: int) -> None:
+    """Move rows older than the minute into one row per type and hour."""
+    _fold(session, _SINGLE_MINUTES, before_minute, lambda minute: minute // HOUR * HOUR)
 
 
-def lifetime_of(_: int) -> int:
-    return LIFETIME
+def fold_all(session: Session, before_minute: int) -> None:
+    """Move rows older than the minute into one lifetime row per type."""
+    _fold(session, _ALL_MINUTES, before_minute, lambda _: LIFETIME)
 
 
-def added_up(
-    parts: Iterable[Minute], target: Callable[[int], int], stored: Callable[[int, str], Sequence[Minute]]
-) -> list[Minute]:
-    """The rows that older ones become, added to what is stored there already."""
+def _fold(session: Session, which: str, before_minute: int, target: Callable[[int], int]) -> None:
     totals: dict[tuple[int, str], Minute] = {}
-    for part in parts:
-        minute = target(part.minute)
-        if (minute, part.type) not in totals:
-            found = stored(minute, part.type)
-            totals[minute, part.type] = found[0] if found else empty_minute(minute, part.type, "")
-        totals[minute, part.type].add(part)
-    return list(totals.values())
+    gone = f"DELETE FROM holdfast_statistics WHERE {which} RETURNING {MINUTE.columns}"
+    for part in _minutes(session, gone, before_minute):
+        place = target(part.minute), part.type
+        if place not in totals:
+            stored = f"SELECT {MINUTE.columns} FROM holdfast_statistics WHERE {_STORED}"
+            totals[place] = next(iter(_minutes(session, stored, *place)), empty_minute(*place, ""))
+        totals[place].add(part)
+    write(session, list(totals.values()))
+
+
+def _minutes(session: Session, sql: str, *parameters: Any) -> list[Minute]:
+    return [MINUTE.read(row) for row in session.rows(sql, parameters)]

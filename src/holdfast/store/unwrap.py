@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from holdfast.errors import ConfigError
 
-ONE_DATABASE = "the job and your rows commit together only in one database"
+ONE_DATABASE = "the job and your rows can only commit together in one database"
 
 
 class Engine(NamedTuple):
@@ -55,14 +55,15 @@ def refused(connection: Any, engine: Engine) -> ConfigError:
     kind = type(connection)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     return ConfigError(
-        f"connection= takes {engine.driver}, or one of SQLAlchemy or Django, not {name}", hint=ONE_DATABASE
+        f"connection= must be {engine.driver}, or a SQLAlchemy or Django connection, not {name}",
+        hint=ONE_DATABASE,
     )
 
 
 def in_no_transaction(begun_by: str) -> ConfigError:
     return ConfigError(
-        "connection= is in no transaction: the job and your rows would be commits of their own",
-        hint=f"what begins one is {begun_by}",
+        "connection= is not in a transaction: the job and your rows would be committed separately",
+        hint=f"use {begun_by}",
     )
 
 
@@ -73,13 +74,15 @@ def _has(connection: Any, *names: str) -> bool:
 def _only_awaited(connection: Any) -> ConfigError:
     hint = "await queue.enqueue_async(..., connection=...), or call this inside its run_sync"
     if not _has(connection, "run_sync"):  # an async_scoped_session
-        hint = "pass the AsyncSession that calling it gives to queue.enqueue_async"
+        hint = "call it, and pass the AsyncSession it returns to queue.enqueue_async"
     return ConfigError(f"connection= is an {type(connection).__name__}, which can only be awaited", hint=hint)
 
 
 def _check_engine(name: str, engine: Engine) -> None:
     if name != engine.name:
-        raise ConfigError(f"connection= goes to {name}, the queue is in {engine.title}", hint=ONE_DATABASE)
+        raise ConfigError(
+            f"connection= is connected to {name}, but the queue is in {engine.title}", hint=ONE_DATABASE
+        )
 
 
 def _from_sqlalchemy(connection: Any, engine: Engine) -> Unwrapped:

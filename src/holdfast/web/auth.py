@@ -13,7 +13,8 @@ from enum import IntEnum
 
 from msgspec import Struct
 
-from holdfast.errors import ConfigError, shown
+from holdfast.errors import ConfigError
+from holdfast.text import shown
 
 COOKIE = "holdfast_session"
 SESSION_SECONDS = 12 * 3600
@@ -79,10 +80,9 @@ class Access(Struct, frozen=True, kw_only=True):
         return origin is not None and not self._is_own_origin(origin.decode("latin-1"), headers)
 
     def _is_own_origin(self, origin: str, headers: Mapping[bytes, bytes]) -> bool:
-        given = _origin(origin)
-        if given is None:
+        scheme, _, place = origin.lower().partition("://")
+        if scheme not in ("http", "https") or host_name(place) is None:
             return False
-        scheme, place = given
         if scheme == "http" and outer_scheme(headers) == "https":
             return False
         default = ":443" if scheme == "https" else ":80"
@@ -135,19 +135,21 @@ def make_access(
     if auth not in ("token", "outer"):
         raise ConfigError(f"auth must be 'token' or 'outer', not {shown(auth)}")
     if auth == "outer" and (token is not None or read_token is not None):
-        raise ConfigError("auth='outer' means that the outer application authenticates; give no token")
+        raise ConfigError("auth='outer' leaves authentication to the outer application; don't pass a token")
     if read_token is not None and token is None:
-        raise ConfigError("a read token needs a token beside it, or everybody could change things")
+        raise ConfigError(
+            "a read-only token requires a full-access token too, or everybody could make changes"
+        )
     tokens = {
         right: _digest(name, value)
         for right, name, value in (
             (Right.CHANGE, "token", token),
-            (Right.LOOK, "read token", read_token),
+            (Right.LOOK, "read-only token", read_token),
         )
         if value is not None
     }
     if len(set(tokens.values())) < len(tokens):
-        raise ConfigError("the token and the read token are the same")
+        raise ConfigError("the token and the read-only token must be different")
     hosts = frozenset(_allowed_host(host) for host in allowed_hosts or ())
     return Access(tokens=tokens, hosts=hosts, outer=auth == "outer")
 
@@ -159,7 +161,7 @@ def _digest(name: str, value: str) -> bytes:
     if len(token) < SHORTEST_TOKEN:
         raise ConfigError(
             f"the {name} is too short: at least {SHORTEST_TOKEN} characters are required",
-            hint="openssl rand -hex 32 makes a good one",
+            hint="generate one with openssl rand -hex 32",
         )
     return hashlib.sha256(token.encode()).digest()
 
@@ -169,7 +171,7 @@ def _allowed_host(host: str) -> str:
         return host
     name = host_name(host)
     if name is None:
-        raise ConfigError(f"{shown(host)} is not a host name, such as queue.example.com, or * for any")
+        raise ConfigError(f"{shown(host)} is not a host name such as queue.example.com, or * for any host")
     return name
 
 
@@ -201,10 +203,3 @@ def is_loopback(name: str) -> bool:
 def outer_scheme(headers: Mapping[bytes, bytes]) -> str:
     """The scheme that a proxy says the browser used; empty if it says nothing."""
     return headers.get(b"x-forwarded-proto", b"").partition(b",")[0].strip().lower().decode("latin-1")
-
-
-def _origin(origin: str) -> tuple[str, str] | None:
-    scheme, separator, place = origin.lower().partition("://")
-    if not separator or scheme not in ("http", "https") or host_name(place) is None:
-        return None
-    return scheme, place

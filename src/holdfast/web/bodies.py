@@ -1,14 +1,24 @@
 """Reading bodies: under a limit that holds while they arrive, under a deadline, and under a common limit for
-all that are on their way. So nothing a client sends can fill the memory."""
+all that are on their way. So nothing a client sends can fill the memory.
+
+How large a body may be is decided by the endpoint that would read it, never by the look of a path.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import math
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
 
-from starlette.types import Message, Receive
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import Message, Receive, Scope
 
-from holdfast.web.body_limits import NEARLY_NOTHING
+from holdfast.config import MIB
+from holdfast.errors import HoldfastError
+from holdfast.queue import Queue
+from holdfast.web.auth import READING
+from holdfast.web.backend import Backend
 from holdfast.web.errors import Refused
 
 BODY_SECONDS = 30.0
@@ -19,6 +29,24 @@ MOST_BUFFERED = 32 * 1024 * 1024
 """Bytes of all bodies that are on their way or worked on; as JSON values they are many times that."""
 
 
+OPEN = frozenset({"/healthz", "/readyz", "/login"})
+"""Paths that require no token; neither do those of static files."""
+
+LOGOUT = "/logout"
+
+NEARLY_NOTHING = 4 * 1024
+"""Bytes where no token is required, nothing is changed or nothing is found; no common limit counts them."""
+
+SMALL = 64 * 1024
+LARGEST_BATCH = 8 * MIB
+_ESCAPED = 4
+"""How much larger than the stored text a payload may be in a body, by escapes and white space."""
+
+BATCH = frozenset({"/api/tasks/batch"})
+WITH_PAYLOAD = frozenset({"/api/tasks", "/api/tasks/{id}/retry", "/enqueue", "/jobs/{id}/retry"})
+"""Routes whose POST carries a payload."""
+
+
 class Disconnected(Exception):
     """The client went away while it sent its body."""
 
@@ -26,56 +54,89 @@ class Disconnected(Exception):
 class Bodies:
     """The bodies of all requests to an application that are being read or worked on."""
 
-    def __init__(self) -> None:
+    def __init__(self, routes: Sequence[BaseRoute], backend: Backend) -> None:
+        self._routes = routes
+        self._backend = backend
         self._buffered = 0
 
-    async def read(self, receive: Receive, limit: int) -> tuple[bytes, int]:
-        """The whole body, and how many bytes count for the common limit until they are released."""
-        counted = 0
+    @asynccontextmanager
+    async def reading(self, scope: Scope, receive: Receive) -> AsyncIterator[bytes]:
+        """The whole body, which counts for the common limit until it has been worked on."""
+        length = announced_length(scope["headers"])
+        limit = await self._limit(scope, length)
+        if length is not None and length > limit:
+            raise _too_large(limit)
+        received, body = bytearray(), b""
         try:
-            body = bytearray()
-            async with asyncio.timeout(BODY_SECONDS + limit / SLOWEST):
+            if length != 0:
+                await self._read(receive, limit, received)
+            body = bytes(received)
+            received.clear()
+            yield body
+        finally:
+            self._count(-len(received) - len(body), limit)
+
+    async def _read(self, receive: Receive, limit: int, body: bytearray) -> None:
+        seconds = BODY_SECONDS + limit / SLOWEST
+        try:
+            async with asyncio.timeout(seconds):
                 more = True
                 while more:
-                    part, more = await _receive_part(receive)
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise Disconnected
+                    part = message.get("body", b"")
+                    more = message.get("more_body", False)
                     body += part
+                    self._count(len(part), limit)
                     if len(body) > limit:
-                        raise too_large(limit)
-                    if limit > NEARLY_NOTHING:
-                        counted += len(part)
-                        self._count(len(part), limit)
-        except BaseException as error:
-            self.release(counted)
-            if isinstance(error, TimeoutError):
-                raise _too_slow(limit) from None
-            raise
-        return bytes(body), counted
-
-    def release(self, counted: int) -> None:
-        self._buffered -= counted
+                        raise _too_large(limit)
+                    if self._buffered > max(MOST_BUFFERED, limit) and limit > NEARLY_NOTHING:
+                        raise Refused(
+                            503, "busy", "too many request bodies are in transit", {"Retry-After": "1"}
+                        )
+        except TimeoutError:
+            raise Refused(408, "too_slow", f"the body did not arrive within {seconds:.0f} s") from None
 
     def _count(self, size: int, limit: int) -> None:
-        self._buffered += size
-        if self._buffered > max(MOST_BUFFERED, limit):
-            raise Refused(503, "busy", "too many requests are on their way", {"Retry-After": "1"})
+        if limit > NEARLY_NOTHING:
+            self._buffered += size
+
+    async def _limit(self, scope: Scope, announced: int | None) -> int:
+        """Bytes that a body of the announced length, None for one of unknown length, may have."""
+        longest = math.inf if announced is None else announced
+        if longest <= NEARLY_NOTHING:  # allowed everywhere
+            return NEARLY_NOTHING
+        path = None if scope["method"] in READING else self._route_path(scope)
+        if path is None or path in OPEN or path == LOGOUT:
+            return NEARLY_NOTHING
+        if path in BATCH:
+            return LARGEST_BATCH
+        if path in WITH_PAYLOAD and longest > SMALL:
+            return SMALL + _ESCAPED * await self._backend.call(_largest_payload)
+        return SMALL
+
+    def _route_path(self, scope: Scope) -> str | None:
+        """The path of the endpoint that takes the request, with its parameters by their names."""
+        for route in self._routes:
+            if isinstance(route, Route) and route.matches(scope)[0] is Match.FULL:
+                return route.path
+        return None
 
 
-async def _receive_part(receive: Receive) -> tuple[bytes, bool]:
-    """A part of the body, and whether more will come."""
-    message = await receive()
-    if message["type"] == "http.disconnect":
-        raise Disconnected
-    return message.get("body", b""), message.get("more_body", False)
-
-
-def _too_slow(limit: int) -> Refused:
-    seconds = BODY_SECONDS + limit / SLOWEST
-    return Refused(408, "too_slow", f"the body did not arrive within {seconds:.0f} s")
+def _largest_payload(queue: Queue) -> int:
+    """What is allowed to the type that may have the largest."""
+    try:
+        settings = queue.settings()
+    except HoldfastError:  # the endpoint will say so
+        return MIB
+    own = [value for (name, _), value in settings.stored.items() if name == "max_payload_bytes"]
+    return max(int(value or 0) for value in (settings.get("max_payload_bytes"), *own))
 
 
 def announced_length(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
     """What is announced; None if the body is chunked, 0 if there is none."""
-    length: int | None = 0
+    length = 0
     for name, value in headers:
         if name == b"transfer-encoding":
             return None
@@ -87,26 +148,15 @@ def announced_length(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
     return length
 
 
-def announces_body(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    return any(
-        name == b"transfer-encoding" or (name == b"content-length" and value.strip() != b"0")
-        for name, value in headers
-    )
-
-
-def too_large(limit: int) -> Refused:
+def _too_large(limit: int) -> Refused:
     return Refused(413, "too_large", f"the body is larger than {limit} bytes")
 
 
 def replay(body: bytes, receive: Receive) -> Receive:
     """The body as one message; after it whatever the server says, such as that the client went away."""
-    is_read = False
+    waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replayed() -> Message:
-        nonlocal is_read
-        if is_read:
-            return await receive()
-        is_read = True
-        return {"type": "http.request", "body": body, "more_body": False}
+        return waiting.pop() if waiting else await receive()
 
     return replayed

@@ -16,7 +16,8 @@ from starlette.responses import Response
 from holdfast import errors as e
 from holdfast.core.job import RESERVED_IDS
 from holdfast.events import LOGGER
-from holdfast.web.answer import json_response
+from holdfast.text import one_line
+from holdfast.web.responses import json_response
 
 _TABLE: tuple[tuple[type[e.HoldfastError], int, str], ...] = (
     # The first that fits counts: subclasses stand before what they are made of.
@@ -49,8 +50,12 @@ class Refused(HTTPException):
         self.code = code
 
 
-def refusal(error: e.HoldfastError) -> Refused:
-    """What an error of the queue means over HTTP."""
+def refusal(error: Exception) -> Refused:
+    """What an error means over HTTP: one of the queue by the table, the framework's own in our words."""
+    if isinstance(error, HTTPException):
+        return error if isinstance(error, Refused) else _worded(error)
+    if isinstance(error, RequestValidationError):
+        return Refused(400, "invalid_request", _describe(error.errors()[0]))
     cause = error.error if isinstance(error, e.BatchRefused) else error
     for kind, status, code in _TABLE:
         if isinstance(cause, kind):
@@ -62,7 +67,7 @@ def refusal(error: e.HoldfastError) -> Refused:
 
 def internal() -> Refused:
     """A mistake of ours, which has been logged."""
-    return Refused(500, "internal", "an error that should not happen; the server's log says more")
+    return Refused(500, "internal", "internal error; see the server's log")
 
 
 def too_many(message: str, seconds: float) -> Refused:
@@ -70,7 +75,7 @@ def too_many(message: str, seconds: float) -> Refused:
 
 
 def error_response(refused: Refused) -> Response:
-    message = e.one_line(str(refused.detail))
+    message = one_line(str(refused.detail))
     return json_response(
         {"error": {"code": refused.code, "message": message}}, refused.status_code, refused.headers
     )
@@ -87,40 +92,17 @@ def methods_at(request: Request) -> set[str]:
     return methods | ({"HEAD"} if "GET" in methods else set()) or {"GET", "HEAD"}  # the last: static files
 
 
-def worded(error: HTTPException) -> Refused:
-    """The framework's own refusals in our words."""
-    if isinstance(error, Refused):
-        return error
+def _worded(error: HTTPException) -> Refused:
     phrase = HTTPStatus(error.status_code).phrase
     code = phrase.lower().replace(" ", "_").replace("-", "_")
-    message = {404: "there is nothing at this path", 405: "this path does not take this method"}.get(
+    message = {404: "there is nothing at this path", 405: "this path does not support this method"}.get(
         error.status_code, str(error.detail)
     )
     return Refused(error.status_code, code, message, error.headers)
 
 
-def invalid_request(error: RequestValidationError) -> Refused:
-    return Refused(400, "invalid_request", _describe(error.errors()[0]))
-
-
-_BRANCHES = ("str", "constrained-str", "float", "int", "list[constrained-str]")
-"""What pydantic puts at the end of a place, where a field may be one thing or another."""
-
-
 def _describe(problem: Mapping[str, Any]) -> str:
-    """Where it is and what is wrong, as in `options.priority: must be …`."""
-    steps = [str(step) for step in problem["loc"][1:]]
-    if steps and steps[-1] in _BRANCHES:
-        steps.pop()
-    where = ".".join(steps)
-    kind, message = problem["type"], str(problem["msg"])
-    if kind == "missing":
-        message = "is required" if where else "a JSON body is required"
-    elif kind in ("model_attributes_type", "model_type", "dict_type"):
-        message = "must be a JSON object"
-    elif kind == "string_pattern_mismatch":  # types alone have a pattern
-        message = "must be 1 to 255 of A-Z a-z 0-9 _ . : -"
-    else:
-        message = message.replace("Input should be", "must be").replace("Value error, ", "")
-        message = message[:1].lower() + message[1:]
-    return f"{where or 'the body'}: {message}"
+    """Which parameter, and what is wrong with it, as in `limit: must be …`."""
+    message = str(problem["msg"]).replace("Input should be", "must be")
+    message = "is required" if problem["type"] == "missing" else message[:1].lower() + message[1:]
+    return f"{problem['loc'][-1]}: {message}"

@@ -10,22 +10,23 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
-from holdfast.core.clock import SECOND
+from holdfast.core.filter import Filter
 from holdfast.errors import StoreError
 from holdfast.events import LOGGER
 from holdfast.observe import shapes
-from holdfast.observe.overview import rates
+from holdfast.observe.overview import Rates, rates
 from holdfast.queue import Queue
 from holdfast.store.protocol import Watch
-from holdfast.web.answer import json_bytes
 from holdfast.web.errors import Refused
 from holdfast.web.limits import most_connections
+from holdfast.web.responses import json_bytes
 
 MOST_LISTENERS = 200
 PAGE = 50
@@ -36,44 +37,37 @@ _LOOK = 1.0
 """Seconds until a round without any change: rates fall by themselves."""
 
 _KEEP_ALIVE = 15.0
-_MINUTE = 60 * SECOND
 
 
 class Interest(Struct, frozen=True):
     """Which jobs a listener follows: some by their ids, or the first page of a filter."""
 
     ids: tuple[str, ...] = ()
-    statuses: tuple[str, ...] = ()
-    type: str | None = None
+    filter: Filter = Filter()
     limit: int = PAGE
 
 
+State = tuple[dict[str, Any], list[dict[str, Any]]]
+"""The counts, and the jobs that somebody follows."""
+
+
 class Listener:
-    """One client: what it has been told, and what waits to be sent."""
+    """One client: the last state that it was told. What it has not been sent of that, `messages` finds."""
 
     def __init__(self, interest: Interest, loop: asyncio.AbstractEventLoop) -> None:
         self.interest = interest
         self._loop = loop
-        self._told_counts: Any = None
-        self._told_tasks: dict[str, Any] = {}
-        self._told_ids: list[str] | None = None
+        self._told: State | None = None
         # Used by the event loop alone.
-        self._counts: bytes | None = None
-        self._tasks: dict[str, Any] = {}
-        self._ids: list[str] | None = None
+        self._state: State | None = None
         self._news = asyncio.Event()
         self._ended = False
 
-    def tell(self, counts: dict[str, Any], tasks: Sequence[dict[str, Any]]) -> None:
-        """The present state, from the watching thread; only what differs from the last one is passed on."""
-        new_counts = None if counts == self._told_counts else json_bytes(counts)
-        changed = {task["id"]: task for task in tasks if self._told_tasks.get(task["id"]) != task}
-        new_ids = [task["id"] for task in tasks]
-        ids = new_ids if changed or new_ids != self._told_ids else None
-        self._told_counts, self._told_ids = counts, new_ids
-        self._told_tasks = {task["id"]: task for task in tasks}
-        if new_counts is not None or ids is not None:
-            self._call(self._offer, new_counts, changed, ids)
+    def tell(self, counts: dict[str, Any], tasks: list[dict[str, Any]]) -> None:
+        """The present state, from the watching thread; the same again is not passed on."""
+        if self._told != (counts, tasks):
+            self._told = (counts, tasks)
+            self._call(self._offer, self._told)
 
     def end(self) -> None:
         self._call(self._finish)
@@ -82,11 +76,8 @@ class Listener:
         with suppress(RuntimeError):  # its loop is closed: nobody listens any more
             self._loop.call_soon_threadsafe(function, *args)
 
-    def _offer(self, counts: bytes | None, changed: dict[str, Any], ids: list[str] | None) -> None:
-        self._counts = counts or self._counts
-        if ids is not None:
-            self._ids = ids
-            self._tasks = {id: task for id, task in (self._tasks | changed).items() if id in set(ids)}
+    def _offer(self, state: State) -> None:
+        self._state = state
         self._news.set()
 
     def _finish(self) -> None:
@@ -96,6 +87,7 @@ class Listener:
     async def messages(self) -> AsyncIterator[bytes]:
         """The stream as it is sent."""
         yield _RETRY
+        sent: State | None = None
         while not self._ended:
             try:
                 async with asyncio.timeout(_KEEP_ALIVE):
@@ -104,32 +96,36 @@ class Listener:
                 yield b": still here\n\n"
                 continue
             self._news.clear()
-            counts, self._counts = self._counts, None
-            ids, self._ids = self._ids, None
-            tasks, self._tasks = self._tasks, {}
-            if counts is not None:
-                yield _message("stats", counts)
-            if ids is not None:
-                yield _message("tasks", json_bytes({"tasks": list(tasks.values()), "ids": ids}))
+            if (state := self._state) is not None:
+                for message in _news(sent, state):
+                    yield message
+            sent = state
             await asyncio.sleep(_PAUSE)  # what comes meanwhile is put together
 
 
 _RETRY = b"retry: 1000\n\n"
 
 
-def _message(name: str, data: bytes) -> bytes:
-    return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
+def _news(sent: State | None, state: State) -> Iterator[bytes]:
+    """What is new to whoever was sent the one state, in the other."""
+    counts, tasks = state
+    known_counts, known_tasks = sent or (None, None)
+    if counts != known_counts:
+        yield _message("stats", counts)
+    if tasks != known_tasks:
+        known = {task["id"]: task for task in known_tasks or ()}
+        changed = [task for task in tasks if known.get(task["id"]) != task]
+        yield _message("tasks", {"tasks": changed, "ids": [task["id"] for task in tasks]})
+
+
+def _message(name: str, data: dict[str, Any]) -> bytes:
+    return b"event: " + name.encode() + b"\ndata: " + json_bytes(data) + b"\n\n"
 
 
 def present_state(queue: Queue, interest: Interest) -> bytes:
     """What a stream begins with."""
-    tasks = present_tasks(queue, interest)
-    ids = [task["id"] for task in tasks]
-    return (
-        _RETRY
-        + _message("stats", json_bytes(present_counts(queue)))
-        + _message("tasks", json_bytes({"tasks": tasks, "ids": ids}))
-    )
+    state = present_counts(queue), present_tasks(queue, interest)
+    return _RETRY + b"".join(_news(None, state))
 
 
 class Broadcast:
@@ -152,10 +148,15 @@ class Broadcast:
         listener = Listener(interest, asyncio.get_running_loop())
         with self._lock:
             if self.is_closed:
-                raise Refused(503, "stopping", "the server is stopping", {"Retry-After": "1"})
+                raise Refused(503, "stopping", "the server is shutting down", {"Retry-After": "1"})
             most = min(MOST_LISTENERS, most_connections() // 2)
             if len(self._listeners) >= most:
-                raise Refused(503, "busy", f"{most} clients listen already", {"Retry-After": "5"})
+                raise Refused(
+                    503,
+                    "busy",
+                    f"too many listeners: {most} clients are already connected",
+                    {"Retry-After": "5"},
+                )
             if self._thread is None:
                 thread = threading.Thread(target=self._watch, name="holdfast-events", daemon=True)
                 thread.start()  # it waits for the lock
@@ -187,36 +188,19 @@ class Broadcast:
 
     def _watch(self) -> None:
         """Rounds, until nobody listens. A new listener does not wait for the next change."""
-        try:
-            while self._still_needed():
-                try:
-                    self._watch_database()
-                except StoreError:
-                    self._rest()  # it may pass; meanwhile they keep what they have been told
-                except Exception:
-                    logging.getLogger(LOGGER).exception("live events failed, and begin again")
-                    self._rest()
-        finally:
-            with self._lock:
-                if self._thread is threading.current_thread():
-                    self._thread = None
-
-    def _rest(self) -> None:
-        self._wake.wait(_LOOK)
-        self._wake.clear()
-
-    def _watch_database(self) -> None:
-        store = self._queue.store
-        watch = store.watch()
-        try:
-            while self._still_needed():
+        while self._still_needed():
+            try:
+                with self._queue.watch() as watch:
+                    while self._still_needed():
+                        self._wake.clear()
+                        watch.changed()
+                        self._round()
+                        self._wait(watch)
+            except Exception as error:
+                if not isinstance(error, StoreError):  # that may pass; they keep what they have been told
+                    logging.getLogger(LOGGER).exception("live events failed; starting them again")
+                self._wake.wait(_LOOK)
                 self._wake.clear()
-                watch.changed()
-                self._round()
-                self._wait(watch)
-        finally:
-            watch.close()
-            store.close_thread()
 
     def _wait(self, watch: Watch) -> None:
         """Until the database has changed, or somebody comes or goes; from _PAUSE to _LOOK."""
@@ -246,25 +230,29 @@ class Broadcast:
             listener.tell(counts, found[interest])
 
 
+class LiveCounts(shapes.QueueCounts):
+    """What an event `stats` has."""
+
+    paused: bool
+    paused_types: list[str]
+    rates: dict[str, Rates]
+
+
 def present_counts(queue: Queue) -> dict[str, Any]:
     """Counts by state and type, what is paused, and how many attempts end a second, by type."""
-    store = queue.store
-    now = store.now()
-    paused = store.list_paused()
-    measured = rates(store.list_statistics(now // _MINUTE - 1), now)
-    return {
-        **shapes.stats(queue.stats()),
-        "paused": "" in paused,
-        "pausedTypes": sorted(type for type in paused if type),
-        "rates": {
-            type: {
-                "completed": round(rate.completed, 2),
-                "failed": round(rate.failed, 2),
-                "retried": round(rate.retried, 2),
-            }
-            for type, rate in measured.items()
-        },
-    }
+    paused = queue.paused()
+    measured = rates(queue.statistics(1), queue.now())
+    return shapes.shape_of(
+        LiveCounts(
+            **queue.stats(),
+            paused="" in paused,
+            paused_types=[type for type in paused if type],
+            rates={
+                type: Rates(**{name: round(number, 2) for name, number in asdict(rate).items()})
+                for type, rate in measured.items()
+            },
+        )
+    )
 
 
 def present_tasks(queue: Queue, interest: Interest) -> list[dict[str, Any]]:
@@ -272,5 +260,5 @@ def present_tasks(queue: Queue, interest: Interest) -> list[dict[str, Any]]:
     if interest.ids:
         jobs = queue.get_many(interest.ids)
     else:
-        jobs = queue.page(status=interest.statuses, type=interest.type, limit=interest.limit, brief=True).jobs
+        jobs = queue.page(interest.filter, limit=interest.limit, brief=True).jobs
     return [shapes.task_item(job) for job in jobs]

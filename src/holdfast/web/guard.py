@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from urllib.parse import quote
 
 from starlette.responses import Response
@@ -15,12 +16,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from holdfast.events import LOGGER
 from holdfast.web.auth import COOKIE, READING, Access, Right, Session, is_loopback
-from holdfast.web.bodies import Bodies, Disconnected, announced_length, announces_body, replay, too_large
-from holdfast.web.body_limits import LOGOUT, OPEN, BodyLimits
+from holdfast.web.backend import Backend
+from holdfast.web.bodies import LOGOUT, OPEN, Bodies, Disconnected, announced_length, replay
 from holdfast.web.errors import Refused, internal
-from holdfast.web.failed_logins import FailedLogins
 from holdfast.web.sending import STATIC, Answer, NotRead, Outbox
-from holdfast.web.sessions import EndedSessions
 
 LINGER_SECONDS = 5.0
 """For how long the rest of a refused body is thrown away, so that its sender sees the answer."""
@@ -41,20 +40,15 @@ class Guard:
         self,
         app: ASGIApp,
         access: Access,
-        limits: BodyLimits,
-        sessions: EndedSessions,
-        failed_logins: FailedLogins,
-        is_stopping: Callable[[], bool],
+        backend: Backend,
+        bodies: Bodies,
         answer_to: Callable[[Scope, Refused], Response],
     ) -> None:
         self._app = app
         self._access = access
-        self._limits = limits
-        self._sessions = sessions
-        self._failed_logins = failed_logins
-        self._is_stopping = is_stopping
+        self._backend = backend
+        self._bodies = bodies
         self._answer_to = answer_to
-        self._bodies = Bodies()
         self._outbox = Outbox()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -68,23 +62,19 @@ class Guard:
         answer = Answer(scope, send, path, self._outbox)
         try:
             scope = await self._examine(scope, path)
-            body, counted = await self._read(scope, receive)
+            async with self._bodies.reading(scope, receive) as body:
+                scope["holdfast.size"] = len(body)
+                await self._pass_on(scope, replay(body, receive), answer)
         except Disconnected:
             return
         except Refused as refused:
             await self._refuse(refused, scope, receive, answer.send)
-            return
-        scope["holdfast.size"] = len(body)
-        try:
-            await self._pass_on(scope, replay(body, receive), answer)
-        finally:
-            self._bodies.release(counted)
 
     async def _pass_on(self, scope: Scope, receive: Receive, answer: Answer) -> None:
         try:
             await self._app(scope, receive, answer.send)
         except asyncio.CancelledError:
-            if answer.has_begun or not self._is_stopping():
+            if answer.has_begun or not self._backend.broadcast.is_closed:
                 raise
             await self._answer_to(scope, _cut_short(scope))(scope, receive, answer.send)
         except NotRead:
@@ -100,34 +90,30 @@ class Guard:
             raise Refused(404, "not_found", "there is nothing at this path")
         root = scope.get("root_path", "")
         if root and path.startswith(f"{root}/"):
-            raise Refused(404, "not_found", f"the proxy must take {root} off the path, which has it twice")
+            raise Refused(404, "not_found", f"the path contains {root} twice; the proxy must strip it")
         if sum(name == b"host" for name, _ in scope["headers"]) != 1:
-            raise Refused(403, "foreign_host", "a request must name one Host")
+            raise Refused(403, "foreign_host", "a request must have exactly one Host header")
         if not self._access.is_host_allowed(headers[b"host"].decode("latin-1")):
-            raise Refused(
-                403, "foreign_host", "this Host is not served here; --allow-host NAME lets another one in"
-            )
+            raise Refused(403, "foreign_host", "this Host is not allowed; allow it with --allow-host NAME")
         if self._access.is_for_this_machine and not _is_local(scope):
-            raise Refused(403, "forbidden", "without a token only clients on this machine are answered")
+            raise Refused(403, "forbidden", "without a token, only clients on this machine have access")
         self._refuse_foreign(scope, headers)
         right, client, session = await self._identify(scope, headers)
         is_open = path in OPEN or path.startswith(STATIC)
-        if session is not None and not is_open and await self._sessions.is_over(session):
+        if session is not None and not is_open and await self._backend.sessions.is_over(session):
             right, session = Right.NOTHING, None
         if right is Right.NOTHING and not is_open:
             raise _unauthorized(scope, headers, path)
         if scope["method"] not in READING and right is Right.LOOK and not is_open and path != LOGOUT:
-            raise Refused(403, "read_only", "this token may only look")
+            raise Refused(403, "read_only", "a read-only token can't make changes")
         is_head = scope["method"] == "HEAD"
-        method = "GET" if is_head else scope["method"]
         return {
             **scope,
-            "method": method,
+            "method": "GET" if is_head else scope["method"],
             "holdfast.head": is_head,
             "holdfast.right": right,
             "holdfast.client": client,
             "holdfast.session": session,
-            "holdfast.size": 0,
         }
 
     def _refuse_foreign(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
@@ -140,12 +126,10 @@ class Guard:
         if not self._access.is_foreign(headers):
             return
         if scope["method"] not in READING:
-            raise Refused(403, "foreign_origin", "another site's page may not change anything here")
+            raise Refused(403, "foreign_origin", "cross-site requests can't make changes")
         if self._access.is_for_this_machine:
             again = {"Refresh": "0"} if _is_followed_link(headers) else {}
-            raise Refused(
-                403, "foreign_origin", "another site's page may link here, and not load anything", again
-            )
+            raise Refused(403, "foreign_origin", "other sites may link to this page, but not load it", again)
 
     async def _identify(
         self, scope: Scope, headers: dict[bytes, bytes]
@@ -154,12 +138,11 @@ class Guard:
         address = scope["client"][0].encode() if scope.get("client") else b""
         if not self._access.needs_token:
             return Right.CHANGE, address, None
-        given = headers.get(b"authorization")
-        scheme, _, token = (given or b"").partition(b" ")
+        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
         if scheme.lower() == b"bearer":  # another scheme may be a proxy's
             right = self._access.right_of_token(token.strip())
             if right is Right.NOTHING:
-                await self._failed_logins.slow_down(address)
+                await self._backend.failed_logins.slow_down(address)
             return right, self._access.tokens.get(right, address), None
         for cookie in headers.get(b"cookie", b"").split(b";"):
             name, _, value = cookie.strip().partition(b"=")
@@ -167,19 +150,10 @@ class Guard:
                 return found.right, self._access.tokens[found.right], found
         return Right.NOTHING, address, None
 
-    async def _read(self, scope: Scope, receive: Receive) -> tuple[bytes, int]:
-        length = announced_length(scope["headers"])
-        if length == 0:
-            return b"", 0
-        limit = await self._limits.limit(scope, length)
-        if length is not None and length > limit:
-            raise too_large(limit)
-        return await self._bodies.read(receive, limit)
-
     async def _refuse(self, refused: Refused, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request whose body was not read, and close: who still sends would not see the answer if we
         closed at once, so what comes is thrown away for a while."""
-        has_body = announces_body(scope["headers"])
+        has_body = announced_length(scope["headers"]) != 0
         if has_body:
             refused.headers = {**(refused.headers or {}), "Connection": "close"}
         answer = self._answer_to(scope, refused)
@@ -190,20 +164,20 @@ class Guard:
             {"type": "http.response.start", "status": answer.status_code, "headers": answer.raw_headers}
         )
         await send({"type": "http.response.body", "body": answer.body, "more_body": True})
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(LINGER_SECONDS):
                 while (await receive()).get("more_body", False):
                     pass
-        except TimeoutError:
-            pass
         await send({"type": "http.response.body", "body": b""})
 
 
 def _cut_short(scope: Scope) -> Refused:
     """The server stops and has waited long enough for the answer."""
     if scope["method"] in READING:
-        return Refused(503, "stopping", "the server is stopping", {"Retry-After": "1"})
-    return Refused(503, "stopping", "the server is stopping; whether this was done is not known")
+        return Refused(503, "stopping", "the server is shutting down", {"Retry-After": "1"})
+    return Refused(
+        503, "stopping", "the server is shutting down; it is unknown whether the request was carried out"
+    )
 
 
 def _is_local(scope: Scope) -> bool:
@@ -212,15 +186,10 @@ def _is_local(scope: Scope) -> bool:
     if client is None or not is_loopback(client[0]):
         return False
     for name, value in scope["headers"]:
-        if name == b"forwarded":
-            return False
-        if name in _ADDRESS_HEADERS and not _names_only_us(value.decode("latin-1")):
+        addresses = value.decode("latin-1").split(",") if name in _ADDRESS_HEADERS else ()
+        if name == b"forwarded" or not all(is_loopback(address.strip()) for address in addresses):
             return False
     return True
-
-
-def _names_only_us(addresses: str) -> bool:
-    return all(is_loopback(address.strip()) for address in addresses.split(","))
 
 
 def _is_followed_link(headers: dict[bytes, bytes]) -> bool:
@@ -238,7 +207,7 @@ def _unauthorized(scope: Scope, headers: dict[bytes, bytes], path: str) -> Refus
         wanted = quote(f"{path}?{query}" if query else path)
         target = f"{scope.get('root_path', '')}/login?next={wanted}"
         return Refused(303, "login", "log in first", {"Location": target})
-    message = "authentication required: Authorization: Bearer TOKEN"
+    message = "authentication required: send Authorization: Bearer TOKEN"
     if b"authorization" in headers or b"cookie" in headers:
-        message = "the token is wrong, or the login has ended"
+        message = "the token is invalid, or the login has expired"
     return Refused(401, "unauthorized", message, {"WWW-Authenticate": "Bearer"})

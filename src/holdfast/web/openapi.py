@@ -3,32 +3,41 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable
+from collections.abc import Container
 from copy import deepcopy
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.openapi.utils import get_openapi
 
+from holdfast.errors import HoldfastError
+from holdfast.web.api.control import known_types
+from holdfast.web.api.messages import JobType
+from holdfast.web.api.operation import COMPONENTS
+from holdfast.web.backend import backend_of, root_of
+
 _DESCRIPTION = """\
-Enqueue jobs and operate the queue. Bodies and answers are JSON in UTF-8; instants are ISO 8601 in UTC.
-Every error is `{"error": {"code": "…", "message": "…"}}`, in one line that says what was wrong.
+Enqueue jobs and operate the queue. Requests and responses are JSON in UTF-8; times are ISO 8601 in UTC.
+Every error is `{"error": {"code": "…", "message": "…"}}`: the code is for programs, the message for people.
 """
 
 
-def make_document(
-    app: FastAPI, types: Iterable[dict[str, Any]], *, with_token: bool, root_path: str
-) -> dict[str, Any]:
-    """The document as it is now; `types` are those of GET /api/types."""
+async def make_document(request: Request) -> dict[str, Any]:
+    """The document as it is now, with the types of GET /api/types."""
+    app, backend = request.app, backend_of(request)
+    try:
+        types = await backend.call(known_types, backend.may_enqueue)
+    except HoldfastError:
+        types = []  # the database is in trouble; the endpoints are what they are
     document = deepcopy(_endpoints(app))
-    if root_path:
-        document["servers"] = [{"url": root_path}]
-    if with_token:
+    if root := root_of(request):
+        document["servers"] = [{"url": root}]
+    if app.state.access.needs_token:
         document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{"token": []}]
         for path in ("/healthz", "/readyz"):
             document["paths"][path]["get"]["security"] = []
-    _add_types(document, [type for type in types if type["enqueueable"]])
+    _add_types(document, [type for type in types if type.enqueueable])
     return document
 
 
@@ -41,31 +50,20 @@ def _endpoints(app: FastAPI) -> dict[str, Any]:
         for operations in document["paths"].values():
             for operation in operations.values():
                 operation["responses"].pop("422", None)
-                for response in operation["responses"].values():
-                    _describe(response, document["components"]["schemas"])
-        for name in ("HTTPValidationError", "ValidationError"):
-            document["components"]["schemas"].pop(name, None)
+        document["components"] = {"schemas": dict(sorted(COMPONENTS.items()))}
         app.openapi_schema = document
     return app.openapi_schema
 
 
-def _describe(response: dict[str, Any], schemas: dict[str, Any]) -> None:
-    """In place of FastAPI's words for every success, what the answer is."""
-    if response["description"] == "Successful Response":
-        schema = response.get("content", {}).get("application/json", {}).get("schema", {})
-        named = schemas.get(schema.get("$ref", "").rpartition("/")[2], {})
-        response["description"] = named.get("description", "Done")
-
-
-def _add_types(document: dict[str, Any], types: list[dict[str, Any]]) -> None:
+def _add_types(document: dict[str, Any], types: list[JobType]) -> None:
     """Beside NewTask, which takes any payload, one schema for each type that says which it takes."""
     schemas = document["components"]["schemas"]
     general = {"$ref": "#/components/schemas/NewTask"}
     examples: dict[str, Any] = {}
     variants = []
     for entry in types:
-        name = entry["type"]
-        payload = _add_payload(schemas, name, entry["payloadSchema"])
+        name = entry.type
+        payload = _add_payload(schemas, name, entry.payload_schema)
         variant = _free_name(f"NewTask.{name}", schemas)
         schemas[variant] = {
             "type": "object",
@@ -86,21 +84,18 @@ def _add_types(document: dict[str, Any], types: list[dict[str, Any]]) -> None:
         content["examples"] = examples
 
 
-def _add_payload(schemas: dict[str, Any], type: str, schema: Any) -> str:
+def _add_payload(schemas: dict[str, Any], type: str, schema: dict[str, Any]) -> str:
     """Put a payload's schema and its own definitions among the document's; returns the name it got."""
-    if not isinstance(schema, dict):
-        schema = {}
     own = schema.get("$defs", {})
     name = _free_name(f"payload.{type}", schemas)
     schemas[name] = {}
     moved = {"#": _reference(name)}
-    places: dict[str, str] = {}
-    for key in own:
-        places[key] = place = _free_name(f"payload.{type}.{key}", schemas)
-        schemas[place] = {}
+    places: dict[str, Any] = {}
+    for key, part in own.items():
+        place = _free_name(f"payload.{type}.{key}", schemas)
+        schemas[place] = places[place] = part
         moved[f"#/$defs/{key.replace('~', '~0').replace('/', '~1')}"] = _reference(place)
-    for key, place in places.items():
-        schemas[place] = _rewritten(own[key], moved)
+    schemas.update({place: _rewritten(part, moved) for place, part in places.items()})
     schemas[name] = _rewritten({key: part for key, part in schema.items() if key != "$defs"}, moved)
     return name
 

@@ -6,11 +6,14 @@ import json
 from typing import Any
 
 _DEEPEST = 50
-_TEXTS = ("$ref", "title", "description", "format", "pattern")
-_LISTS = ("enum", "examples")
 _PARTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _NAMED = ("properties", "$defs", "patternProperties")
 _PART = ("items", "additionalProperties", "not")
+_KINDS = {
+    **dict.fromkeys(("$ref", "title", "description", "format", "pattern"), str),
+    **dict.fromkeys(("enum", "examples", *_PARTS), list),
+    **dict.fromkeys(("discriminator", *_NAMED), dict),
+}
 
 
 def usable(schema: Any) -> dict[str, Any]:
@@ -25,25 +28,20 @@ def _is_schema(schema: Any, depth: int) -> bool:
         return True
     if not isinstance(schema, dict) or depth > _DEEPEST:
         return False
-    kind = schema.get("type", "object")
-    required = schema.get("required", [])
-    mapping = _dict(schema.get("discriminator", {})).get("mapping", {})
+    if not all(isinstance(schema[key], kind) for key, kind in _KINDS.items() if key in schema):
+        return False
+    types = schema.get("type", "object")
+    mapping = schema.get("discriminator", {}).get("mapping", {})
+    parts = [schema[key] for key in _PART if key in schema]
+    parts += [part for key in _PARTS for part in schema.get(key, [])]
+    parts += [part for key in _NAMED for part in schema.get(key, {}).values()]
     return (
-        all(isinstance(schema.get(key, ""), str) for key in _TEXTS)
-        and all(isinstance(schema.get(key, []), list) for key in (*_LISTS, *_PARTS))
-        and (isinstance(kind, str) or _is_words(kind))
-        and _is_words(required)
-        and all(isinstance(schema.get(key, {}), dict) for key in _NAMED)
+        (isinstance(types, str) or _is_words(types))
+        and _is_words(schema.get("required", []))
         and isinstance(mapping, dict)
         and _is_words(list(mapping.values()))
-        and all(_is_schema(part, depth + 1) for key in _NAMED for part in schema.get(key, {}).values())
-        and all(_is_schema(part, depth + 1) for key in _PARTS for part in schema.get(key, []))
-        and all(_is_schema(schema[key], depth + 1) for key in _PART if key in schema)
+        and all(_is_schema(part, depth + 1) for part in parts)
     )
-
-
-def _dict(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {"mapping": None}
 
 
 def _is_words(value: Any) -> bool:

@@ -1,6 +1,6 @@
 """Reconciliation in a server: one at a time, in a thread of its own, for all who ask for it.
 
-A thread of its own, and not one of the desk's: it may take minutes, and a server that stops does not wait
+A thread of its own, and not one of the backend's: it may take minutes, and a server that stops does not wait
 for it.
 """
 
@@ -61,7 +61,7 @@ class Failure(Struct, frozen=True):
 
 
 class Reconciler:
-    """One for each application, on its desk."""
+    """One for each application, in its backend."""
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
@@ -123,28 +123,20 @@ class Reconciler:
             self._thread.join(_LAST_SECONDS)
 
     def _work(self, run: Run) -> None:
-        try:
-            self._finish(run, self._compare(run))
-        except Exception as error:
-            self._finish(run, error)
-
-    def _compare(self, run: Run) -> Report:
         def progress(done: int, total: int) -> None:
             run.done, run.total = done, total
             if run.outcome.done():
                 raise _Ended
 
-        types = run.asked.types
-        store = self._queue.store  # later it may be closed, and asking for it would open it again
+        asked = run.asked
+        types = None if asked.types is None else sorted(asked.types)
+        outcome: Report | Exception
         try:
-            return reconcile(
-                self._queue,
-                types=None if types is None else sorted(types),
-                on_start=run.asked.on_start,
-                progress=progress,
-            )
-        finally:
-            store.close_thread()
+            outcome = reconcile(self._queue, types=types, on_start=asked.on_start, progress=progress)
+        except Exception as error:
+            outcome = error
+        self._queue.close_thread()
+        self._finish(run, outcome)
 
     def _finish(self, run: Run, outcome: Report | Exception) -> None:
         failure = None
@@ -174,5 +166,8 @@ class _Ended(Exception):
 
 def _stopping() -> Refused:
     return Refused(
-        503, "stopping", "the server is stopping; the reconciliation has no report", {"Retry-After": "1"}
+        503,
+        "stopping",
+        "the server is shutting down; the reconciliation was interrupted",
+        {"Retry-After": "1"},
     )

@@ -100,15 +100,10 @@ class Answer:
         try:
             async with self._outbox.holding(len(body)):
                 for begin in range(0, len(body), PART):
-                    is_last = begin + PART >= len(body)
-                    await self._send(
-                        {
-                            "type": message["type"],
-                            "body": bytes(body[begin : begin + PART]),
-                            "more_body": not is_last or message.get("more_body", False),
-                        }
-                    )
+                    part = bytes(body[begin : begin + PART])
+                    more = begin + PART < len(body) or message.get("more_body", False)
+                    await self._send({**message, "body": part, "more_body": more})
         except TimeoutError:
             if ABORT in self._scope:
                 self._scope[ABORT]()
-            raise NotRead("the client does not read its answer") from None
+            raise NotRead("the client does not read the response") from None

@@ -14,6 +14,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import h11
@@ -22,9 +23,9 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from holdfast.events import Events, ServerStopped, ServerStopping
-from holdfast.web.answer import json_bytes
-from holdfast.web.desk import Desk
+from holdfast.web.backend import Backend
 from holdfast.web.limits import BACKLOG, SPARE_DESCRIPTORS, most_connections
+from holdfast.web.responses import json_bytes
 from holdfast.web.sending import ABORT, SECURITY_HEADERS, WRITE_SECONDS
 
 HEADER_SECONDS = 10.0
@@ -50,7 +51,7 @@ class PatientProtocol(H11Protocol):
             transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # Whatever the system does not take from us at once counts as unread; see pause_writing().
         transport.set_write_buffer_limits(high=0)
-        self.app = _with_abort(self.app, transport)
+        self.app = partial(_call_with_abort, self.app, transport.abort)
         self.since = self.loop.time()
         self._deadline = self.loop.call_later(HEADER_SECONDS, self._give_up)
         if len(self.connections) > most_connections():
@@ -92,16 +93,12 @@ class PatientProtocol(H11Protocol):
         if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
             self.transport.close()
 
-    @property
-    def runs_ahead(self) -> bool:
-        """Whether it has sent a request before the last one was answered, as hardly any client does."""
-        return bool(self.flow.read_paused)
-
     def _make_room(self) -> None:
-        """Let one go that runs ahead, or else the one that has kept us waiting for longest; if there is none,
-        the one that has just come."""
+        """Let one go that runs ahead: that has sent a request before the last one was answered, as hardly any
+        client does. Or else the one that has kept us waiting for longest; if there is none, the one that has
+        just come."""
         others = [c for c in self.connections if isinstance(c, PatientProtocol) and c is not self]
-        found = [c for c in others if c.runs_ahead] or [c for c in others if c.keeps_us_waiting]
+        found = [c for c in others if c.flow.read_paused] or [c for c in others if c.keeps_us_waiting]
         min(found, key=lambda c: c.since, default=self).transport.abort()
 
     @property
@@ -144,24 +141,20 @@ class PatientProtocol(H11Protocol):
         self.transport.close()
 
 
-def _with_abort(app: Any, transport: asyncio.Transport) -> Any:
-    """The application, told in each request's scope how to end its connection."""
-
-    async def called(scope: Any, receive: Any, send: Any) -> None:
-        await app({**scope, ABORT: transport.abort}, receive, send)
-
-    return called
+async def _call_with_abort(app: Any, abort: Callable[[], None], scope: Any, receive: Any, send: Any) -> None:
+    """Tell the application in each request's scope how to end its connection."""
+    await app({**scope, ABORT: abort}, receive, send)
 
 
 class Server(uvicorn.Server):
     """uvicorn, stopped by our signals: the first lets requests finish, the second does not."""
 
     def __init__(
-        self, config: uvicorn.Config, desk: Desk, events: Events, on_started: Callable[[], None]
+        self, config: uvicorn.Config, backend: Backend, events: Events, on_started: Callable[[], None]
     ) -> None:
         super().__init__(config)
         self._on_started = on_started
-        self._desk = desk
+        self._backend = backend
         self._events = events
         self.cut_short = 0
 
@@ -188,7 +181,7 @@ class Server(uvicorn.Server):
         self.force_exit = self.should_exit
         self.should_exit = True
         if self.force_exit:
-            self.cut_short = len(self.server_state.tasks)
+            self._count_cut_short()
             for connection in list(self.server_state.connections):
                 connection.transport.abort()  # newer Pythons wait for their end
 
@@ -200,15 +193,15 @@ class Server(uvicorn.Server):
             self._on_started()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._desk.let_go()
+        self._backend.let_go()
         self._events.emit(ServerStopping(requests=len(self.server_state.tasks)))
         loop = asyncio.get_running_loop()
         unread = loop.call_later(_LAST_MESSAGE_SECONDS, self._drop_streams)
-        watch = loop.create_task(self._count_cut_short())
+        late = loop.call_later(float(self.config.timeout_graceful_shutdown or 0), self._count_cut_short)
         try:
             await super().shutdown(sockets)
         finally:
-            watch.cancel()
+            late.cancel()
             unread.cancel()
         self._events.emit(ServerStopped(cut_short=self.cut_short))
 
@@ -218,9 +211,8 @@ class Server(uvicorn.Server):
             if isinstance(connection, PatientProtocol) and connection.is_stream:
                 connection.transport.abort()
 
-    async def _count_cut_short(self) -> None:
+    def _count_cut_short(self) -> None:
         """Those that still run when the time is over."""
-        await asyncio.sleep(float(self.config.timeout_graceful_shutdown or 0))
         self.cut_short = len(self.server_state.tasks)
 
 
@@ -251,7 +243,7 @@ def make_server(
         # Whom a request was passed on for is the guard's business; the environment has no say in it.
         proxy_headers=False,
     )
-    return Server(config, app.state.desk, events, on_started)
+    return Server(config, app.state.backend, events, on_started)
 
 
 def serve(server: Server, listener: socket.socket) -> bool:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
 
 from holdfast.errors import StoreError
 from holdfast.queue import Queue
@@ -18,14 +20,13 @@ RECORD = "ended_session"
 
 _OLD_AFTER = 1.0
 
-InThread = Callable[[Callable[[], None]], Awaitable[None]]
+InThread = Callable[[Callable[[Queue], None]], Awaitable[None]]
 
 
 class EndedSessions:
     """Which sessions are over, as the database had it up to a second ago."""
 
-    def __init__(self, queue: Queue, in_thread: InThread) -> None:
-        self._queue = queue
+    def __init__(self, in_thread: InThread) -> None:
         self._in_thread = in_thread
         self._ended: frozenset[str] = frozenset()
         self._read_at = float("-inf")
@@ -39,23 +40,16 @@ class EndedSessions:
 
     async def end(self, session: Session) -> None:
         self._ended |= {session.id}
-        await self._in_thread(lambda: self._record(session))
+        await self._in_thread(partial(_record, session))
 
-    def _refresh(self) -> None:
+    def _refresh(self, queue: Queue) -> None:
         self._read_at = time.monotonic()
-        try:
-            stored = self._stored()
-        except StoreError:
-            return  # what is known will do: nobody is logged out by a database in trouble
-        self._ended |= frozenset(stored)
+        with suppress(StoreError):  # what is known will do: nobody is logged out by a database in trouble
+            self._ended |= queue.records(RECORD).keys()
 
-    def _record(self, session: Session) -> None:
-        store = self._queue.store
-        for id, until in self._stored().items():
-            if until <= time.time():
-                store.unset_setting(RECORD, id)
-        store.set_setting(RECORD, session.id, session.until)
 
-    def _stored(self) -> dict[str, int]:
-        stored = self._queue.store.get_settings()
-        return {id: int(until or 0) for (name, id), until in stored.items() if name == RECORD}
+def _record(session: Session, queue: Queue) -> None:
+    for id, until in queue.records(RECORD).items():
+        if int(until or 0) <= time.time():
+            queue.drop_record(RECORD, id)
+    queue.keep_record(RECORD, session.id, session.until)

@@ -41,12 +41,8 @@ class SlowReads:
     async def run(self, client: bytes, call: Callable[[], T]) -> T:
         line = self._lines.setdefault(client, _Line())
         if line.length >= _LONGEST_LINE:
-            raise Refused(
-                503,
-                "busy",
-                "too many searches, long lists and large jobs are being read",
-                {"Retry-After": "1"},
-            )
+            message = "too many searches, long lists or large jobs in progress"
+            raise Refused(503, "busy", message, {"Retry-After": "1"})
         line.length += 1
         try:
             async with line.turn:

@@ -1,27 +1,31 @@
-"""What to claim: which types this worker serves, and how many jobs of each under which limits."""
+"""What to claim: which types a worker serves, and how many jobs of each under which limits."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import os
+import socket
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING
 
-from holdfast.context import Attempt, AttemptHost
+from holdfast.context import Attempt
 from holdfast.core.job import base_type
 from holdfast.core.settings import Settings
-from holdfast.handler import Handler
-from holdfast.registry import Registry
-from holdfast.store.protocol import Activity, Claim, Demand, Store
+from holdfast.handlers.handler import Handler
+from holdfast.store.records import Activity, Claim, Demand, TypeRecord, WorkerRecord
 from holdfast.worker.slots import Slots
+
+if TYPE_CHECKING:
+    from holdfast.queue import Queue
 
 
 class Claiming:
     """Makes the demands of a worker, and attempts of its claims."""
 
-    def __init__(
-        self, registry: Registry, host: AttemptHost, slots: Slots, types: Collection[str] | None
-    ) -> None:
-        self._registry = registry
-        self._host = host
-        self._slots = slots
+    def __init__(self, queue: Queue, slots: Slots, types: Collection[str] | None) -> None:
+        self._queue = queue
+        self._store = queue.store
+        self._registry = queue.registry
+        self.slots = slots
         self._types = types
         self._handlers: dict[str, Handler] = {}
 
@@ -56,7 +60,7 @@ class Claiming:
         unlimited = not rate.value and running.value is None
         return Demand(
             type=type,
-            limit=self._slots.room(type, prefetch=unlimited),
+            limit=self.slots.room(type, prefetch=unlimited),
             max_attempts=settings.get("max_attempts", type),
             pending=active[type].pending,
             timeout=settings.get("job_timeout", type),
@@ -67,12 +71,38 @@ class Claiming:
             running_types=sharing,
         )
 
-    def is_drained(self, store: Store) -> bool:
+    def describe_worker(self, worker_id: str, state: str) -> tuple[WorkerRecord, list[TypeRecord]]:
+        """What others are told of this worker, and of the types it serves: those named, or all that have a
+        handler."""
+        named = {type for type in self._types or () if self.served(type)}
+        bases = {base_type(type) for type in named}
+        handlers = [h for h in self._registry.handlers() if h.type in bases or self.served(h.type)]
+        record = WorkerRecord(
+            id=worker_id,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            state=state,
+            concurrency=self.slots.concurrency,
+            types=tuple(sorted(named or {handler.type for handler in handlers})),
+            slots={
+                handler.type: slots
+                for handler in handlers
+                if isinstance(slots := self._registry.declared(handler.type).get("concurrency"), int)
+            },
+        )
+        return record, [TypeRecord(type=h.type, executor=h.executor, schema=h.schema) for h in handlers]
+
+    def is_drained(self) -> bool:
         """Whether no job of our types is pending, running or waiting for a retry; paused ones apart."""
-        paused = store.list_paused()
-        busy = store.list_busy_types()
+        paused = self._store.list_paused()
+        busy = self._store.list_busy_types()
         return "" in paused or not any(self.served(type) for type in busy if type not in paused)
 
-    def attempt(self, claim: Claim) -> Attempt:
+    def attempt(
+        self, claim: Claim, leased_until: float, on_progress: Callable[[Attempt, float, str | None], None]
+    ) -> Attempt:
         """The attempt to run for a claim that was made on our demand."""
-        return Attempt(claim, self._handlers[claim.type], self._host)
+        attempt = Attempt(claim, self._handlers[claim.type], self._queue)
+        attempt.leased_until = leased_until
+        attempt.on_progress = on_progress
+        return attempt

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
@@ -16,8 +14,8 @@ from holdfast.core.clock import lease_clock
 from holdfast.core.ids import new_id
 from holdfast.core.job import Status
 from holdfast.core.lifecycle import Released
+from holdfast.core.settings import Settings
 from holdfast.errors import NestedWrite, Retry, StoreBusy
-from holdfast.store.protocol import WorkerRecord
 from holdfast.worker.claiming import Claiming
 from holdfast.worker.heartbeat import Heartbeat
 from holdfast.worker.maintenance import PROMOTE_BATCH
@@ -62,29 +60,11 @@ class Drainer:
         self._attempt: Attempt | None = None
         self.raised: BaseException | None = None
         """What the last handler raised; not Retry, which is an answer rather than an error."""
-        self._claiming = Claiming(queue.registry, queue, Slots(1, lambda _: ("", 1)), None)
-        self._statistics = Statistics(self._id)
-        self._settler = Settler(self._id, self._store, queue.events, self._statistics)
-        record = WorkerRecord(
-            id=self._id,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            state="draining",
-            concurrency=1,
-            types=tuple(queue.registry.types()),
-        )
+        self._claiming = Claiming(queue, Slots(1, lambda _: ("", 1)), None)
+        self._settler = Settler(self._id, self._store, queue.events, Statistics(self._id))
+        record, _ = self._claiming.describe_worker(self._id, self.state())
         self._store.register_worker(record, [])
-        self._heartbeat = Heartbeat(
-            self._id,
-            self._store,
-            queue.events,
-            settings=queue.settings,
-            state=lambda: "draining",
-            held=lambda: [attempt] if (attempt := self._attempt) is not None else [],
-            lost=self._lose,
-            cancelled=self._cancel,
-            forgotten=lambda: None,
-        )
+        self._heartbeat = Heartbeat(self._id, self._store, queue.events, self)
         self._heartbeat.start()
 
     def run_one(self) -> bool:
@@ -99,14 +79,9 @@ class Drainer:
             self._queue.events.emit(e.JobPromoted(job_id=id, type=type))
         if not claimed.claims:
             return False
-        attempt = self._claiming.attempt(claimed.claims[0])
-        attempt.leased_until = leased_until
-        attempt.on_progress = self._progress
+        attempt = self._claiming.attempt(claimed.claims[0], leased_until, self._progress)
         self._attempt = attempt
-        claim = attempt.claim
-        self._queue.events.emit(
-            e.JobClaimed(job_id=claim.id, type=claim.type, attempt=claim.attempts, worker_id=self._id)
-        )
+        self._settler.announce_claims(claimed.claims)
         attempt.start(self._store.now)
         try:
             ending = copy_context().run(run_here, attempt, passing=(KeyboardInterrupt,))
@@ -121,7 +96,7 @@ class Drainer:
         self.raised = None if isinstance(ended[0].exception, Retry) else ended[0].exception
         deadline = time.monotonic() + _PATIENCE
         while True:
-            accepted = self._settler.write(ended, self._queue.settings())
+            accepted = self._store.finish_jobs(self._settler.finishes(ended, self._queue.settings()))
             if accepted.get(ended[0].name) is not Status.PROCESSING:
                 break
             if time.monotonic() > deadline:  # it may be the caller's own transaction that is in the way
@@ -133,22 +108,35 @@ class Drainer:
 
     def close(self) -> None:
         self._heartbeat.stop()
-        with self._store.transaction():
-            self._store.write_statistics(self._statistics.changed())
-            self._store.remove_workers([self._id])
+        self._settler.leave()
 
-    def _lose(self, attempts: Sequence[Attempt]) -> None:
+    # For the heartbeat.
+
+    def lease_settings(self) -> Settings:
+        return self._queue.settings()
+
+    def state(self) -> str:
+        return "draining"
+
+    def turn_age(self) -> float:
+        return 0.0
+
+    def leased(self) -> list[Attempt]:
+        return [attempt] if (attempt := self._attempt) is not None else []
+
+    def lose(self, attempts: Sequence[Attempt]) -> None:
         for attempt in attempts:
             if not attempt.committed:
                 attempt.stop_reason = LOST
 
-    def _cancel(self, claims: Collection[tuple[int, int]]) -> None:
-        attempt = self._attempt
-        if attempt is not None and (attempt.claim.seq, attempt.claim.version) in claims:
-            attempt.stop_reason = CANCELLED
+    def cancel(self, claims: Collection[tuple[int, int]]) -> None:
+        for attempt in self.leased():
+            if attempt.name in claims:
+                attempt.stop_reason = CANCELLED
+
+    def forget(self) -> None:
+        pass  # it will be gone soon
 
     def _progress(self, attempt: Attempt, fraction: float, message: str | None) -> None:
         with suppress(NestedWrite):  # inside ctx.transaction() the job is all but complete
-            self._store.write_progress(
-                self._id, [(attempt.claim.seq, attempt.claim.version, fraction, message)]
-            )
+            self._store.write_progress(self._id, [(*attempt.name, fraction, message)])

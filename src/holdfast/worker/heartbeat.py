@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
+from typing import Protocol
 
 from holdfast import events as e
 from holdfast.context import Attempt
@@ -19,51 +20,55 @@ from holdfast.core.clock import lease_clock
 from holdfast.core.settings import Settings
 from holdfast.errors import QueueClosed, StoreBusy, StoreError
 from holdfast.store.protocol import Store
+from holdfast.worker.trouble import Trouble
+
+
+class Holder(Protocol):
+    """Whose leases are renewed: it says what it holds, and is told, in the heartbeat's thread, what was
+    learned."""
+
+    def lease_settings(self) -> Settings: ...
+    def state(self) -> str: ...
+    def turn_age(self) -> float:
+        """Seconds since its loop has last come round."""
+
+    def leased(self) -> Sequence[Attempt]:
+        """All attempts whose jobs the database says are its own."""
+
+    def lose(self, attempts: Sequence[Attempt]) -> None:
+        """These no longer own their jobs."""
+
+    def cancel(self, claims: Collection[tuple[int, int]]) -> None:
+        """The jobs of these (seq, version) are to be cancelled."""
+
+    def forget(self) -> None:
+        """The database no longer knows the worker."""
 
 
 class Heartbeat:
-    """Renews until stopped. `held` gives what to renew; the other callbacks are told what was learned."""
+    """Renews the leases of a holder until stopped."""
 
-    def __init__(
-        self,
-        worker_id: str,
-        store: Store,
-        events: e.Events,
-        *,
-        settings: Callable[[], Settings],
-        state: Callable[[], str],
-        turn_age: Callable[[], float] = lambda: 0.0,
-        held: Callable[[], Sequence[Attempt]],
-        lost: Callable[[Sequence[Attempt]], None],
-        cancelled: Callable[[frozenset[tuple[int, int]]], None],
-        forgotten: Callable[[], None],
-    ) -> None:
+    def __init__(self, worker_id: str, store: Store, events: e.Events, holder: Holder) -> None:
         self._worker_id = worker_id
         self._store = store
         self._events = events
-        self._settings = settings
-        self._state = state
-        self._turn_age = turn_age
-        self._held = held
-        self._lost = lost
-        self._cancelled = cancelled
-        self._forgotten = forgotten
+        self._holder = holder
         self._stopping = False
         self._hurry = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="holdfast-heartbeat", daemon=True)
-        self._trouble = False
+        self.thread = threading.Thread(target=self._run, name="holdfast-heartbeat", daemon=True)
+        self._trouble = Trouble(worker_id, events)
         self._renewed_at = time.monotonic()
         self._steady_since = -math.inf
 
     def start(self) -> None:
-        self._thread.start()
+        self.thread.start()
 
     def is_steady(self) -> bool:
         """Whether it could write all the time lately, and so could the heartbeats of others.
 
         Who was kept from writing for half a lease gives the others a heartbeat's time to renew first.
         """
-        settings, now = self._settings(), time.monotonic()
+        settings, now = self._holder.lease_settings(), time.monotonic()
         is_on_time = now - self._renewed_at <= settings.lease_seconds / 2
         return is_on_time and now - self._steady_since >= settings.heartbeat_seconds
 
@@ -74,14 +79,11 @@ class Heartbeat:
     def stop(self) -> None:
         self._stopping = True
         self._hurry.set()
-        if self._thread.ident is not None:
-            self._thread.join()
-
-    def is_current_thread(self) -> bool:
-        return threading.current_thread() is self._thread
+        if self.thread.ident is not None:
+            self.thread.join()
 
     def _run(self) -> None:
-        pause = self._settings().heartbeat_seconds
+        pause = self._holder.lease_settings().heartbeat_seconds
         try:
             while True:
                 self._hurry.wait(pause)
@@ -96,44 +98,39 @@ class Heartbeat:
 
     def beat(self) -> float:
         """Renew once; return the seconds until the next time."""
-        settings = self._settings()
-        attempts = self._held()
+        settings = self._holder.lease_settings()
+        attempts = self._holder.leased()
         began, leased_until = time.monotonic(), lease_clock() + settings.vouched_seconds
         try:
             beat = self._store.heartbeat(
                 self._worker_id,
-                [(attempt.claim.seq, attempt.claim.version) for attempt in attempts],
-                state=self._state(),
+                [attempt.name for attempt in attempts],
+                state=self._holder.state(),
                 lease_seconds=settings.lease_seconds,
-                turn_age=self._turn_age(),
+                turn_age=self._holder.turn_age(),
                 patience=self._patience(attempts, settings),
             )
         except QueueClosed:
             raise
         except Exception as error:  # whatever it is: leases go on, or are given up in time
             return self._failed(error, attempts, settings)
-        self._note_renewal(settings)
-        lost = []
-        for attempt in attempts:
-            if (attempt.claim.seq, attempt.claim.version) in beat.lost:
-                lost.append(attempt)
-            else:
-                attempt.leased_until = leased_until
-        if self._trouble:
-            self._trouble = False
-            self._events.emit(e.StoreRecovered(worker_id=self._worker_id))
-        if lost:
-            self._lost(lost)  # an outcome that was just written is no longer ours either, and no loss
-        if beat.cancelled:
-            self._cancelled(beat.cancelled)
-        if not beat.registered:
-            self._forgotten()
-        return max(0.0, settings.heartbeat_seconds - (time.monotonic() - began))
-
-    def _note_renewal(self, settings: Settings) -> None:
         before, self._renewed_at = self._renewed_at, time.monotonic()
         if self._renewed_at - before > settings.lease_seconds / 2:
             self._steady_since = self._renewed_at
+        lost = []
+        for attempt in attempts:
+            if attempt.name in beat.lost:
+                lost.append(attempt)
+            else:
+                attempt.leased_until = leased_until
+        self._trouble.recovered()
+        if lost:
+            self._holder.lose(lost)  # an outcome that was just written is no longer ours either, and no loss
+        if beat.cancelled:
+            self._holder.cancel(beat.cancelled)
+        if not beat.registered:
+            self._holder.forget()
+        return max(0.0, settings.heartbeat_seconds - (time.monotonic() - began))
 
     def _failed(self, error: Exception, attempts: Sequence[Attempt], settings: Settings) -> float:
         pause = settings.lease_seconds / 12
@@ -142,13 +139,10 @@ class Heartbeat:
         if late and isinstance(error, StoreBusy):
             pause = min(pause, settings.heartbeat_seconds / 8)
             late = self._endangered(late)
-        self._trouble = True
-        self._events.emit(
-            e.StoreTrouble(worker_id=self._worker_id, error=str(error), retry_in=pause, exception=error)
-        )
+        self._trouble.tell(error, retry_in=pause)
         if late:
             self._events.emit(e.LeaseLostByWorker(worker_id=self._worker_id, jobs=len(late)))
-            self._lost(late)
+            self._holder.lose(late)
         return pause
 
     def _patience(self, attempts: Sequence[Attempt], settings: Settings) -> float:
@@ -162,7 +156,7 @@ class Heartbeat:
         A reaper marks what it sees expired, and takes it a heartbeat later at the soonest. What bears no mark
         now is safe for that long, and we look again sooner.
         """
-        names = {(attempt.claim.seq, attempt.claim.version): attempt for attempt in late}
+        names = {attempt.name: attempt for attempt in late}
         try:
             safe = self._store.list_unsuspected(self._worker_id, list(names))
         except StoreError:

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast import events as e
-from holdfast.core.clock import SECOND, microseconds, to_iso
+from holdfast.core.clock import SECOND, microseconds, to_datetime
 from holdfast.core.job import Status
-from holdfast.core.lifecycle import LeaseEnded, decide
+from holdfast.core.lifecycle import Decision, LeaseEnded, decide
 from holdfast.core.settings import Settings
 from holdfast.errors import WorkerLost
-from holdfast.store.protocol import HOUR, Expired, Finish, Store
+from holdfast.store.protocol import Store
 from holdfast.store.prune import PrunePass
+from holdfast.store.records import HOUR, Expired, Finish
 from holdfast.worker.statistics import Statistics
+
+if TYPE_CHECKING:
+    from holdfast.queue import Queue
 
 PROMOTE_BATCH = 1000
 PRUNE_BATCH = 500
@@ -218,24 +222,27 @@ def reap(
     """End attempts of a lost worker; return those that were still its own, with the state of each job."""
     finishes = []
     for lost in attempts:
-        last_seen = to_iso(lost.lease_expires_at - microseconds(settings.lease_seconds))
-        evidence = WorkerLost(lost.worker_id, last_seen)
+        last_seen = to_datetime(lost.lease_expires_at - microseconds(settings.lease_seconds))
+        evidence = WorkerLost(lost.worker_id, f"{last_seen:%Y-%m-%d %H:%M:%S} UTC")
         policy = settings.policy(lost.type, lost.max_attempts)
         decision = decide(lost.attempts, LeaseEnded(f"WorkerLost: {evidence}"), policy, 0.0)
-        finishes.append(
-            Finish(
-                seq=lost.seq,
-                version=lost.version,
-                worker_id=lost.worker_id,
-                attempt=lost.attempts,
-                decision=decision,
-                started_at=lost.started_at,
-                expired_only=expired_only,
-            )
-        )
+        finishes.append(finish_held(lost, decision, expired_only=expired_only))
     ended = store.finish_jobs(finishes)
     freed = {name: status for name, status in ended.items() if status is not Status.PROCESSING}
     return [(x, freed[x.seq, x.version]) for x in attempts if (x.seq, x.version) in freed]
+
+
+def finish_held(held: Expired, decision: Decision, *, expired_only: bool = False) -> Finish:
+    """The end of an attempt that this process knows only from the database."""
+    return Finish(
+        seq=held.seq,
+        version=held.version,
+        worker_id=held.worker_id,
+        attempt=held.attempts,
+        decision=decision,
+        started_at=held.started_at,
+        expired_only=expired_only,
+    )
 
 
 def events_of_loss(lost: Expired, status: Status) -> list[e.Event]:
@@ -243,7 +250,7 @@ def events_of_loss(lost: Expired, status: Status) -> list[e.Event]:
     name: dict[str, Any] = {"job_id": lost.id, "type": lost.type, "worker_id": lost.worker_id}
     told: list[e.Event] = [e.JobReaped(**name, attempt=lost.attempts, status=status)]
     if status is Status.FAILED:
-        error = "WorkerLost: its worker died, and no attempts are left"
+        error = "WorkerLost: the worker died, and no attempts are left"
         told.append(e.JobFailed(**name, attempt=lost.attempts, error=error))
     return told
 
@@ -252,3 +259,15 @@ def count_loss(statistics: Statistics, type: str, status: Status, now: int) -> N
     statistics.count(type, "reaped", now)
     if status is Status.FAILED:
         statistics.count(type, "failed", now)
+
+
+def sweeper(queue: Queue) -> Callable[[], None]:
+    """What workers do for each other, for a queue without one: the jobs of those that died come back."""
+    reaper = Reaper(queue.store)
+
+    def sweep() -> None:
+        settings = queue.settings()
+        reaper.sweep(settings.heartbeat_seconds, settings)
+        reaper.looked()
+
+    return sweep

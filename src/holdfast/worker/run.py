@@ -16,15 +16,14 @@ from msgspec.structs import replace
 from holdfast.context import CANCELLED, LOST, STOPPING, TIMED_OUT, Attempt
 from holdfast.core.clock import lease_clock
 from holdfast.core.lifecycle import Completed, Errored, Outcome, Released, Stopped
-from holdfast.core.payload import decode, encode_result
+from holdfast.core.payload import decode, encode_result, same_json
 from holdfast.errors import (
-    CommandFailed,
-    CommandNotStarted,
-    ExtractionFailed,
+    AttemptFailed,
     Fail,
     Interrupted,
     InvalidPayload,
     LeaseLost,
+    ResultIgnored,
     Retry,
     TimedOut,
 )
@@ -34,7 +33,7 @@ MAX_TRACEBACK = 64 * 1024
 
 
 class Committed(Struct, frozen=True, tag=True):
-    """ctx.transaction() has completed the job. `error` is what the handler raised after that, if anything."""
+    """ctx.transaction() has completed the job. `error` is what went wrong in the handler after that."""
 
     error: str | None = None
 
@@ -63,8 +62,9 @@ def begin_call(attempt: Attempt, passing: tuple[type[BaseException], ...] = ()) 
     except Exception as error:
         attempt.exception = error
         return _errored(error, None, permanent=True)
-    if not may_start(attempt):
-        return ending_unstarted(attempt)
+    refusal = ending_unstarted(attempt)
+    if refusal is not None:
+        return refusal
     try:
         return handler.call(bound, attempt.context)
     except passing:
@@ -73,17 +73,15 @@ def begin_call(attempt: Attempt, passing: tuple[type[BaseException], ...] = ()) 
         return ending_of_error(attempt, error)
 
 
-def may_start(attempt: Attempt) -> bool:
-    """Whether nobody has told the attempt to stop, and its job is ours for sure."""
-    return attempt.stop_reason is None and lease_clock() < attempt.leased_until
+def ending_unstarted(attempt: Attempt) -> Ending | None:
+    """How an attempt ends whose handler must not start any more; None if it may.
 
-
-def ending_unstarted(attempt: Attempt) -> Ending:
-    """How an attempt ends whose handler must not start any more.
-
-    It is given back, for the database to say whose it is: nothing has happened, so nothing is charged.
+    It may if nobody has told it to stop and its job is ours for sure. Else it is given back, for the database
+    to say whose it is: nothing has happened, so nothing is charged.
     """
-    ending = LetGo() if attempt.stop_reason is None else ending_of_stop(attempt)
+    if attempt.stop_reason is None:
+        return None if lease_clock() < attempt.leased_until else Released()
+    ending = ending_of_stop(attempt)
     return Released() if isinstance(ending, LetGo) else ending
 
 
@@ -114,11 +112,17 @@ def _run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 def ending_of_value(attempt: Attempt, value: Any) -> Ending:
     """How an attempt ends whose handler returned."""
-    if attempt.committed:
+    if not attempt.committed:
+        return _COMPLETED if value is None else Completed(encode_result(value, attempt.result_limit))
+    if value is None or _is_stored(attempt, encode_result(value, attempt.result_limit)):
         return Committed()
-    if value is None:
-        return _COMPLETED
-    return Completed(encode_result(value, attempt.result_limit))
+    attempt.exception = ResultIgnored()  # a value that was meant to be the job's result comes too late
+    return Committed(describe(attempt.exception))
+
+
+def _is_stored(attempt: Attempt, late: str | None) -> bool:
+    stored = attempt.committed_result
+    return late is not None and stored is not None and same_json(late, stored)
 
 
 def ending_of_error(attempt: Attempt, error: BaseException) -> Ending:
@@ -133,11 +137,8 @@ def ending_of_error(attempt: Attempt, error: BaseException) -> Ending:
     if attempt.stop_reason is not None and _answers_interruption(error):
         return ending_despite_error(attempt, _errored(error, attempt.detail))
     attempt.exception = error
-    # Where our own code raised these would tell nobody anything: they carry no traceback.
-    if isinstance(error, CommandFailed | ExtractionFailed):
-        return Errored(describe(error), detail=attempt.detail)
-    if isinstance(error, CommandNotStarted):
-        return Errored(describe(error), permanent=error.permanent)
+    if isinstance(error, AttemptFailed):
+        return Errored(describe(error), detail=attempt.detail, permanent=error.permanent)
     if isinstance(error, Fail):
         return _errored(error, attempt.detail, permanent=True)
     if isinstance(error, Retry):
@@ -204,7 +205,7 @@ def describe(error: BaseException) -> str:
     try:
         message = str(error)
     except Exception:
-        message = "(its message can't be shown)"
+        message = "(its message can't be displayed)"
     name = type(error).__name__
     return storable(f"{name}: {message}" if message else name, MAX_ERROR)
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from holdfast import events as e
 from holdfast.context import Attempt
 from holdfast.core.job import Status
 from holdfast.core.lifecycle import Completed, Decision, Released, completion, decide
 from holdfast.core.settings import Settings
-from holdfast.store.protocol import Finish, Store
+from holdfast.store.protocol import Store
+from holdfast.store.records import Claim, Finish
 from holdfast.worker.run import Committed, Ending, LetGo
 from holdfast.worker.statistics import Statistics
 
@@ -53,8 +55,7 @@ class Ended:
 
     @property
     def name(self) -> tuple[int, int]:
-        """What the store calls the attempt."""
-        return self.attempt.claim.seq, self.attempt.claim.version
+        return self.attempt.name
 
     @property
     def seconds(self) -> float:
@@ -62,7 +63,7 @@ class Ended:
 
 
 class Settler:
-    """Writes outcomes for one worker. `write` belongs inside the turn's transaction; `announce` and `count`
+    """Settles the attempts of one worker: `finishes` are for the turn's transaction; `announce` and `count`
     come after it."""
 
     def __init__(self, worker_id: str, store: Store, events: e.Events, statistics: Statistics) -> None:
@@ -71,21 +72,23 @@ class Settler:
         self._events = events
         self._statistics = statistics
 
+    def announce_claims(self, claims: Sequence[Claim]) -> None:
+        """Tell which jobs were claimed."""
+        if claims and self._events.wanted(e.JobClaimed):
+            for claim in claims:
+                self._events.emit(
+                    e.JobClaimed(
+                        job_id=claim.id, type=claim.type, attempt=claim.attempts, worker_id=self._worker_id
+                    )
+                )
+
     def written_already(self, ended: Sequence[Ended]) -> dict[tuple[int, int], Status]:
         """After a commit in doubt: the outcomes that did get through, and the states they led to."""
-        offered = {
-            (end.attempt.claim.seq, end.attempt.claim.version): end.decision.status
-            for end in ended
-            if end.decision is not None
-        }
+        offered = {end.name: end.decision.status for end in ended if end.decision is not None}
         found = self._store.list_ended(list(offered))
         return {
             claim: status for claim, status in found.items() if status in (offered[claim], Status.CANCELLED)
         }
-
-    def write(self, ended: Sequence[Ended], settings: Settings) -> dict[tuple[int, int], Status]:
-        """Offer the outcomes to the guard; return the state each accepted one led to."""
-        return self._store.finish_jobs(self.finishes(ended, settings))
 
     def finishes(self, ended: Sequence[Ended], settings: Settings) -> list[Finish]:
         """The outcomes as the store takes them."""
@@ -103,54 +106,52 @@ class Settler:
         if all_completed and not is_heard:
             return
         for end in ended:
-            claim = end.attempt.claim
-            if isinstance(end.ending, Committed):
-                self._completed(end)
-                if end.ending.error is not None:
-                    self._events.emit(
-                        e.HandlerErrorIgnored(
-                            job_id=claim.id,
-                            type=claim.type,
-                            error=end.ending.error,
-                            exception=end.exception,
-                        )
-                    )
-            elif (claim.seq, claim.version) not in accepted:
-                if isinstance(end.ending, Released):
-                    continue  # somebody else has it already: nothing was done here that is refused now
-                self._events.emit(
-                    e.OutcomeRefused(
-                        job_id=claim.id, type=claim.type, attempt=claim.attempts, worker_id=self._worker_id
-                    )
-                )
-            elif accepted[claim.seq, claim.version] is Status.COMPLETED:
-                self._completed(end)
-            else:
-                self._not_completed(end, accepted[claim.seq, claim.version])
+            self._tell(end, _verb(end, accepted.get(end.name)))
 
     def count(self, ended: Iterable[Ended], accepted: dict[tuple[int, int], Status]) -> None:
         """Note it in the statistics."""
         now = self._store.now()
         for end in ended:
-            claim = end.attempt.claim
-            outcome = _counted_as(end, accepted.get((claim.seq, claim.version)))
-            if outcome is not None:
-                self._statistics.end(claim.type, outcome, now, wait=_waited(end), run=end.seconds)
+            verb = _verb(end, accepted.get(end.name))
+            if verb in ("completed", "retried", "failed"):
+                claim = end.attempt.claim
+                wait = max(0.0, (end.attempt.started_at - claim.due_at) / 1e6)
+                self._statistics.end(claim.type, verb, now, wait=wait, run=end.seconds)
 
-    def _completed(self, end: Ended) -> None:
-        claim = end.attempt.claim
-        if self._events.wanted(e.JobCompleted):
-            self._events.emit(
-                e.JobCompleted(
-                    job_id=claim.id,
-                    type=claim.type,
-                    attempt=claim.attempts,
-                    worker_id=self._worker_id,
-                    seconds=round(end.seconds, 6),
-                )
-            )
-        if end.attempt.children and self._events.wanted(e.JobEnqueued):
-            self._tell_children(claim.id, [child.id for child in end.attempt.children])
+    def leave(self) -> None:
+        """The last write of a worker."""
+        with self._store.transaction():
+            self._store.write_statistics(self._statistics.changed())
+            self._store.remove_workers([self._worker_id])
+
+    def _tell(self, end: Ended, verb: str) -> None:
+        claim, decision = end.attempt.claim, end.decision
+        job = {"job_id": claim.id, "type": claim.type}
+        here = {**job, "worker_id": self._worker_id}
+        attempt: dict[str, Any] = {**here, "attempt": claim.attempts}
+        if verb == "completed":
+            if self._events.wanted(e.JobCompleted):
+                self._events.emit(e.JobCompleted(**attempt, seconds=round(end.seconds, 6)))
+            if end.attempt.children and self._events.wanted(e.JobEnqueued):
+                self._tell_children(claim.id, [child.id for child in end.attempt.children])
+            if isinstance(end.ending, Committed) and end.ending.error is not None:
+                error, exception = end.ending.error, end.exception
+                self._events.emit(e.HandlerErrorIgnored(**job, error=error, exception=exception))
+        elif verb == "refused":
+            # What was given back, somebody else has already: nothing was done here that is refused now.
+            if not isinstance(end.ending, Released):
+                self._events.emit(e.OutcomeRefused(**attempt))
+        elif verb == "cancelled":
+            self._events.emit(e.JobCancelled(**here))
+        elif verb == "released":
+            self._events.emit(e.JobReleased(**here))
+        else:
+            assert decision is not None
+            failed = {**attempt, "error": decision.error or "", "exception": end.exception}
+            if verb == "retried":
+                self._events.emit(e.JobRetrying(**failed, delay=decision.delay))
+            else:
+                self._events.emit(e.JobFailed(**failed))
 
     def _tell_children(self, parent_id: str, job_ids: Sequence[str]) -> None:
         for start in range(0, len(job_ids), _CHILDREN_AT_ONCE):
@@ -160,50 +161,15 @@ class Settler:
                         e.JobEnqueued(job_id=job.id, type=job.type, status=job.status, parent_id=parent_id)
                     )
 
-    def _not_completed(self, end: Ended, status: Status) -> None:
-        claim, decision = end.attempt.claim, end.decision
-        assert decision is not None
-        name = {"job_id": claim.id, "type": claim.type}
-        event: e.Event
-        if status is Status.CANCELLED:
-            event = e.JobCancelled(**name, worker_id=self._worker_id)
-        elif decision.verb == "release":
-            event = e.JobReleased(**name, worker_id=self._worker_id)
-        else:
-            event = self._failed(end, decision, status)
-        self._events.emit(event)
 
-    def _failed(self, end: Ended, decision: Decision, status: Status) -> e.Event:
-        claim, error = end.attempt.claim, decision.error or ""
-        if status is Status.SCHEDULED:
-            return e.JobRetrying(
-                job_id=claim.id,
-                type=claim.type,
-                attempt=claim.attempts,
-                worker_id=self._worker_id,
-                error=error,
-                delay=decision.delay,
-                exception=end.exception,
-            )
-        return e.JobFailed(
-            job_id=claim.id,
-            type=claim.type,
-            attempt=claim.attempts,
-            worker_id=self._worker_id,
-            error=error,
-            exception=end.exception,
-        )
-
-
-def _counted_as(end: Ended, status: Status | None) -> str | None:
+def _verb(end: Ended, status: Status | None) -> str:
+    """What became of an attempt whose outcome led to this state; to none if it was refused."""
     if status is Status.COMPLETED or isinstance(end.ending, Committed):
         return "completed"
-    if status is None or status is Status.CANCELLED:
-        return None
-    if end.decision is None or end.decision.verb == "release":
-        return None
+    if status is None:
+        return "refused"
+    if status is Status.CANCELLED:
+        return "cancelled"
+    if end.decision is not None and end.decision.verb == "release":
+        return "released"
     return "retried" if status is Status.SCHEDULED else "failed"
-
-
-def _waited(end: Ended) -> float:
-    return max(0.0, (end.attempt.started_at - end.attempt.claim.due_at) / 1e6)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Collection, Iterable
 
 from holdfast.context import Attempt
 
@@ -60,34 +60,33 @@ class Slots:
         self.concurrency = concurrency
         self._cap = cap
         self._lock = threading.Lock()
-        self._held: dict[str, deque[Attempt]] = {}
+        self._held: defaultdict[str, deque[Attempt]] = defaultdict(deque)
         self._held_count = 0
         self._running: dict[int, Attempt] = {}
-        self._running_by_cap: dict[str, int] = {}
-        self._paces: dict[str, Pace] = {}
+        self._running_by_cap: defaultdict[str, int] = defaultdict(int)
+        self._paces: defaultdict[str, Pace] = defaultdict(Pace)
         self._measured = time.monotonic()
 
     def hold(self, attempts: Iterable[Attempt]) -> None:
         """Take claimed attempts in; `refill` tells which of them to start."""
         with self._lock:
             for attempt in attempts:
-                self._held.setdefault(attempt.claim.type, deque()).append(attempt)
+                self._held[attempt.claim.type].append(attempt)
                 self._held_count += 1
 
     def free(self, attempt: Attempt, seconds: float | None) -> Attempt | None:
         """The handler has returned: its slot is free. Returns the attempt to start in it."""
         with self._lock:
-            type = attempt.claim.type
             if self._running.pop(id(attempt), None) is not None:
                 self._running_by_cap[attempt.cap] -= 1
             if seconds is not None:
-                self._pace(type).note(seconds)
+                self._paces[attempt.claim.type].note(seconds)
             return self._pop()
 
     def refill(self) -> list[Attempt]:
         """Held attempts for which a slot is free: they are to be started."""
         with self._lock:
-            return self._startable()
+            return list(iter(self._pop, None))
 
     def take_back(self, chosen: Callable[[Attempt], bool]) -> list[Attempt]:
         """Remove held attempts that have not started."""
@@ -115,6 +114,13 @@ class Slots:
         with self._lock:
             return [attempt for line in self._held.values() for attempt in line]
 
+    def are_used_up_by(self, stuck: Collection[Attempt]) -> bool:
+        """Whether these hold every slot, or every slot of some type."""
+        by_cap = Counter(attempt.cap for attempt in stuck)
+        return len(stuck) >= self.concurrency or any(
+            by_cap[attempt.cap] >= self._cap(attempt.claim.type)[1] for attempt in stuck
+        )
+
     def measure(self) -> None:
         """Close the interval over which paces are measured. Once a turn."""
         now = time.monotonic()
@@ -132,7 +138,7 @@ class Slots:
             present = self._running_by_cap.get(name, 0) + sum(
                 len(line) for other, line in self._held.items() if line and self._cap(other)[0] == name
             )
-            ahead = self._pace(type).ahead(slots) if prefetch and self._is_moving(name, cap) else 0
+            ahead = self._paces[type].ahead(slots) if prefetch and self._is_moving(name, cap) else 0
             return max(0, slots + ahead - present)
 
     def total_room(self) -> tuple[int, int]:
@@ -155,18 +161,6 @@ class Slots:
         )
         return slow < size
 
-    def _pace(self, type: str) -> Pace:
-        pace = self._paces.get(type)
-        if pace is None:
-            pace = self._paces[type] = Pace()
-        return pace
-
-    def _startable(self) -> list[Attempt]:
-        started = []
-        while (attempt := self._pop()) is not None:
-            started.append(attempt)
-        return started
-
     def _pop(self) -> Attempt | None:
         """The next held attempt whose type has a free slot: by priority, then in line."""
         if not self._held_count or len(self._running) >= self.concurrency:
@@ -188,5 +182,5 @@ class Slots:
         self._held_count -= 1
         attempt.cap = best_name
         self._running[id(attempt)] = attempt
-        self._running_by_cap[best_name] = self._running_by_cap.get(best_name, 0) + 1
+        self._running_by_cap[best_name] += 1
         return attempt

@@ -6,10 +6,9 @@ import time
 from bisect import bisect_left
 from collections.abc import Collection
 
-from holdfast.core.clock import SECOND
-from holdfast.store.protocol import BUCKETS, Minute, empty_minute
+from holdfast.core.clock import MINUTE
+from holdfast.store.records import BUCKETS, Minute, empty_minute
 
-_MINUTE = 60 * SECOND
 _PAUSE = 1.0
 
 
@@ -52,19 +51,15 @@ class Statistics:
         """Whether to write them: at most once a second, so that a row is written for many turns."""
         return bool(self._changed) and time.monotonic() >= self._written_at + _PAUSE
 
-    def due(self) -> list[Minute]:
-        """Those to write now."""
-        return self.changed() if self.is_due() else []
-
     def written(self, now: int) -> None:
         """The rows of `changed` are stored; those of past minutes are forgotten."""
         self._changed.clear()
         self._written_at = time.monotonic()
-        present = now // _MINUTE
+        present = now // MINUTE
         self._minutes = {key: minute for key, minute in self._minutes.items() if key[0] >= present}
 
     def _minute(self, type: str, now: int) -> Minute:
-        key = now // _MINUTE, type
+        key = now // MINUTE, type
         self._changed.add(key)
         minute = self._minutes.get(key)
         if minute is None:

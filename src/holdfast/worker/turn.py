@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from holdfast import events as e
 from holdfast.core.job import Status
 from holdfast.core.lifecycle import RELEASE
 from holdfast.core.settings import Settings
 from holdfast.errors import CommitUncertain, StoreError
-from holdfast.store.protocol import Activity, Claimed, Demand, Finish, Minute, Store
+from holdfast.store.records import Activity, Claimed, Demand, Finish, Minute
 from holdfast.worker.claiming import Claiming
-from holdfast.worker.maintenance import Maintenance
+from holdfast.worker.maintenance import Maintenance, finish_held
+from holdfast.worker.outbox import Outbox, ProgressReport
 from holdfast.worker.settle import Ended, Settler
-from holdfast.worker.slots import Slots
 from holdfast.worker.statistics import Statistics
 
-ProgressReport = tuple[int, int, float, str | None]
-"""A report of progress: seq, version, fraction, message."""
+if TYPE_CHECKING:
+    from holdfast.queue import Queue
 
 Finished = tuple[Sequence[Ended], dict[tuple[int, int], Status]]
 """Outcomes, and the state that each accepted one led to."""
@@ -26,34 +26,29 @@ Finished = tuple[Sequence[Ended], dict[tuple[int, int], Status]]
 class Turn:
     """Writes outcomes, does what maintenance is due, claims.
 
-    After a StoreError `take` is called again with the same outcomes; those that got through after all are
-    found out, and announced as what they are.
+    After a StoreError the outbox offers the same outcomes again; those that got through after all are found
+    out, and announced as what they are.
     """
 
     def __init__(
         self,
+        queue: Queue,
         worker_id: str,
-        store: Store,
-        events: e.Events,
+        outbox: Outbox,
         claiming: Claiming,
-        slots: Slots,
-        maintenance: Maintenance,
-        statistics: Statistics,
+        held: Callable[[], Collection[tuple[int, int]]],
+        is_steady: Callable[[], bool],
     ) -> None:
         self._worker_id = worker_id
-        self._store = store
-        self._events = events
+        self._store = queue.store
+        self._outbox = outbox
         self._claiming = claiming
-        self._slots = slots
-        self._maintenance = maintenance
-        self._statistics = statistics
-        self._settler = Settler(worker_id, store, events, statistics)
+        self._slots = claiming.slots
+        self._statistics = Statistics(worker_id)
+        self._settler = Settler(worker_id, self._store, queue.events, self._statistics)
+        self.maintenance = Maintenance(self._store, queue.events, self._statistics, held, is_steady)
         self._finished: Finished = ((), {})
         self._uncounted: list[Finished] = []
-        self.held_up: list[Ended] = []
-        """Outcomes that somebody's open transaction stands in the way of, to be offered again."""
-        self.unreported: Collection[int] = ()
-        """The seqs of progress reports that are to be offered again for the same reason."""
         self.seen: Mapping[str, Activity] | None = None
         """What a look has found: it holds for as long as there is as much of it as can be taken."""
         self.goes_on = False
@@ -63,8 +58,6 @@ class Turn:
 
     def take(
         self,
-        ended: Sequence[Ended],
-        progress: Collection[ProgressReport],
         settings: Settings,
         *,
         claim_limit: int,
@@ -72,6 +65,8 @@ class Turn:
         meanwhile: Callable[[], None],
     ) -> Claimed:
         """Commit it all; return the claims, which `announce` then tells of."""
+        ended, progress = self._outbox.gather()
+        unreported: Collection[int] = ()
         self._slots.measure()
         try:
             with self._store.transaction():
@@ -83,28 +78,29 @@ class Turn:
                 # Finish before claiming: an outcome is durable before anything new is taken.
                 finishes = self._settler.finishes(ended, settings)
                 minutes: list[Minute] = []
-                is_due = self._statistics.is_due() or self._maintenance.is_due()
+                is_due = self._statistics.is_due() or self.maintenance.is_due()
                 if progress or is_due or not all(map(_is_plain, ended)):
                     meanwhile()  # this may take its time
-                    minutes = self._statistics.due()
+                    minutes = self._statistics.changed() if self._statistics.is_due() else []
                     accepted |= self._store.finish_jobs(finishes)
                     finishes = []
-                    self._write_more(ended, progress, minutes, settings)
+                    unreported = self._write_more(ended, progress.values(), minutes, settings)
                     self.seen = None
                 written, claimed = self._finish_and_claim(finishes, claim_limit, settings, meanwhile)
                 accepted |= written
         except StoreError as error:
-            self._maintenance.forget()
+            self.maintenance.forget()
             self.uncertain = self.uncertain or isinstance(error, CommitUncertain)
             raise
         self.uncertain = False
         if minutes:
             self._statistics.written(self._store.now())
         self._statistics.limit(claimed.limited, self._store.now())
-        self.held_up = []
+        held_up: list[Ended] = []
         if Status.PROCESSING in accepted.values():
-            self.held_up = [end for end in ended if accepted.get(end.name) is Status.PROCESSING]
+            held_up = [end for end in ended if accepted.get(end.name) is Status.PROCESSING]
             ended = [end for end in ended if accepted.get(end.name) is not Status.PROCESSING]
+        self._outbox.written(held_up, progress, unreported)
         self._finished = ended, accepted
         self._uncounted.append(self._finished)
         return claimed
@@ -118,22 +114,14 @@ class Turn:
         """Tell what `take` committed."""
         finished, self._finished = self._finished, ((), {})
         self._settler.announce(*finished)
-        self._maintenance.announce()
-        if claimed.claims and self._events.wanted(e.JobClaimed):
-            for claim in claimed.claims:
-                self._events.emit(
-                    e.JobClaimed(
-                        job_id=claim.id, type=claim.type, attempt=claim.attempts, worker_id=self._worker_id
-                    )
-                )
+        self.maintenance.announce()
+        self._settler.announce_claims(claimed.claims)
 
     def leave(self) -> None:
         """The last write of a worker."""
         self.count()
         self._statistics.limit((), self._store.now())
-        with self._store.transaction():
-            self._store.write_statistics(self._statistics.changed())
-            self._store.remove_workers([self._worker_id])
+        self._settler.leave()
 
     def _write_more(
         self,
@@ -141,15 +129,16 @@ class Turn:
         progress: Collection[ProgressReport],
         minutes: Sequence[Minute],
         settings: Settings,
-    ) -> None:
-        """What has to be written now and then beside the outcomes."""
-        if progress:
-            self.unreported = self._store.write_progress(self._worker_id, progress)
+    ) -> Collection[int]:
+        """What has to be written now and then beside the outcomes. Returns the seqs of progress reports that
+        somebody's open transaction stands in the way of."""
+        unreported = self._store.write_progress(self._worker_id, progress) if progress else ()
         if any(_waits(end) for end in ended):
-            self._maintenance.look()
-        self._maintenance.run(settings)
+            self.maintenance.look()
+        self.maintenance.run(settings)
         if minutes:
             self._store.write_statistics(minutes)
+        return unreported
 
     def _finish_and_claim(
         self, finishes: Sequence[Finish], limit: int, settings: Settings, meanwhile: Callable[[], None]
@@ -183,20 +172,8 @@ class Turn:
 
     def _release_unknown(self, known: Collection[tuple[int, int]]) -> None:
         """After a commit in doubt: give back what the database says is ours and we know nothing of."""
-        unknown = [h for h in self._store.list_held(self._worker_id) if (h.seq, h.version) not in known]
-        self._store.finish_jobs(
-            [
-                Finish(
-                    seq=held.seq,
-                    version=held.version,
-                    worker_id=self._worker_id,
-                    attempt=held.attempts,
-                    decision=RELEASE,
-                    started_at=held.started_at,
-                )
-                for held in unknown
-            ]
-        )
+        held = self._store.list_held(self._worker_id)
+        self._store.finish_jobs([finish_held(h, RELEASE) for h in held if (h.seq, h.version) not in known])
 
 
 def _is_plain(end: Ended) -> bool:

@@ -18,12 +18,11 @@ from holdfast.jobs.aws.access import Access
 from holdfast.jobs.aws.adapter import Adapter
 from holdfast.jobs.aws.cloud_control import AnyResource
 from holdfast.jobs.aws.dynamodb import Table
+from holdfast.jobs.aws.messaging import MessageQueue, Topic
 from holdfast.jobs.aws.s3 import Bucket
 from holdfast.jobs.aws.secretsmanager import Secret
-from holdfast.jobs.aws.sns import Topic
-from holdfast.jobs.aws.sqs import MessageQueue
 from holdfast.jobs.aws.ssm import Parameter
-from holdfast.jobs.aws.trouble import Exists, told
+from holdfast.jobs.aws.trouble import told
 
 ADAPTERS: tuple[type[Adapter], ...] = (Bucket, MessageQueue, Topic, Table, Parameter, Secret)
 
@@ -34,7 +33,7 @@ _LOOKS = 3
 
 
 class Resource(Struct, rename="camel", forbid_unknown_fields=True):
-    """The payload: a resource by type and name, and its config with the keys of the service's own API."""
+    """The payload of sync_aws: a resource by type and name, and its config in the terms of its own API."""
 
     # Python's $ alone would let a line end pass, and \Z is not for the JSON Schema that is published.
     resource_type: Annotated[str, Meta(pattern=rf"^(AWS::[A-Za-z0-9]+::[A-Za-z0-9]+|{_TYPES})(?!\n)$")]
@@ -54,14 +53,12 @@ class Resource(Struct, rename="camel", forbid_unknown_fields=True):
         return adapter.TYPE if adapter else self.resource_type
 
     def adapter(self, access: Access) -> Adapter:
-        kind = _BY_NAME.get(self.resource_type)
-        if kind is None:
-            return AnyResource(self.resource_type, self.resource_id, self.config, access)
-        return kind(self.resource_id, self.config, access)
+        kind = _BY_NAME.get(self.resource_type, AnyResource)
+        return kind(self.type, self.resource_id, self.config, access)
 
 
 def sync(payload: Resource, ctx: Context) -> dict[str, Any]:
-    """Make a resource as its config says, or delete it; the result tells what was done."""
+    """Create a resource or update it to match its config, or delete it; the result says what was done."""
     with told(payload.config, ctx.detail), Access(ctx) as access:
         resource = payload.adapter(access)
         done, arn = _delete(resource) if payload.action == "delete" else _make(resource)
@@ -93,16 +90,12 @@ def _delete(resource: Adapter) -> tuple[str, None]:
 
 def _make(resource: Adapter) -> tuple[str, str | None]:
     for _ in range(_LOOKS):
-        found = resource.read()
-        if found is None:
-            try:
-                return "created", resource.create()
-            except Exists:
-                continue  # another was faster: it may be as wanted, or not
-        resource.found = found
-        changes = resource.changes()
-        if not changes:
-            return "unchanged", found["arn"]
-        resource.update(changes)
-        return "updated", found["arn"]
-    raise Retry(f"{resource} is created and deleted by others again and again")
+        has_changed = resource.adjust()
+        if has_changed is not None:
+            return ("updated" if has_changed else "unchanged"), resource.found["arn"]
+        try:
+            return "created", resource.create()
+        except Exception as error:
+            if not resource.is_taken(error):  # else another was faster: it may be as wanted, or not
+                raise
+    raise Retry(f"{resource} keeps being created and deleted by others")

@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from functools import cache
 from typing import Any, Self
 
 from holdfast.context import Context
-from holdfast.errors import Fail, Retry
+from holdfast.errors import Fail
 
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 5.0
@@ -62,50 +61,32 @@ class Access:
         account = self.client("sts").get_caller_identity()["Account"]
         return f"arn:{self.client('sts').meta.partition}:{service}:{self.region}:{account}:{name}"
 
-    def check(self) -> None:
-        """A safe point: ends the attempt if it should stop."""
-        if self._ctx is not None:
-            self._ctx.check()
+    def pauses(self) -> Iterator[None]:
+        """Growing pauses between two looks at something under way. They end for an attempt that should stop,
+        which is told so by its next call."""
+        seconds = FIRST_PAUSE
+        while True:
+            self._interrupted.wait(seconds)
+            yield
+            seconds = min(2 * seconds, LONGEST_PAUSE)
 
-    def wait(self, is_settled: Callable[[], bool], what: str) -> None:
-        """Look until something has settled, with growing pauses; asks for another attempt after long."""
-        deadline = time.monotonic() + SETTLING
-        pause = FIRST_PAUSE
-        while not is_settled():
-            if time.monotonic() + pause > deadline:
-                raise Retry(f"{what} is still in transition after {SETTLING:g} s")
-            self.pause(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
-
-    def pause(self, seconds: float) -> None:
-        """Wait, but not for an attempt that should stop."""
-        self.check()
-        self._interrupted.wait(seconds)
-        self.check()
+    @property
+    def ctx(self) -> Context:
+        assert self._ctx is not None, "a read-only check has no operations"
+        return self._ctx
 
     def token(self, *operation: str) -> str:
         """A name for an operation of this job, the same in every attempt: a service that has seen it does
         not do it twice."""
-        assert self._ctx is not None, "who only looks has no operations"
-        parts = "\0".join((self._ctx.job.origin, *operation))
+        parts = "\0".join((self.ctx.job.origin, *operation))
         return hashlib.sha256(parts.encode()).hexdigest()
-
-    def failed_requests(self) -> list[Any]:
-        """The tokens whose requests have failed in earlier attempts, which would only fail again."""
-        assert self._ctx is not None
-        return [(failure.detail or {}).get("failedRequest") for failure in self._ctx.job.errors]
-
-    def note(self, **evidence: Any) -> None:
-        """Keep something with the attempt, should it fail."""
-        assert self._ctx is not None
-        self._ctx.detail(**evidence)
 
     def _made(self, service: str) -> Any:
         try:
             from botocore.config import Config  # type: ignore[import-untyped]
             from botocore.session import Session  # type: ignore[import-untyped]
         except ImportError:
-            raise Fail("boto3 is not installed here: pip install 'holdfast[aws]'") from None
+            raise Fail("boto3 is not installed: pip install 'holdfast-queue[aws]'") from None
         config = Config(
             retries={"mode": "standard", "total_max_attempts": TRIES},
             connect_timeout=CONNECT_SECONDS,
@@ -121,7 +102,9 @@ class Access:
                 client = self._session.create_client(service, region_name=region, config=config)
             except ValueError as error:  # such as an endpoint that is none
                 raise Fail(str(error)) from None
-        client.meta.events.register("before-call", lambda **_: self.check())
+        if self._ctx is not None:
+            check = self._ctx.check
+            client.meta.events.register("before-call", lambda **_: check())
         return client
 
 

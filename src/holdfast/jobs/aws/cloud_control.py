@@ -12,46 +12,31 @@ from collections.abc import Iterator
 from typing import Any
 
 from holdfast.errors import Fail, Retry
-from holdfast.jobs.aws import access as timing
-from holdfast.jobs.aws.access import Access
 from holdfast.jobs.aws.adapter import Adapter
 from holdfast.jobs.aws.compare import equal
-from holdfast.jobs.aws.trouble import Exists, ask, make, secrets_of, without
+from holdfast.jobs.aws.trouble import Exists, is_transient, secrets_of, without
 
-GONE = ("ResourceNotFoundException",)
-TAKEN = ("AlreadyExistsException",)
 _UNDER_WAY = ("PENDING", "IN_PROGRESS", "CANCEL_IN_PROGRESS")
-_PASSING = frozenset(
-    {
-        "InternalFailure",
-        "NetworkFailure",
-        "NotStabilized",
-        "ResourceConflict",
-        "ServiceInternalError",
-        "ServiceTimeout",
-        "Throttling",
-    }
-)
 
 
 class AnyResource(Adapter):
     """A resource by the name of its type and its primary identifier."""
 
-    def __init__(self, type: str, name: str, config: dict[str, Any], access: Access) -> None:
-        super().__init__(name, config, access)
-        self._type = type
+    SERVICE = "cloudcontrol"
+    GONE = ("ResourceNotFoundException",)
+    TAKEN = ("AlreadyExistsException",)
 
-    def __str__(self) -> str:
-        return f"{self._type} {self.name!r}"
+    def normal(self, config: dict[str, Any]) -> dict[str, Any]:
+        return config
 
-    def exists(self) -> bool:
-        return self._resource() is not None
+    def look(self) -> Any | None:
+        return self.ask("get_resource", TypeName=self.type, Identifier=self.name)
 
     def read(self) -> dict[str, Any] | None:
-        resource = self._resource()
-        if resource is None:
+        answer = self.look()
+        if answer is None:
             return None
-        properties: dict[str, Any] = json.loads(resource["Properties"])
+        properties: dict[str, Any] = json.loads(answer["ResourceDescription"]["Properties"])
         return {"arn": properties.get("Arn"), "properties": properties}
 
     def changes(self) -> dict[str, Any]:
@@ -62,17 +47,15 @@ class AnyResource(Adapter):
         self._refuse_to_let_aws_choose()
         state = json.dumps(self.wanted, sort_keys=True)
         token = self._token("create", state)
-        answer = make(
-            self._api.create_resource, TAKEN, TypeName=self._type, DesiredState=state, ClientToken=token
-        )
+        answer = self.api.create_resource(TypeName=self.type, DesiredState=state, ClientToken=token)
         event = self._follow(answer["ProgressEvent"], token)
         if event.get("ErrorCode") == "AlreadyExists":
             raise Exists
         made = event.get("Identifier", self.name)
         if made != self.name:
             raise Fail(
-                f"{self._type} was created, but AWS has named it {made!r}, not {self.name!r}: "
-                "use that as its resourceId"
+                f"{self.type} was created, but AWS named it {made!r}, not {self.name!r}; "
+                "use that name as its resourceId"
             )
         model = json.loads(event.get("ResourceModel") or "{}")
         return model.get("Arn") if isinstance(model, dict) else None
@@ -80,35 +63,25 @@ class AnyResource(Adapter):
     def update(self, changes: dict[str, Any]) -> None:
         patch = json.dumps(changes["patch"], sort_keys=True)
         token = self._token("update", patch)
-        answer = self._api.update_resource(
-            TypeName=self._type, Identifier=self.name, PatchDocument=patch, ClientToken=token
+        answer = self.api.update_resource(
+            TypeName=self.type, Identifier=self.name, PatchDocument=patch, ClientToken=token
         )
         event = self._follow(answer["ProgressEvent"], token)
         if event.get("ErrorCode") == "NotFound":
-            raise Retry(f"{self} was deleted meanwhile")
+            raise Retry(f"{self} was deleted in the meantime")
 
     def delete(self) -> bool:
         if not self.exists():
             return False
         token = self._token("delete")
-        answer = ask(
-            self._api.delete_resource, GONE, TypeName=self._type, Identifier=self.name, ClientToken=token
-        )
+        answer = self.ask("delete_resource", TypeName=self.type, Identifier=self.name, ClientToken=token)
         if answer is None:
             return False
         return self._follow(answer["ProgressEvent"], token).get("ErrorCode") != "NotFound"
 
-    @property
-    def _api(self) -> Any:
-        return self.access.client("cloudcontrol")
-
-    def _resource(self) -> dict[str, Any] | None:
-        answer = ask(self._api.get_resource, GONE, TypeName=self._type, Identifier=self.name)
-        return None if answer is None else answer["ResourceDescription"]
-
     def _token(self, operation: str, document: str = "") -> str:
         """The same for the same operation in every attempt, until its request has failed."""
-        spent = self.access.failed_requests()
+        spent = [(failure.detail or {}).get("failedRequest") for failure in self.access.ctx.job.errors]
         number = 0
         while (token := self.access.token(operation, document, str(number))) in spent:
             number += 1
@@ -116,22 +89,21 @@ class AnyResource(Adapter):
 
     def _follow(self, event: dict[str, Any], token: str) -> dict[str, Any]:
         """Look at a request until it has ended, and return its end; raises what it failed by."""
-        pause = timing.FIRST_PAUSE
+        pauses = self.access.pauses()
         while event["OperationStatus"] in _UNDER_WAY:
-            self.access.pause(pause)
-            pause = min(2 * pause, timing.LONGEST_PAUSE)
-            answer = self._api.get_resource_request_status(RequestToken=event["RequestToken"])
+            next(pauses)
+            answer = self.api.get_resource_request_status(RequestToken=event["RequestToken"])
             event = answer["ProgressEvent"]
         if event["OperationStatus"] == "SUCCESS":
             return event
         # For a day and a half the same token would only tell of this failure again.
-        self.access.note(failedRequest=token)
+        self.access.ctx.detail(failedRequest=token)
         code = event.get("ErrorCode", event["OperationStatus"])
         if code in ("AlreadyExists", "NotFound"):
             return event
         words = f"{event.get('Operation', 'request')}: {code}: {event.get('StatusMessage', '')}"
         text = without(words, secrets_of(self.config))
-        if code in _PASSING or event["OperationStatus"] == "CANCEL_COMPLETE":
+        if is_transient(code) or event["OperationStatus"] == "CANCEL_COMPLETE":
             raise Retry(text)
         raise Fail(text)
 
@@ -141,8 +113,8 @@ class AnyResource(Adapter):
         for part in self.name.split("|"):
             if not values & {part, part.rpartition(":")[2], part.rpartition("/")[2]}:
                 raise Fail(
-                    f"{self} is not there, and no property of its config is {part!r}: AWS would choose "
-                    "another name, and every run would create one more"
+                    f"{self} does not exist, and no property of its config is {part!r}: AWS would choose "
+                    "another name, and every run would create another resource"
                 )
 
 

@@ -47,10 +47,6 @@ def as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
 
-def as_texts(values: dict[str, Any]) -> dict[str, str]:
-    return {name: as_text(value) for name, value in values.items()}
-
-
 def tag_map(tags: list[dict[str, str]]) -> dict[str, str]:
     """A list of Key and Value as a dict, without those of the service itself."""
     return {tag["Key"]: tag.get("Value", "") for tag in tags if not tag["Key"].startswith(RESERVED)}
@@ -58,12 +54,6 @@ def tag_map(tags: list[dict[str, str]]) -> dict[str, str]:
 
 def tag_list(tags: dict[str, str]) -> list[dict[str, str]]:
     return [{"Key": key, "Value": value} for key, value in tags.items()]
-
-
-def tag_changes(wanted: dict[str, str], found: dict[str, str]) -> tuple[dict[str, str], list[str]]:
-    """The tags to set, and the names of those to remove: what is wanted is the whole."""
-    to_set = {key: value for key, value in wanted.items() if found.get(key) != value}
-    return to_set, sorted(found.keys() - wanted.keys())
 
 
 def key_as_named(found: str | None, wanted: str | None) -> str | None:

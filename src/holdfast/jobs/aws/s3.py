@@ -9,57 +9,31 @@ from msgspec import Struct, field
 
 from holdfast.jobs.aws.adapter import Adapter, Object, Switch, Tags
 from holdfast.jobs.aws.compare import as_text, same
-from holdfast.jobs.aws.trouble import ask, make
-
-GONE = ("404", "NoSuchBucket", "NotFound")
 
 
 class _Part(NamedTuple):
-    """A part of a bucket's configuration: the calls that tell, set and remove it."""
+    """A part of a bucket's configuration: what its operations get_…, put_… and delete_… are called, and the
+    code that means that it was never set. What has no such code can only be set."""
 
-    get: str
-    put: str
-    remove: str | None
-    unset: tuple[str, ...] = ()
-    """The codes that mean that it was never set."""
+    name: str
+    unset: str | None = None
 
 
 _PARTS = {
-    "PublicAccessBlockConfiguration": _Part(
-        "get_public_access_block",
-        "put_public_access_block",
-        "delete_public_access_block",
-        ("NoSuchPublicAccessBlockConfiguration",),
-    ),
-    "OwnershipControls": _Part(
-        "get_bucket_ownership_controls",
-        "put_bucket_ownership_controls",
-        "delete_bucket_ownership_controls",
-        ("OwnershipControlsNotFoundError",),
-    ),
+    "CreateBucketConfiguration": _Part("bucket_location"),
+    "PublicAccessBlockConfiguration": _Part("public_access_block", "NoSuchPublicAccessBlockConfiguration"),
+    "OwnershipControls": _Part("bucket_ownership_controls", "OwnershipControlsNotFoundError"),
     "ServerSideEncryptionConfiguration": _Part(
-        "get_bucket_encryption",
-        "put_bucket_encryption",
-        "delete_bucket_encryption",
-        ("ServerSideEncryptionConfigurationNotFoundError",),
+        "bucket_encryption", "ServerSideEncryptionConfigurationNotFoundError"
     ),
-    "VersioningConfiguration": _Part("get_bucket_versioning", "put_bucket_versioning", None),
-    "Tagging": _Part("get_bucket_tagging", "put_bucket_tagging", "delete_bucket_tagging", ("NoSuchTagSet",)),
-    "LifecycleConfiguration": _Part(
-        "get_bucket_lifecycle_configuration",
-        "put_bucket_lifecycle_configuration",
-        "delete_bucket_lifecycle",
-        ("NoSuchLifecycleConfiguration",),
-    ),
-    "CORSConfiguration": _Part(
-        "get_bucket_cors", "put_bucket_cors", "delete_bucket_cors", ("NoSuchCORSConfiguration",)
-    ),
-    "Policy": _Part(
-        "get_bucket_policy", "put_bucket_policy", "delete_bucket_policy", ("NoSuchBucketPolicy",)
-    ),
+    "VersioningConfiguration": _Part("bucket_versioning"),
+    "Tagging": _Part("bucket_tagging", "NoSuchTagSet"),
+    "LifecycleConfiguration": _Part("bucket_lifecycle_configuration", "NoSuchLifecycleConfiguration"),
+    "CORSConfiguration": _Part("bucket_cors", "NoSuchCORSConfiguration"),
+    "Policy": _Part("bucket_policy", "NoSuchBucketPolicy"),
 }
-# These answers are the configuration itself, the others have it under its own name.
-_BARE = ("VersioningConfiguration", "Tagging", "LifecycleConfiguration", "CORSConfiguration")
+_UNSET = tuple(part.unset for part in _PARTS.values() if part.unset)
+_NO_LOCK = "ObjectLockConfigurationNotFoundError"
 
 
 class Tagging(Struct, forbid_unknown_fields=True):
@@ -72,26 +46,23 @@ class Bucket(Adapter):
     """A bucket; its parts are the parameters of CreateBucket and of the calls PutBucket…"""
 
     TYPE = "AWS::S3::Bucket"
-    SHORT = "s3_bucket"
+    GONE = ("404", "NoSuchBucket", "NotFound", _NO_LOCK, *_UNSET)
+    TAKEN = ("BucketAlreadyOwnedByYou",)
     FIXED = frozenset({"CreateBucketConfiguration", "ObjectLockEnabledForBucket"})
     KEYS: ClassVar[Mapping[str, Any]] = {
-        "CreateBucketConfiguration": Object,
         "ObjectLockEnabledForBucket": Switch,
         **dict.fromkeys(_PARTS, Object),
         "Tagging": Tagging | None,
         "Policy": dict[str, Any] | str | None,
     }
 
-    def exists(self) -> bool:
-        return ask(self._s3.head_bucket, GONE, Bucket=self.name) is not None
+    def look(self) -> Any | None:
+        return self.ask("head_bucket", Bucket=self.name)
 
     def read(self) -> dict[str, Any] | None:
         if not self.exists():
             return None
-        found: dict[str, Any] = {"arn": self._arn}
-        for key in self.wanted:
-            found[key] = self._found(key)
-        return found
+        return {"arn": self._arn, **{key: self._found(key) for key in self.wanted}}
 
     def changes(self) -> dict[str, Any]:
         changes = super().changes()
@@ -104,10 +75,10 @@ class Bucket(Adapter):
 
     def create(self) -> str:
         parameters = {key: value for key, value in self.wanted.items() if key in self.FIXED}
-        region = self._s3.meta.region_name
+        region = self.api.meta.region_name
         if region != "us-east-1":  # which must not be named
             parameters.setdefault("CreateBucketConfiguration", {"LocationConstraint": region})
-        make(self._s3.create_bucket, ("BucketAlreadyOwnedByYou",), Bucket=self.name, **parameters)
+        self.api.create_bucket(Bucket=self.name, **parameters)
         self.update({key: value for key, value in self.wanted.items() if value and key not in self.FIXED})
         return self._arn
 
@@ -115,36 +86,27 @@ class Bucket(Adapter):
         for key, part in _PARTS.items():  # in this order: what closes the bucket comes first
             if key not in changes:
                 continue
-            self.access.check()
             value = changes[key]
-            if value or part.remove is None:
+            if value or part.unset is None:
                 setting = as_text(value) if key == "Policy" else value
-                getattr(self._s3, part.put)(Bucket=self.name, **{key: setting})
+                getattr(self.api, f"put_{part.name}")(Bucket=self.name, **{key: setting})
             else:
-                getattr(self._s3, part.remove)(Bucket=self.name)
+                remove = f"delete_{part.name.removesuffix('_configuration')}"
+                getattr(self.api, remove)(Bucket=self.name)
 
     def delete(self) -> bool:
-        return ask(self._s3.delete_bucket, GONE, Bucket=self.name) is not None
-
-    @property
-    def _s3(self) -> Any:
-        return self.access.client("s3")
+        return self.ask("delete_bucket", Bucket=self.name) is not None
 
     @property
     def _arn(self) -> str:
-        return f"arn:{self._s3.meta.partition}:s3:::{self.name}"
+        return f"arn:{self.api.meta.partition}:s3:::{self.name}"
 
     def _found(self, key: str) -> Any:
-        if key == "CreateBucketConfiguration":
-            location = self._s3.get_bucket_location(Bucket=self.name).get("LocationConstraint")
-            return {"LocationConstraint": location}
         if key == "ObjectLockEnabledForBucket":
-            unset = ("ObjectLockConfigurationNotFoundError",)
-            lock = ask(self._s3.get_object_lock_configuration, unset, Bucket=self.name) or {}
+            lock = self.ask("get_object_lock_configuration", Bucket=self.name) or {}
             return lock.get("ObjectLockConfiguration", {}).get("ObjectLockEnabled") == "Enabled"
-        part = _PARTS[key]
-        answer = ask(getattr(self._s3, part.get), part.unset, Bucket=self.name)
+        answer = self.ask(f"get_{_PARTS[key].name}", Bucket=self.name)
         if answer is None:
             return None
         answer.pop("ResponseMetadata", None)
-        return answer if key in _BARE else answer.get(key)
+        return answer.get(key, answer)  # some answers are the configuration itself

@@ -6,11 +6,8 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from holdfast.jobs.aws.adapter import Adapter, Tags, Text
-from holdfast.jobs.aws.compare import key_as_named, tag_changes, tag_list, tag_map
-from holdfast.jobs.aws.trouble import ask, make
+from holdfast.jobs.aws.compare import key_as_named, tag_map
 
-GONE = ("ParameterNotFound",)
-TAKEN = ("ParameterAlreadyExists",)
 _DESCRIBED = frozenset({"Description", "KeyId", "AllowedPattern", "Tier", "Policies", "DataType"})
 
 
@@ -21,7 +18,10 @@ class Parameter(Adapter):
     """
 
     TYPE = "AWS::SSM::Parameter"
-    SHORT = "ssm_parameter"
+    GONE = ("ParameterNotFound",)
+    TAKEN = ("ParameterAlreadyExists",)
+    EXACT = frozenset({"Value"})
+    TAGGING = ("add_tags_to_resource", "remove_tags_from_resource")
     KEYS: ClassVar[Mapping[str, Any]] = {
         **dict.fromkeys(_DESCRIBED, str),
         "Description": Text,
@@ -36,20 +36,18 @@ class Parameter(Adapter):
     EITHER_IS_NEEDED = True
 
     def normal(self, config: dict[str, Any]) -> dict[str, Any]:
-        wanted = dict(config)
+        wanted = dict(super().normal(config))
         if "SecretValue" in wanted:
             wanted["Value"] = wanted.pop("SecretValue")
             wanted.setdefault("Type", "SecureString")
         wanted.setdefault("Type", "String")
-        if "Tags" in wanted:
-            wanted["Tags"] = tag_map(wanted["Tags"] or [])
         return wanted
 
-    def exists(self) -> bool:
-        return ask(self._ssm.get_parameter, GONE, Name=self.name) is not None
+    def look(self) -> Any | None:
+        return self.ask("get_parameter", Name=self.name)
 
     def read(self) -> dict[str, Any] | None:
-        answer = ask(self._ssm.get_parameter, GONE, Name=self.name, WithDecryption=True)
+        answer = self.ask("get_parameter", Name=self.name, WithDecryption=True)
         if answer is None:
             return None
         found = {"arn": answer["Parameter"].get("ARN"), **answer["Parameter"]}
@@ -57,28 +55,18 @@ class Parameter(Adapter):
             found |= self._described()
             found["KeyId"] = key_as_named(found.get("KeyId"), self.wanted.get("KeyId"))
         if "Tags" in self.wanted:
-            answer = self._ssm.list_tags_for_resource(ResourceType="Parameter", ResourceId=self.name)
-            found["Tags"] = tag_map(answer["TagList"])
+            found["Tags"] = tag_map(self.api.list_tags_for_resource(**self.tagged())["TagList"])
         return found
 
     def changes(self) -> dict[str, Any]:
-        wanted, found = self.wanted, self.found
-        plain = {key: value for key, value in wanted.items() if key not in ("Value", "Tags")}
-        if plain.get("Tier") == "Intelligent-Tiering":  # the service then chooses one of the others
-            del plain["Tier"]
-        changes = self.difference(plain)
-        if wanted["Value"] != found["Value"]:  # to the letter, also where it is JSON
-            changes["Value"] = wanted["Value"]
-        if "Tags" in wanted and wanted["Tags"] != found["Tags"]:
-            changes["Tags"] = wanted["Tags"]
-        return changes
+        wanted = dict(self.wanted)
+        if wanted.get("Tier") == "Intelligent-Tiering":  # the service then chooses one of the others
+            del wanted["Tier"]
+        return self.difference(wanted)
 
     def create(self) -> str | None:
-        parameters = {key: value for key, value in self.wanted.items() if value is not None and key != "Tags"}
-        if self.wanted.get("Tags"):
-            parameters["Tags"] = tag_list(self.wanted["Tags"])
-        make(self._ssm.put_parameter, TAKEN, Name=self.name, **parameters)
-        answer = ask(self._ssm.get_parameter, GONE, Name=self.name)
+        self.api.put_parameter(Name=self.name, **self.parameters())
+        answer = self.look()
         return None if answer is None else answer["Parameter"].get("ARN")
 
     def update(self, changes: dict[str, Any]) -> None:
@@ -87,25 +75,17 @@ class Parameter(Adapter):
             parameters = {
                 key: "" if value is None else value for key, value in self.wanted.items() if key != "Tags"
             }
-            self._ssm.put_parameter(Name=self.name, Overwrite=True, **parameters)
-        if "Tags" in changes:
-            to_set, to_remove = tag_changes(changes["Tags"], self.found["Tags"])
-            which = {"ResourceType": "Parameter", "ResourceId": self.name}
-            if to_set:
-                self._ssm.add_tags_to_resource(**which, Tags=tag_list(to_set))
-            if to_remove:
-                self._ssm.remove_tags_from_resource(**which, TagKeys=to_remove)
+            self.api.put_parameter(Name=self.name, Overwrite=True, **parameters)
+
+    def tagged(self) -> dict[str, str]:
+        return {"ResourceType": "Parameter", "ResourceId": self.name}
 
     def delete(self) -> bool:
-        return ask(self._ssm.delete_parameter, GONE, Name=self.name) is not None
-
-    @property
-    def _ssm(self) -> Any:
-        return self.access.client("ssm")
+        return self.ask("delete_parameter", Name=self.name) is not None
 
     def _described(self) -> dict[str, Any]:
         filters = [{"Key": "Name", "Option": "Equals", "Values": [self.name]}]
-        for page in self._ssm.get_paginator("describe_parameters").paginate(ParameterFilters=filters):
+        for page in self.api.get_paginator("describe_parameters").paginate(ParameterFilters=filters):
             for parameter in page["Parameters"]:
                 told = {key: parameter.get(key) for key in _DESCRIBED - {"Policies"}}
                 policies = ",".join(policy["PolicyText"] for policy in parameter.get("Policies") or [])

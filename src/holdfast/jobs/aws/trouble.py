@@ -3,68 +3,42 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from holdfast.core.redact import REDACTED, is_secret
-from holdfast.errors import Fail, Interrupted, Retry, one_line
+from holdfast.errors import Fail, Interrupted, Retry
+from holdfast.text import one_line
 
-# Too fast, too many at once, or something is still under way.
+# What an error is called that time may heal. Answers of 5xx are, whatever they are called.
 TRANSIENT = frozenset(
     {
-        "BandwidthLimitExceeded",
-        "ConcurrentModification",
-        "ConcurrentOperationException",
-        "ConflictException",
-        "EC2ThrottledException",
-        "HandlerInternalFailureException",
-        "InternalError",
-        "InternalFailure",
-        "InternalServerError",
-        "InternalServiceError",
-        "LimitExceededException",
-        "NetworkFailureException",
-        "NotStabilizedException",
-        "OperationAborted",
-        "PriorRequestNotComplete",
-        "ProvisionedThroughputExceededException",
-        "RequestLimitExceeded",
-        "RequestThrottled",
-        "RequestThrottledException",
-        "RequestTimeout",
-        "RequestTimeoutException",
-        "ResourceConflictException",
-        "ResourceInUseException",
-        "ServiceInternalErrorException",
-        "ServiceUnavailable",
-        "SlowDown",
-        "Throttling",
-        "ThrottlingException",
-        "ThrottledException",
-        "TooManyRequestsException",
-        "TooManyUpdates",
-        "TransactionInProgressException",
+        # Too fast.
+        *("BandwidthLimitExceeded", "EC2Throttled", "LimitExceeded", "ProvisionedThroughputExceeded"),
+        *("RequestLimitExceeded", "RequestThrottled", "Throttled", "Throttling", "TooManyRequests"),
+        # Too many at once, or something is still under way.
+        *("ConcurrentModification", "ConcurrentOperation", "Conflict", "NotStabilized", "OperationAborted"),
+        *("PriorRequestNotComplete", "ResourceConflict", "ResourceInUse", "TooManyUpdates"),
+        *("TransactionInProgress", "QueueDeletedRecently"),
+        # No answer, or not that of the service itself.
+        *("HandlerInternalFailure", "InternalFailure", "NetworkFailure", "RequestTimeout"),
+        *("ServiceInternalError", "ServiceTimeout"),
+        # Credentials of a role are renewed, and a clock is set right, without anybody's doing.
+        *("ExpiredToken", "RequestExpired", "RequestTimeTooSkewed"),
     }
 )
-# Credentials of a role are renewed, and a clock is set right, without anybody's doing.
-RENEWED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired", "RequestTimeTooSkewed"})
-# How long a name stays taken after its resource was deleted, in seconds.
-TAKEN_FOR = {"AWS.SimpleQueueService.QueueDeletedRecently": 60.0, "QueueDeletedRecently": 60.0}
+_TAKEN_FOR = 60.0
+"""How long the name of a queue stays taken after it was deleted, in seconds."""
 
 # Those of boto3's own errors that time may heal: no answer, or no credentials yet.
-_PASSING = (
-    "HTTPClientError",
-    "ConnectionError",
-    "IncompleteReadError",
-    "ResponseParserError",
-    "NoCredentialsError",
-    "CredentialRetrievalError",
-    "TokenRetrievalError",
-    "MetadataRetrievalError",
-    "SSOError",
+_PASSING = frozenset(
+    {
+        *("ConnectionError", "HTTPClientError", "IncompleteReadError", "ResponseParserError"),
+        *("CredentialRetrievalError", "MetadataRetrievalError", "NoCredentialsError"),
+        *("SSOError", "TokenRetrievalError"),
+    }
 )
-_SECRET_KEYS = frozenset({"SecretString", "SecretBinary", "SecretValue"})
 
 
 class Exists(Exception):
@@ -73,40 +47,28 @@ class Exists(Exception):
 
 def code_of(error: BaseException) -> str | None:
     """The service's word for an error; None if the error is not a service's."""
-    response = getattr(error, "response", None)
-    if not isinstance(response, dict):
-        return None
-    return str(response.get("Error", {}).get("Code", ""))
+    code: str | None = _told(error, "Error").get("Code")
+    return code
 
 
 def message_of(error: BaseException) -> str:
     """What the service says about an error."""
-    response: dict[str, Any] = getattr(error, "response", {})
-    return str(response.get("Error", {}).get("Message", ""))
+    return str(_told(error, "Error").get("Message", ""))
 
 
-def ask(call: Callable[..., Any], absent: Collection[str], /, **parameters: Any) -> Any | None:
-    """What the service answers; None if its answer is one of the codes that mean `absent`."""
-    try:
-        return call(**parameters)
-    except Exception as error:
-        if code_of(error) in absent:
-            return None
-        raise
+def is_transient(code: str) -> bool:
+    """Whether an error of this name can get better. Services write one name with and without its ending."""
+    return code.rpartition(".")[2].removesuffix("Exception") in TRANSIENT
 
 
-def make(call: Callable[..., Any], taken: Collection[str], /, **parameters: Any) -> Any:
-    """Create something; raises Exists if the answer is one of the codes that mean it is `taken`."""
-    try:
-        return call(**parameters)
-    except Exception as error:
-        if code_of(error) in taken:
-            raise Exists from None
-        raise
+def _told(error: BaseException, part: str) -> dict[str, Any]:
+    """A part of the service's answer; empty if the error is not a service's."""
+    response = getattr(error, "response", None)
+    return response.get(part, {}) if isinstance(response, dict) else {}
 
 
 @contextmanager
-def told(config: object, note: Callable[..., None] | None = None) -> Iterator[None]:
+def told(config: dict[str, Any], note: Callable[..., None] | None = None) -> Iterator[None]:
     """Turn errors of AWS into Fail or Retry, with the secrets of `config` taken out of what they say.
 
     `note` is given the evidence: the operation, the code and the number of the request.
@@ -129,33 +91,29 @@ def _verdict(error: Exception, secrets: list[str]) -> Fail | Retry | None:
     code = code_of(error)
     if code is None:
         names = {kind.__name__ for kind in type(error).__mro__}
-        if "BotoCoreError" not in names and "ResponseParserError" not in names:
+        if names.isdisjoint({"BotoCoreError", "ResponseParserError"}):
             return None
         text = without(f"{type(error).__name__}: {error}", secrets)
-        return Retry(text) if not names.isdisjoint(_PASSING) else Fail(text)
-    text = without(_words(error, code), secrets)
-    return Retry(text, delay=TAKEN_FOR.get(code)) if _can_get_better(error, code) else Fail(text)
+        return Fail(text) if names.isdisjoint(_PASSING) else Retry(text)
+    operation = getattr(error, "operation_name", "")
+    text = without(f"{operation}: {code}: {message_of(error)}".removeprefix(": "), secrets)
+    if not _can_get_better(error, code):
+        return Fail(text)
+    return Retry(text, delay=_TAKEN_FOR if code.endswith("QueueDeletedRecently") else None)
 
 
 def _can_get_better(error: Exception, code: str) -> bool:
-    status = _metadata(error).get("HTTPStatusCode", 0)
+    status = _told(error, "ResponseMetadata").get("HTTPStatusCode", 0)
     return (
-        code in TRANSIENT
-        or code in RENEWED
-        or code in TAKEN_FOR
+        is_transient(code)
         or status in (408, 425, 429)
         or status >= 500
         or "scheduled for deletion" in message_of(error)  # a secret that somebody deletes meanwhile
     )
 
 
-def _words(error: Exception, code: str) -> str:
-    operation = getattr(error, "operation_name", "")
-    return f"{operation}: {code}: {message_of(error)}" if operation else f"{code}: {message_of(error)}"
-
-
 def _evidence(error: Exception) -> dict[str, Any]:
-    metadata = _metadata(error)
+    metadata = _told(error, "ResponseMetadata")
     return {
         "operation": getattr(error, "operation_name", None),
         "code": code_of(error),
@@ -164,29 +122,23 @@ def _evidence(error: Exception) -> dict[str, Any]:
     }
 
 
-def _metadata(error: Exception) -> dict[str, Any]:
-    found: dict[str, Any] = getattr(error, "response", {}).get("ResponseMetadata", {})
-    return found
-
-
-def secrets_of(config: object) -> list[str]:
+def secrets_of(config: dict[str, Any]) -> list[str]:
     """Every text in a config that is a secret by the name of its field, as messages may show it."""
-    found: set[str] = set()
-    secure = isinstance(config, dict) and config.get("Type") == "SecureString"
-    _collect(config, secure, False, found)
+    found = set(_secrets(config, inside=False))
+    if config.get("Type") == "SecureString":
+        found.update(_secrets(config.get("Value"), inside=True))
     return sorted(found, key=len, reverse=True)  # the longest first: one may be part of another
 
 
-def _collect(value: object, secure: bool, inside: bool, found: set[str]) -> None:
+def _secrets(value: object, inside: bool) -> Iterator[str]:
     if isinstance(value, dict):
         for name, item in value.items():
-            hidden = inside or name in _SECRET_KEYS or is_secret(str(name)) or (secure and name == "Value")
-            _collect(item, secure, hidden, found)
+            yield from _secrets(item, inside or is_secret(name))
     elif isinstance(value, list):
         for item in value:
-            _collect(item, secure, inside, found)
+            yield from _secrets(item, inside)
     elif inside and value is not None and not isinstance(value, bool):
-        found.update(_forms(str(value)))
+        yield from _forms(str(value))
 
 
 def _forms(text: str) -> Iterator[str]:
@@ -198,7 +150,6 @@ def _forms(text: str) -> Iterator[str]:
 
 def without(text: str, secrets: list[str]) -> str:
     """The text with secrets replaced by a marker."""
-    for secret in secrets:
-        if secret:
-            text = text.replace(secret, REDACTED)
+    for secret in filter(None, secrets):
+        text = text.replace(secret, REDACTED)
     return one_line(text)

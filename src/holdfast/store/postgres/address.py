@@ -71,7 +71,7 @@ def parse_url(url: str) -> Address:
     theirs = "&".join(part for name, part in given if name not in _OPTIONS)
     try:
         if "\0" in url:
-            raise ValueError("there is a NUL in it")  # where libpq would stop reading
+            raise ValueError("it contains a NUL")  # where libpq would stop reading
         known: dict[str, Any] = conninfo_to_dict(f"{base}?{theirs}" if theirs else base)
         _check_place(base, known)
         conninfo = make_conninfo(**(_defaults(known) | known | {"client_encoding": "utf8"}))
@@ -79,13 +79,17 @@ def parse_url(url: str) -> Address:
         shown = without_password(url)
         reason = _reason(error, url, shown)
         hint = None if shown == url else _ENCODED
-        raise ConfigError(f"{shown!r} is not an address of PostgreSQL: {reason}", hint=hint) from None
+        raise ConfigError(f"{shown!r} is not a valid PostgreSQL address: {reason}", hint=hint) from None
+    schema, synchronous, pool = (ours.get(name) for name in _OPTIONS)
+    wrong = _wrong_option(schema, synchronous, pool)
+    if wrong is not None:
+        raise ConfigError(f"{without_password(url)!r}: {wrong}")
     return Address(
         conninfo=conninfo,
         shown=without_password(url),
-        schema=_schema(url, ours.get("schema")),
-        synchronous_commit=_synchronous(url, ours.get("synchronous_commit")),
-        pool=_pool(url, ours.get("pool", "10")),
+        schema=schema,
+        synchronous_commit=synchronous,
+        pool=int(pool or 10),
     )
 
 
@@ -135,14 +139,14 @@ def _without_value(part: str) -> str:
 def _reason(error: Exception, url: str, shown: str) -> str:
     """What libpq says of the address, without what it quotes of a password."""
     if '"' in url:
-        return "it can't be read"  # nobody could tell what is quoted there
+        return "it can't be parsed"  # nobody could tell what is quoted there
     text = str(error).strip().partition("\n")[0]
     return _QUOTED.sub(lambda quoted: quoted[0] if quoted[1] in shown else _HIDDEN, text)
 
 
 def _check_place(base: str, known: dict[str, Any]) -> None:
     if "@" in base.partition("@")[2] or "@" in base.partition("://")[2].partition("/")[2]:
-        raise ValueError("there is an @ behind the host's name")
+        raise ValueError("there is an @ after the host name")
     for port in known.get("port", "").split(","):
         if port and not (port.isdecimal() and 1 <= int(port) <= 65535):
             raise ValueError("the port must be a number from 1 to 65535")
@@ -155,23 +159,13 @@ def _defaults(known: dict[str, Any]) -> dict[str, str]:
     return {name: value for name, value in defaults.items() if _ENVIRONMENT.get(name, "") not in os.environ}
 
 
-def _schema(url: str, name: str | None) -> str | None:
-    if name is not None and not 0 < len(name.encode()) <= 63:
-        raise ConfigError(f"{without_password(url)!r}: schema must be a name of 1 to 63 bytes")
-    if name is not None and name.startswith("pg_"):
-        raise ConfigError(f"{without_password(url)!r}: schema names that begin with pg_ are the server's own")
-    return name
-
-
-def _synchronous(url: str, word: str | None) -> str | None:
-    if word is not None and word not in _SYNCHRONOUS:
-        raise ConfigError(
-            f"{without_password(url)!r}: synchronous_commit must be one of {', '.join(_SYNCHRONOUS)}"
-        )
-    return word
-
-
-def _pool(url: str, text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 1000:
-        raise ConfigError(f"{without_password(url)!r}: pool must be a whole number from 1 to 1000")
-    return int(text)
+def _wrong_option(schema: str | None, synchronous: str | None, pool: str | None) -> str | None:
+    if schema is not None and not 0 < len(schema.encode()) <= 63:
+        return "schema must be a name of 1 to 63 bytes"
+    if schema is not None and schema.startswith("pg_"):
+        return "schema names that begin with pg_ are reserved"
+    if synchronous is not None and synchronous not in _SYNCHRONOUS:
+        return f"synchronous_commit must be one of {', '.join(_SYNCHRONOUS)}"
+    if pool is not None and not (pool.isdecimal() and 1 <= int(pool) <= 1000):
+        return "pool must be a whole number from 1 to 1000"
+    return None

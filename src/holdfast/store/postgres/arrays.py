@@ -23,6 +23,11 @@ def parts(items: Sequence[T], size_of: Callable[[T], int]) -> Iterator[Sequence[
         yield items[start:]
 
 
+def transposed(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    """Rows as the arrays of their columns; there must be one."""
+    return [list(column) for column in zip(*rows, strict=True)]
+
+
 def given(arrays: str) -> str:
     """Rows that a statement is given as arrays. That they are many is kept from the planner: it would rather
     read the whole table than look so many up."""

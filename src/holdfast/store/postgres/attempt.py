@@ -7,9 +7,8 @@ handler; should this process be gone, the server itself ends it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import NoReturn
 
 import psycopg
 from psycopg import RawCursor, sql
@@ -21,22 +20,32 @@ from holdfast.core.job import Status
 from holdfast.core.lifecycle import Decision
 from holdfast.errors import CommitUncertain, HoldfastError, LeaseLost, StoreBusy, StoreUnavailable
 from holdfast.store.attempt import TimeLimit, commit_completion, completion_of
-from holdfast.store.postgres.attempt_pool import COMPLETE, HOLD, Prepared, is_reset
-from holdfast.store.postgres.connection import Connection, roll_back
+from holdfast.store.postgres.attempt_pool import COMPLETE, HOLD, PROBE, Prepared, is_reset
+from holdfast.store.postgres.bounds import LOCK_PATIENCE, milliseconds
+from holdfast.store.postgres.connection import (
+    Connection,
+    exchange,
+    has_failed,
+    raise_failure,
+    roll_back,
+    sqlstate,
+)
 from holdfast.store.postgres.database import Database
-from holdfast.store.postgres.errors import ConnectionLost, means_lost, raise_translated
+from holdfast.store.postgres.errors import ConnectionLost, means_lost, raise_translated, translated
 from holdfast.store.postgres.finish import NOT_HELD, finish_jobs
 from holdfast.store.postgres.handler_connection import HandlerConnection
-from holdfast.store.postgres.message import exchange, has_failed, raise_failure, sqlstate
-from holdfast.store.postgres.patience import LOCK_PATIENCE
 from holdfast.store.postgres.session import Session
-from holdfast.store.protocol import Claim, NewJob
+from holdfast.store.records import Claim, NewJob
 
 # The server ends what its client has left alone for so long.
 _BOUNDS = "SET LOCAL idle_in_transaction_session_timeout = {0}; SET LOCAL statement_timeout = {0}"
 _MARGIN = 1.0
 _LAST_STATEMENT = 1.0
 """Seconds that a statement of another thread has to end when the block ends."""
+
+# The savepoint is for the probe alone. A row that is locked outside a savepoint and updated inside it costs a
+# MultiXact.
+_PROBE = ("SAVEPOINT holdfast", f"EXECUTE {PROBE.name}", "RELEASE SAVEPOINT holdfast")
 
 _SERIALIZATION_FAILURE = b"40001"
 _NOT_PREPARED = b"26000"
@@ -84,39 +93,38 @@ class PostgresAttemptTransaction:
         self._own = self._database.attempts.take_patiently(check_wait)
         self.connection = HandlerConnection(self._own, self._restart)
         self.connection.prepare_threshold = None if self._database.is_pooled else 5
+        claim = self._claim
+        self._guard = self._literals(seq=claim.seq, version=claim.version, worker_id=claim.worker_id)
         self._is_alone = True
         """Whether no statement of the handler's was under way when the block ended."""
         self._is_reset = False
         """Whether nothing of the handler's is left in the session."""
 
     def _open(self) -> None:
-        try:
-            with self._own.lock:
-                results = exchange(self._own, self._beginning())
-            raise_failure(results)
-        except QueryCanceled as error:
-            raise StoreBusy(self._seconds) from error
-        except psycopg.Error as error:
-            raise_translated(error, self._database.url)
+        with translated(self._database.url):
+            try:
+                with self._own.lock:
+                    results = exchange(self._own, self._beginning())
+                raise_failure(results)
+            except QueryCanceled as error:
+                raise StoreBusy(self._seconds) from error
         self._check_held(results)
 
     def _beginning(self) -> str:
         """All that comes before the handler's first statement."""
-        bounds = _BOUNDS.format(round(1000 * (self._seconds + _MARGIN)))
+        bounds = _BOUNDS.format(milliseconds(self._seconds + _MARGIN))
         return ";".join([self._database.begin_sql, bounds, *self._settings, self._prepared(HOLD)])
 
     def _prepared(self, statement: Prepared, **more: int | str | None) -> str:
         if self._database.is_pooled:
             return self._spelled_out(statement, **more)
-        return statement.execution(self._values(more))
+        return statement.execution({**self._guard, **self._literals(**more)})
 
     def _spelled_out(self, statement: Prepared, **more: int | str | None) -> str:
-        return self._database.text(statement.sql).format(**self._values(more))
+        return self._database.text(statement.sql).format(**self._guard, **self._literals(**more))
 
-    def _values(self, more: Mapping[str, int | str | None]) -> dict[str, str]:
-        claim = self._claim
-        given = {"seq": claim.seq, "version": claim.version, "worker_id": claim.worker_id, **more}
-        return {name: _literal(value, self._own) for name, value in given.items()}
+    def _literals(self, **values: int | str | None) -> dict[str, str]:
+        return {name: _literal(value, self._own) for name, value in values.items()}
 
     def _check_held(self, results: Sequence[PGresult]) -> None:
         if not results[-1].ntuples:
@@ -139,10 +147,8 @@ class PostgresAttemptTransaction:
     def hold(self) -> None:
         with self._time.lifted():
             self.connection.check()
-            try:
+            with translated(self._database.url):
                 RawCursor(self._own).execute(_BOUNDS.format(0))
-            except psycopg.Error as error:
-                raise_translated(error, self._database.url)
 
     # Ending.
 
@@ -177,14 +183,14 @@ class PostgresAttemptTransaction:
         return self._is_alone
 
     def _check_open(self) -> None:
-        is_alone, info = self._shut(), self._own.info
-        if info.transaction_status == TransactionStatus.INERROR:
+        is_alone, session = self._shut(), self._own.pgconn
+        if session.transaction_status == TransactionStatus.INERROR:
             raise HoldfastError(
-                "a statement inside ctx.transaction() failed, so nothing of it can be committed",
-                hint="try what may fail inside connection.transaction(), which makes a savepoint",
+                "a statement inside ctx.transaction() failed, so none of it can be committed",
+                hint="run what may fail inside connection.transaction(), which creates a savepoint",
             )
-        is_between_statements = info.transaction_status == TransactionStatus.INTRANS
-        if not is_alone or not is_between_statements or info.pipeline_status != PipelineStatus.OFF:
+        is_between_statements = session.transaction_status == TransactionStatus.INTRANS
+        if not is_alone or not is_between_statements or session.pipeline_status != PipelineStatus.OFF:
             raise HoldfastError("a pipeline, a COPY or a stream() is still open at the end of the block")
 
     def _commit(self, decision: Decision, children: Sequence[NewJob]) -> None:
@@ -194,8 +200,9 @@ class PostgresAttemptTransaction:
             self._send_commit([])
             return
         values = {"now": self._database.instant, "result": result}
+        probe = () if self._database.is_pooled else _PROBE
         try:
-            self._send_commit(["SAVEPOINT holdfast", self._prepared(COMPLETE, **values)])
+            self._send_commit([*probe, self._prepared(COMPLETE, **values)])
         except _NotPrepared:  # the handler, or psycopg for it, has deallocated all
             self._send_commit(["ROLLBACK TO SAVEPOINT holdfast", self._spelled_out(COMPLETE, **values)])
 
@@ -203,14 +210,19 @@ class PostgresAttemptTransaction:
         """Send a COMMIT with what belongs before it, and after it the reset, which may fail on its own."""
         before, url = len(completion), self._database.url
         after = [] if self._database.is_pooled else [self._database.attempts.reset]
-        uncertain = f"{url}: the connection broke at the commit"
+        uncertain = f"{url}: the connection was lost during the commit"
         try:
             with self._own.lock:
                 results = exchange(self._own, ";".join([*completion, "COMMIT", *after]))
         except psycopg.Error as error:
             raise CommitUncertain(uncertain) from error
         if len(results) <= before:  # it did not come to the COMMIT
-            self._raise_refusal(results[-1])
+            refusal = sqlstate(results[-1])
+            if refusal == _NOT_PREPARED:
+                raise _NotPrepared
+            if refusal == NOT_HELD:
+                raise LeaseLost
+            raise_translated(error_from_result(results[-1]), url)
         answer = results[before]
         if has_failed(answer):
             failure = error_from_result(answer)
@@ -218,27 +230,14 @@ class PostgresAttemptTransaction:
                 raise CommitUncertain(uncertain) from failure
             raise_translated(failure, url)
         if answer.command_status != b"COMMIT":
-            raise StoreUnavailable(f"{url}: a statement had failed, so all of it was rolled back")
+            raise StoreUnavailable(f"{url}: a statement failed, so the transaction was rolled back")
         self._is_reset = is_reset(results)
-
-    def _raise_refusal(self, answer: PGresult) -> NoReturn:
-        if sqlstate(answer) == _NOT_PREPARED:
-            raise _NotPrepared
-        if sqlstate(answer) == NOT_HELD:
-            raise LeaseLost
-        raise_translated(error_from_result(answer), self._database.url)
 
     def _finish(self, decision: Decision, children: Sequence[NewJob]) -> None:
         finish = completion_of(self._claim, decision, children)
-        try:
-            accepted = finish_jobs(
-                Session(self._own, self._database),
-                [finish],
-                self._database.instant,
-                child_patience=LOCK_PATIENCE,
-            )
-        except psycopg.Error as error:
-            raise_translated(error, self._database.url)
+        session = Session(self._own, self._database)
+        with translated(self._database.url):
+            accepted = finish_jobs(session, [finish], self._database.instant, child_patience=LOCK_PATIENCE)
         if not accepted:
             raise LeaseLost
         if Status.PROCESSING in accepted.values():

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import psycopg
 from psycopg.pq.abc import PGresult
 
 from holdfast.errors import QueueClosed, StoreUnavailable
-from holdfast.store.postgres.connection import Connection, roll_back, set_own
+from holdfast.store.postgres.connection import Connection, exchange, has_failed, roll_back, set_own
 from holdfast.store.postgres.finish import COMPLETE_OR_FAIL, is_held
-from holdfast.store.postgres.message import exchange, has_failed
 from holdfast.store.postgres.pool import Pool
+
+if TYPE_CHECKING:
+    from holdfast.store.postgres.database import Database
 
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 1.0
@@ -49,6 +51,8 @@ HOLD = Prepared(
     " FOR UPDATE",
 )
 COMPLETE = Prepared("holdfast_complete", {**_GUARD, "now": "bigint", "result": "text"}, COMPLETE_OR_FAIL)
+PROBE = Prepared("holdfast_probe", {}, "SELECT")
+"""Fails where what we had prepared is gone. It changes nothing."""
 _END_RESET = Prepared(
     "holdfast_end_reset",
     {"synchronous_commit": "text"},
@@ -70,25 +74,12 @@ def is_reset(results: list[PGresult]) -> bool:
     return not has_failed(last) and last.nfields == 3 and last.get_value(0, 0) == b"0"
 
 
-class Sessions(Protocol):
-    """Where sessions come from."""
-
-    synchronous_commit: str
-
-    @property
-    def is_pooled(self) -> bool: ...
-
-    def connect(self) -> Connection: ...
-
-    def text(self, sql: str) -> str: ...
-
-
 class AttemptPool(Pool):
     """Whoever needs a session waits for it, whatever is the reason that there is none."""
 
-    def __init__(self, sessions: Sessions, size: int) -> None:
+    def __init__(self, database: Database, size: int) -> None:
         super().__init__(self._ask_for, size, after_fork=lambda: None)
-        self._sessions = sessions
+        self._database = database
         self._refused_until = 0.0
         self._is_owed = False
         """Whether the next session that comes back is to be closed."""
@@ -108,13 +99,13 @@ class AttemptPool(Pool):
 
     def _ask_for(self) -> Connection:
         if time.monotonic() < self._refused_until:  # many wait, and one of them asks
-            raise StoreUnavailable("the server had no connection to spare")
+            raise StoreUnavailable("the server had no free connection")
         try:
-            connection = self._sessions.connect()
+            connection = self._database.connect()
             connection.prepare_threshold = None
-            if not self._sessions.is_pooled and not self.make_ready(connection):
+            if not self._database.is_pooled and not self.make_ready(connection):
                 connection.close()
-                raise StoreUnavailable("the connection was lost at once")
+                raise StoreUnavailable("the connection was lost immediately")
         except StoreUnavailable:
             self._refused_until = time.monotonic() + _REFUSED
             raise
@@ -145,11 +136,11 @@ class AttemptPool(Pool):
 
     @property
     def _end_of_reset(self) -> str:
-        return _END_RESET.execution({"synchronous_commit": f"'{self._sessions.synchronous_commit}'"})
+        return _END_RESET.execution({"synchronous_commit": f"'{self._database.server.synchronous_commit}'"})
 
     def make_ready(self, connection: Connection) -> bool:
         """Bring a session, in whatever state, to where the next handler may have it; False if it can't be."""
-        prepared = [each.preparation(self._sessions.text) for each in (HOLD, COMPLETE, _END_RESET)]
+        prepared = [each.preparation(self._database.text) for each in (HOLD, PROBE, COMPLETE, _END_RESET)]
         message = ";".join([_CLEAR, "DEALLOCATE ALL", *prepared, self._end_of_reset])
         roll_back(connection)
         try:

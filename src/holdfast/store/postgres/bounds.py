@@ -1,13 +1,18 @@
-"""How long the server lets a transaction of ours go on, whatever has become of the process that began it.
+"""How long we wait for others, and how long the server lets a transaction of ours go on.
 
-A process may be lost or frozen between any two statements. What it has locked then is free again when the
-server has ended its transaction: after `idle` seconds without a word from it. Nobody waits for a lock, and no
-statement or transaction goes on, for longer than is said here.
+The process that began it may be lost or frozen between any two statements. What it has locked then is free
+again when the server has ended its transaction: after `idle` seconds without a word from it. Nobody waits for
+a lock, and no statement or transaction goes on, for longer than is said here.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
+
+
+def milliseconds(seconds: float) -> int:
+    """As the server counts them, to 24 days."""
+    return min(round(1000 * seconds), 2**31 - 1)
 
 
 class Bounds(NamedTuple):
@@ -28,7 +33,7 @@ class Bounds(NamedTuple):
         }
         if whole:
             seconds["transaction_timeout"] = self.transaction
-        return {name: f"{round(1000 * value)}ms" for name, value in seconds.items()}
+        return {name: f"{milliseconds(value)}ms" for name, value in seconds.items()}
 
 
 SHORT = Bounds(idle=1.5, lock=5, statement=60, transaction=120)
@@ -46,3 +51,9 @@ LONG = Bounds(idle=60, lock=30, statement=86_400, transaction=86_400)
 LONGEST_IDLE = 12.0
 """To which `idle` of a SHORT one grows in a process that was too slow for it, such as one whose handlers keep
 the interpreter lock for seconds: it must get through in the end."""
+
+LOCK_PATIENCE = 2.0
+"""Seconds to wait for somebody's open transaction that has a job, or is about to insert its key or id."""
+
+BRIEF = 0.01
+"""The same where others would wait behind it."""

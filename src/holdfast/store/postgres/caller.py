@@ -10,8 +10,10 @@ from weakref import WeakKeyDictionary
 import psycopg
 
 from holdfast.errors import ConfigError
-from holdfast.store.moved import MOVE_TABLE, MOVED_STATE, error_of
+from holdfast.store.moved import MOVE_TABLE
+from holdfast.store.outcomes import inserted
 from holdfast.store.postgres.database import Database
+from holdfast.store.postgres.errors import raise_if_moved, sqlstate_of
 from holdfast.store.postgres.insert import (
     INSERT_HERE,
     INSERT_KEYED_HERE,
@@ -21,14 +23,13 @@ from holdfast.store.postgres.insert import (
     columns,
     find_known,
     insert_jobs,
-    inserted,
     is_plain,
     refuse_if_full,
     run,
 )
 from holdfast.store.postgres.notify import NOTIFY, channel
-from holdfast.store.postgres.unwrap import RELEASE, SAVEPOINT, UNDO, AsyncPsycopg, State, unwrap
-from holdfast.store.protocol import NewJob, Verdict
+from holdfast.store.postgres.unwrap import AsyncPsycopg, State, unwrap
+from holdfast.store.records import NewJob, Verdict
 from holdfast.store.unwrap import ONE_DATABASE, in_no_transaction
 
 _PLACE = """
@@ -44,13 +45,14 @@ _seen: WeakKeyDictionary[Any, tuple[str, int]] = WeakKeyDictionary()
 class Frame(NamedTuple):
     """What is around statements, so that an error in one leaves the caller's transaction as it was."""
 
-    begin: str
-    end: str
-    undo: tuple[str, ...]
+    begin: Statement
+    end: Statement
+    undo: tuple[Statement, ...]
 
 
-_SAVEPOINT = Frame(SAVEPOINT, RELEASE, UNDO)
-_TRANSACTION = Frame("BEGIN", "COMMIT", ("ROLLBACK",))
+_RELEASE: Statement = "RELEASE SAVEPOINT holdfast", ()
+_SAVEPOINT = Frame(("SAVEPOINT holdfast", ()), _RELEASE, (("ROLLBACK TO SAVEPOINT holdfast", ()), _RELEASE))
+_TRANSACTION = Frame(("BEGIN", ()), ("COMMIT", ()), (("ROLLBACK", ()),))
 
 
 def insert_with(connection: Any, jobs: Sequence[NewJob], database: Database) -> list[Verdict]:
@@ -60,10 +62,15 @@ def insert_with(connection: Any, jobs: Sequence[NewJob], database: Database) -> 
     found.begin()
 
     def execute(sql: str, given: Sequence[Any]) -> list[Any]:
-        return driver.execute(database.text(sql), given)
+        return driver.execute((database.text(sql), given))
 
     def execute_apart(sql: str, given: Sequence[Any]) -> list[Any]:
-        return driver.execute_apart(database.text(sql), given)
+        try:
+            return driver.execute(_SAVEPOINT.begin, (database.text(sql), given), _SAVEPOINT.end)
+        except BaseException:
+            with suppress(Exception):  # the connection may be gone; what went wrong first is what is told
+                driver.execute(*_SAVEPOINT.undo)
+            raise
 
     return run(_steps(jobs, database, frame, found.connection), execute, execute_apart)
 
@@ -78,8 +85,12 @@ async def insert_awaiting(connection: Any, jobs: Sequence[NewJob], database: Dat
         statement = next(steps)
         while True:
             try:
-                execute = driver.execute_apart if isinstance(statement, Apart) else driver.execute
-                rows = await execute(database.text(statement[0]), statement[1])
+                here = database.text(statement[0]), statement[1]
+                if isinstance(statement, Apart):
+                    around = _SAVEPOINT
+                    rows = await driver.execute(around.begin, here, around.end, undo=around.undo)
+                else:
+                    rows = await driver.execute(here)
             except BaseException as error:
                 statement = steps.throw(error)
             else:
@@ -92,7 +103,7 @@ async def insert_awaiting(connection: Any, jobs: Sequence[NewJob], database: Dat
 def _frame(state: State, begun_by: str | None = None) -> Frame:
     if state.closed:
         raise ConfigError("connection= is closed")
-    if state.begins or state.in_transaction:
+    if state.joins:
         return _SAVEPOINT
     if begun_by is not None:
         raise in_no_transaction(begun_by)
@@ -108,8 +119,8 @@ def _steps(jobs: Sequence[NewJob], database: Database, frame: Frame, connection:
                 return [verdict]
         verdicts = yield from _insert_carefully(jobs, database, frame)
     except Exception as error:
-        _raise_if_moved(error)
-        if _sqlstate(error) == _FAILED_TRANSACTION:
+        raise_if_moved(error)
+        if sqlstate_of(error) == _FAILED_TRANSACTION:
             raise ConfigError(
                 "connection= is in a transaction that has failed", hint="roll it back first"
             ) from error
@@ -132,7 +143,7 @@ def _insert_one(
     if full is not None:
         return full
     told = channel(database.identity) if database.notifies else None
-    here = [database.identity, database.place, f"{database.schema}.{MOVE_TABLE}", told]
+    here = [database.identity, database.server.place, f"{database.schema}.{MOVE_TABLE}", told]
     sql = INSERT_HERE if job.key is None else INSERT_KEYED_HERE
     statement: Statement = (sql, [database.instant, *columns([job]), *here])
     rows = yield Apart(*statement) if frame is _SAVEPOINT and not is_plain(job) else statement
@@ -144,7 +155,7 @@ def _insert_one(
 
 def _insert_carefully(jobs: Sequence[NewJob], database: Database, frame: Frame) -> Steps:
     """Insert all of them or none, whatever stands in the way."""
-    yield frame.begin, ()
+    yield frame.begin
     try:
         yield from _check_place(database)
         verdicts = yield from insert_jobs(jobs, database.instant)
@@ -153,55 +164,44 @@ def _insert_carefully(jobs: Sequence[NewJob], database: Database, frame: Frame) 
             yield NOTIFY, [channel(database.identity)]
     except BaseException:
         with suppress(Exception):  # the connection may be gone; what went wrong first is what is told
-            for sql in frame.undo:
+            for sql, _ in frame.undo:
                 yield sql, ()
         raise
-    for sql in frame.undo if is_refused else (frame.end,):
+    for sql, _ in frame.undo if is_refused else (frame.end,):
         yield sql, ()
     return verdicts
 
 
 def _was_seen(connection: Any, database: Database) -> bool:
     try:
-        return _seen.get(connection) == (database.identity, database.place)
+        return _seen.get(connection) == (database.identity, database.server.place)
     except TypeError:  # a driver whose connections have no weak references
         return False
 
 
 def _note(connection: Any, database: Database) -> None:
     with suppress(TypeError):
-        _seen[connection] = (database.identity, database.place)
+        _seen[connection] = (database.identity, database.server.place)
 
 
-def _find_table(database: Database) -> Generator[Statement, list[Any], None]:
-    """Make sure that there is a queue: a statement that finds no table fails the transaction."""
+def _find_table(database: Database) -> Generator[Statement, list[Any], str]:
+    """Make sure that there is a queue: a statement that finds no table fails the transaction. The name of the
+    database."""
     [(table, name, place)] = yield _PLACE, [f"{database.schema}.holdfast_schema"]
-    if table is None or place != database.place:
+    if table is None or place != database.server.place:
         raise _elsewhere(name, database)
+    return str(name)
 
 
 def _check_place(database: Database) -> Generator[Statement, list[Any], None]:
     """The queue is known by its identity, whatever route leads to it, and a copy of it by its place."""
-    yield from _find_table(database)
+    name = yield from _find_table(database)
     if (yield _IDENTITY, ()) != [(database.identity,)]:
-        [(_, name, _)] = yield _PLACE, [f"{database.schema}.holdfast_schema"]
         raise _elsewhere(name, database)
 
 
 def _elsewhere(name: str, database: Database) -> ConfigError:
     return ConfigError(
-        f"connection= goes to a database {name} that is not the queue's, which is in {database.url}",
+        f"connection= is connected to {name}, which is not the queue's database, {database.url}",
         hint=ONE_DATABASE,
     )
-
-
-def _raise_if_moved(error: BaseException) -> None:
-    if _sqlstate(error) == MOVED_STATE:
-        moved = error_of(str(error.__cause__ or error))  # SQLAlchemy's own have asyncpg's as their cause
-        if moved is not None:
-            raise moved from error
-
-
-def _sqlstate(error: BaseException) -> str | None:
-    """The server's code of an error: the drivers agree on it, but not on where it is."""
-    return getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)

@@ -11,19 +11,18 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from psycopg.errors import LockNotAvailable
-
 from holdfast.core.clock import microseconds
 from holdfast.core.rate_limit import Bucket
 from holdfast.errors import StoreBusy
+from holdfast.store.database import PATIENCE
 from holdfast.store.limits import Limits
+from holdfast.store.postgres.arrays import transposed
 from holdfast.store.postgres.bounds import LONGEST_IDLE
-from holdfast.store.postgres.clock import CLOCK, PRESENT
 from holdfast.store.postgres.database import Database
-from holdfast.store.postgres.patience import PATIENCE
 from holdfast.store.postgres.schema import SEQ
+from holdfast.store.postgres.server_clock import CLOCK, PRESENT
 from holdfast.store.postgres.session import Session
-from holdfast.store.protocol import Activity, Claim, Claimed, Demand
+from holdfast.store.records import Activity, Claim, Claimed, Demand
 
 HELD_BACK_PAUSE = 0.1
 """Seconds after which a worker looks again whether max_running lets it start more: nobody wakes it."""
@@ -86,7 +85,7 @@ _BEST = f"""
 SELECT d.type, c.priority, c.seq FROM demands AS d CROSS JOIN LATERAL (
     SELECT seq, priority FROM holdfast_jobs WHERE status = 'pending' AND type = d.type
     ORDER BY priority DESC, {SEQ} LIMIT d.room) AS c
-ORDER BY c.priority DESC, c.seq LIMIT (SELECT $8::bigint)
+ORDER BY c.priority DESC, c.seq
 """
 
 _CLAIM_COUNTS = f"""
@@ -101,7 +100,8 @@ FROM clock, demands AS d WHERE j.type = d.type AND j.seq = ANY (ARRAY(
 """
 _CLAIM_BEST = f"""
 WITH {CLOCK}, {_DEMANDS},
-counts AS MATERIALIZED (SELECT type, count(*) AS wanted FROM ({_BEST}) AS best GROUP BY type)
+counts AS MATERIALIZED (SELECT type, count(*) AS wanted FROM ({_BEST} LIMIT (SELECT $8::bigint)) AS best
+    GROUP BY type)
 {_CLAIM_COUNTS}
 """
 _CLAIM_CHOSEN = f"""
@@ -113,7 +113,7 @@ counts AS MATERIALIZED (SELECT type, room AS wanted FROM demands)
 _CANDIDATES = f"""
 WITH demands AS MATERIALIZED (SELECT * FROM unnest($1::text[], $2::bigint[]) AS d (type, room)
     WHERE NOT EXISTS (SELECT 1 FROM holdfast_pauses AS p WHERE p.type IN ('', d.type)))
-{_BEST.replace("$8", "$3")}
+{_BEST}
 """
 
 _ENSURE_LIMITS = """
@@ -175,41 +175,27 @@ class LimitLocks:
         stuck = {name for name in names if now < self._stuck_until.get(name, 0.0)}
         rows = self._wait_for(session, sorted(names - stuck)) if names > stuck else []
         if rows is None:
-            rows, stuck = [], names
-        if stuck:
-            free = session.rows(_TRY_LIMITS, [sorted(stuck)])
-            self._note_stuck(stuck, {name for name, _, _ in free})
-            rows += free
+            rows = session.rows(_TRY_LIMITS, [sorted(names)])
+            taken = names.difference(name for name, _, _ in rows)
+            self._stuck_until |= dict.fromkeys(taken, time.monotonic() + _STUCK_FOR)
+        elif stuck:
+            rows += session.rows(_TRY_LIMITS, [sorted(stuck)])
         return {name: Bucket(tokens, at) for name, tokens, at in rows}
 
-    def _note_stuck(self, tried: set[str], free: set[str]) -> None:
-        until = time.monotonic() + _STUCK_FOR
-        for name in tried - free:
-            self._stuck_until.setdefault(name, until)
-        now = time.monotonic()
-        self._stuck_until = {
-            name: until for name, until in self._stuck_until.items() if until > now and name not in free
-        }
-
     def _wait_for(self, session: Session, names: list[str]) -> list[Any] | None:
-        session.rows("SAVEPOINT holdfast_limited")
-        session.wait_at_most(_LIMIT_PATIENCE)
-        session.ahead(_ENSURE_LIMITS, [names])
-        rows = None
         try:
-            rows = session.rows(_LOCK_LIMITS, [names])
-        except LockNotAvailable:
-            session.rows("ROLLBACK TO SAVEPOINT holdfast_limited")
-        session.wait_as_usual()
-        session.ahead("RELEASE SAVEPOINT holdfast_limited")
-        return rows
+            with session.apart(_LIMIT_PATIENCE):
+                session.ahead(_ENSURE_LIMITS, [names])
+                return session.rows(_LOCK_LIMITS, [names])
+        except StoreBusy:
+            return None
 
 
 def claim_jobs(
+    locks: LimitLocks,
     session: Session,
     worker_id: str,
     demands: Sequence[Demand],
-    locks: LimitLocks,
     *,
     limit: int,
     lease_seconds: float,
@@ -248,7 +234,7 @@ def _claim_limited(
     by_type = {demand.type: demand for demand in demands}
     rooms = {demand.type: min(limit, limits.room(demand)) for demand in demands}
     open_types = [type for type, room in rooms.items() if room > 0]
-    candidates = session.rows(_CANDIDATES, [open_types, [rooms[type] for type in open_types], 2**62])
+    candidates = session.rows(_CANDIDATES, [open_types, [rooms[type] for type in open_types]])
     wanted: Counter[str] = Counter()
     for type, _, _ in candidates:
         if wanted.total() == limit:
@@ -264,7 +250,7 @@ def _claim_limited(
         taken.take(by_type[row[2]])
     _save(session, taken)
     wait = limits.wait()
-    held_back = _unpaused(session, limits.held_back)
+    held_back = limits.held_back_unpaused(session)
     if any(by_type[type].max_running for type in held_back):
         wait = HELD_BACK_PAUSE if wait is None else min(wait, HELD_BACK_PAUSE)
     if len(demands) < asked:
@@ -305,21 +291,10 @@ def _save(session: Session, limits: Limits) -> None:
         )
 
 
-def _unpaused(session: Session, types: set[str]) -> frozenset[str]:
-    """Those that are not paused: what is, no limit holds back."""
-    if not types:
-        return frozenset()
-    paused = {row[0] for row in session.rows("SELECT type FROM holdfast_pauses")}
-    return frozenset() if "" in paused else frozenset(types - paused)
-
-
-def _columns(demands: Sequence[Demand], rooms: Sequence[int]) -> list[Sequence[Any]]:
-    return [
-        [demand.type for demand in demands],
-        [demand.max_attempts for demand in demands],
-        [_timeout(demand) for demand in demands],
-        rooms,
-    ]
+def _columns(demands: Sequence[Demand], rooms: Sequence[int]) -> list[list[Any]]:
+    return transposed(
+        [(d.type, d.max_attempts, _timeout(d), room) for d, room in zip(demands, rooms, strict=True)]
+    )
 
 
 def _timeout(demand: Demand) -> float | None:

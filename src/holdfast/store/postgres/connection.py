@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import suppress
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
 
 import psycopg
-from psycopg import RawCursor
+from psycopg import RawCursor, generators
+from psycopg.errors import error_from_result
 from psycopg.generators import send
-from psycopg.pq import TransactionStatus
+from psycopg.pq import DiagnosticField, ExecStatus, TransactionStatus
+from psycopg.pq.abc import PGresult
 
 from holdfast.errors import StoreUnavailable
 from holdfast.store.postgres.bounds import SHORT
-from holdfast.store.postgres.clock import NOW
+from holdfast.store.postgres.server_clock import NOW
 
 OLDEST_SERVER = 130000
 
@@ -34,11 +35,12 @@ class Greeting(NamedTuple):
     schema: str
     """As it stands in SQL; empty if there is none."""
     place: int
+    """The database's number on its server: a copy of it has the same identity, but another place."""
     is_own: bool
     """Whether the session is this connection's alone: no pooler stands in between."""
     version: int
     synchronous_commit: str
-    """What it is for us."""
+    """How durable our commits are: as the address says, else never less than `on`."""
     in_recovery: bool
     encoding: str
     is_plain: bool
@@ -51,21 +53,19 @@ class Greeting(NamedTuple):
         """Raise if no queue can be kept there."""
         if self.in_recovery:
             raise StoreUnavailable(
-                f"{url} is a standby, which can't be written", hint="name the primary in the address"
+                f"{url} is a standby, which is read-only", hint="use the address of the primary"
             )
         if not self.schema:
             raise StoreUnavailable(
-                f"{url}: no schema of the search path exists", hint="say ?schema=name in the address"
+                f"{url}: no schema of the search path exists", hint="add ?schema=name to the address"
             )
         if self.version < OLDEST_SERVER:
-            needed = OLDEST_SERVER // 10000
-            raise StoreUnavailable(
-                f"PostgreSQL {self.version // 10000} is too old; {needed} or newer is needed"
-            )
+            found, needed = self.version // 10000, OLDEST_SERVER // 10000
+            raise StoreUnavailable(f"PostgreSQL {found} is too old; {needed} or newer is required")
         if self.encoding != "UTF8":
             raise StoreUnavailable(
-                f"{url}: the database is in {self.encoding}, which can't hold every text",
-                hint="make one in UTF8: createdb -E UTF8 -T template0",
+                f"{url}: the database encoding is {self.encoding}, which can't store every text",
+                hint="create one in UTF8: createdb -E UTF8 -T template0",
             )
 
 
@@ -129,54 +129,69 @@ def greet(connection: Connection, schema: str | None, synchronous_commit: str | 
     return Greeting(*row[:-1])
 
 
-class Pipeline:
+@contextmanager
+def pipelined(connection: Connection) -> Iterator[Callable[[], None]]:
     """Statements that go out together: psycopg's pipeline, but for how it ends.
 
     psycopg sends a Sync and a Flush when the block ends. Until that Sync, and again after the Flush, the
     server does not count how long it is left alone, and would never end the transaction of a process that is
-    lost or frozen there. So the Sync is sent by `send`, or at the end, and nothing after it.
+    lost or frozen there. So the Sync is sent by what this gives, with all that was run so far, or at the end,
+    and nothing after it. Leaving the block waits for the answers.
     """
+    is_sent = False
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._block = connection.pipeline()
-        self._is_sent = False
-
-    def __enter__(self) -> Self:
-        self._statements = self._block.__enter__()
-        self._statements._exit_gen = self._end  # type: ignore[method-assign]
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._block.__exit__(kind, error, traceback)
-
-    def send(self) -> None:
-        """Send what was run so far, all of it; leaving the block waits for the answers."""
-        with self._connection.lock:
-            self._connection.wait(self._send())
-
-    def _send(self) -> Generator[Any, Any, None]:
-        self._is_sent = True
-        self._statements._enqueue_sync()
+    def send_all() -> Generator[Any, Any, None]:
+        nonlocal is_sent
+        is_sent = True
+        statements._enqueue_sync()
         try:
-            yield from self._statements._communicate_gen()
+            yield from statements._communicate_gen()
         finally:
-            yield from send(self._connection.pgconn)  # the rest of what did not fit into the socket at once
+            yield from send(connection.pgconn)  # the rest of what did not fit into the socket at once
 
-    def _end(self) -> Generator[Any, Any, None]:
+    def end() -> Generator[Any, Any, None]:
         try:
-            if not self._is_sent:
-                yield from self._send()
+            if not is_sent:
+                yield from send_all()
         finally:
-            yield from self._statements._fetch_gen(flush=False)
+            yield from statements._fetch_gen(flush=False)
+
+    def send_now() -> None:
+        with connection.lock:
+            connection.wait(send_all())
+
+    with connection.pipeline() as statements:
+        statements._exit_gen = end  # type: ignore[method-assign]
+        yield send_now
 
 
 def roll_back(connection: Connection) -> None:
     with suppress(psycopg.Error):
         if connection.info.transaction_status != TransactionStatus.IDLE:
             RawCursor(connection).execute("ROLLBACK")
+
+
+# Several statements as one message, in one round trip and without psycopg's cursors.
+
+
+def exchange(connection: Connection, statements: str) -> list[PGresult]:
+    """The results, up to that of the first statement that failed, after which the server carries out no more.
+
+    The caller holds the connection's lock.
+    """
+    connection.pgconn.send_query(statements.encode(connection.info.encoding))
+    return connection.wait(generators.execute(connection.pgconn))
+
+
+def raise_failure(results: list[PGresult]) -> None:
+    """Raise the error of the last of them, if it is one."""
+    if has_failed(results[-1]):
+        raise error_from_result(results[-1])
+
+
+def sqlstate(result: PGresult) -> bytes | None:
+    return result.error_field(DiagnosticField.SQLSTATE)
+
+
+def has_failed(result: PGresult) -> bool:
+    return result.status == ExecStatus.FATAL_ERROR

@@ -14,30 +14,32 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from itertools import count
-from typing import Any
+from typing import Any, NoReturn
 
 import psycopg
 from psycopg import RawCursor
+from psycopg.pq import TransactionStatus
 
 from holdfast.core.clock import Clock, system_clock
-from holdfast.errors import CommitUncertain, NestedWrite, StoreError, StoreUnavailable
+from holdfast.errors import CommitUncertain, NestedWrite, StoreUnavailable
+from holdfast.store.database import PATIENCE
 from holdfast.store.postgres.address import Address
 from holdfast.store.postgres.attempt_pool import AttemptPool
 from holdfast.store.postgres.bounds import LONGEST_IDLE, READ, SHORT, Bounds
-from holdfast.store.postgres.clock import NOW
-from holdfast.store.postgres.connection import TCP, Connection, OwnConnection, greet, roll_back
+from holdfast.store.postgres.connection import TCP, Connection, Greeting, OwnConnection, greet, roll_back
 from holdfast.store.postgres.errors import (
     ConnectionLost,
     ConnectionsExhausted,
     means_lost,
+    means_read_only,
     means_too_slow,
     raise_translated,
+    translated,
 )
-from holdfast.store.postgres.notify import Notifier, Silence
-from holdfast.store.postgres.patience import PATIENCE
+from holdfast.store.postgres.notify import Notifier
 from holdfast.store.postgres.pool import Pool
 from holdfast.store.postgres.schema import SEQ, qualified
-from holdfast.store.postgres.server_clock import ServerClock, ticks
+from holdfast.store.postgres.server_clock import CLOCK, NOW, ServerClock, ticks
 from holdfast.store.postgres.session import Session
 from holdfast.store.scope import is_inside
 
@@ -59,9 +61,13 @@ class Database:
     among_numbers = "= ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(?::jsonb)))"
     among_texts = "= ANY (ARRAY(SELECT value FROM jsonb_array_elements_text(?::jsonb)))"
     elements = "jsonb_array_elements_text(?::jsonb)"
+    clock = CLOCK
     reads_whole_types = False
     orders_recursion = False
     seq_within = SEQ
+
+    server: Greeting
+    """What the server said of itself when a connection was last made."""
 
     def __init__(self, address: Address, clock: Clock, *, notify: bool = True) -> None:
         self.url = address.shown
@@ -71,16 +77,8 @@ class Database:
         self.schema = ""
         """The schema's name as it stands in SQL; known once a connection was made."""
         self.identity = ""
-        self.place = 0
-        """The database's number on its server: a copy of it has the same identity, but another place."""
         self.is_pooled = False
         """Whether a pooler stands in between, which gives each transaction to any server process."""
-        self.server_version = 0
-        self._is_plain = False
-        """Whether a statement without a BEGIN runs as it would after ours."""
-        self.synchronous_commit = "on"
-        """How durable our commits are: never less than the address says, or `on`."""
-        self._bounds_whole = False
         self._idle = SHORT.idle
         self._texts: dict[str, str] = {}
         self.server_clock = ServerClock(lambda: self.read_one(f"SELECT {NOW}")[0])
@@ -91,7 +89,7 @@ class Database:
 
     def _reset(self) -> None:
         self._local = _Local()
-        self.notifier = Notifier(self) if self.notifies else Silence()
+        self.notifier = Notifier(self)
 
     @property
     def hears(self) -> bool:
@@ -102,6 +100,9 @@ class Database:
 
     def by_index(self, _name: str | None) -> str:
         return ""
+
+    def skip_locked(self, table: str, key: str) -> str:
+        return f"ORDER BY {table}.{key} FOR UPDATE OF {table} SKIP LOCKED"
 
     def text(self, sql: str) -> str:
         """Our SQL as the server takes it: `?` numbered, and our tables in their schema."""
@@ -122,7 +123,7 @@ class Database:
     def now(self) -> int:
         """The server's clock, by what was last read of it.
 
-        Inside a transaction it is not read anew: other statements may be on their way there, and on a second
+        Inside a transaction it is not read again: other statements may be on their way there, and on a second
         connection the transaction would wait for the pool.
         """
         if self._clock is not None:
@@ -131,24 +132,21 @@ class Database:
 
     # Connections.
 
-    def connect(self, kind: type[Connection] = OwnConnection) -> Connection:
+    def connect(self) -> Connection:
         """A new connection, which is the caller's to close."""
         try:
-            connection = kind.connect(
-                self._address.conninfo,
-                autocommit=True,
-                prepare_threshold=None if self.is_pooled else 5,
-            )
-        except psycopg.Error as error:
-            raise_translated(error, self.url, connecting=True)
+            with translated(self.url, connecting=True):
+                connection: Connection = OwnConnection.connect(
+                    self._address.conninfo,
+                    autocommit=True,
+                    prepare_threshold=None if self.is_pooled else 5,
+                )
         except ValueError as error:  # such as a host's name that can't be one
             raise StoreUnavailable(f"{self.url}: {error}") from error
         self.pool.know(connection)
         try:
-            self._greet(connection)
-        except psycopg.Error as error:
-            connection.close()
-            raise_translated(error, self.url)
+            with translated(self.url):
+                self._greet(connection)
         except BaseException:
             connection.close()
             raise
@@ -167,16 +165,11 @@ class Database:
 
     def _greet(self, connection: Connection) -> None:
         before = ticks()
-        greeting = greet(connection, self._address.schema, self._address.synchronous_commit)
-        self.server_clock.set(greeting.now, before)
-        greeting.refuse_unfit(self.url)
-        self.schema = self.schema or greeting.schema
-        self.place = greeting.place
-        self.server_version = greeting.version
-        self._is_plain = greeting.is_plain
-        self._bounds_whole = greeting.bounds_whole
-        self.synchronous_commit = greeting.synchronous_commit
-        if not greeting.is_own:
+        self.server = greet(connection, self._address.schema, self._address.synchronous_commit)
+        self.server_clock.set(self.server.now, before)
+        self.server.refuse_unfit(self.url)
+        self.schema = self.schema or self.server.schema
+        if not self.server.is_own:
             self.is_pooled = True
             connection.prepare_threshold = None
 
@@ -193,12 +186,9 @@ class Database:
 
     def read(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
         """All rows of a query."""
-        session = self.session
-        if session is not None:
-            try:
-                return session.rows(sql, parameters)
-            except psycopg.Error as error:
-                raise_translated(error, self.url)
+        if self.session is not None:
+            with translated(self.url):
+                return self.session.rows(sql, parameters)
         try:
             return self._read(sql, parameters)
         except ConnectionLost:  # perhaps it only lay idle for too long
@@ -207,9 +197,8 @@ class Database:
     def _read(self, sql: str, parameters: Sequence[Any], *, fresh: bool = False) -> list[Any]:
         connection = self.pool.take(fresh=fresh)
         try:
-            return Session(connection, self).rows(sql, parameters)
-        except psycopg.Error as error:
-            raise_translated(error, self.url)
+            with translated(self.url):
+                return Session(connection, self).rows(sql, parameters)
         finally:
             self.pool.give(connection)
 
@@ -223,6 +212,10 @@ class Database:
         """This thread's open transaction."""
         return self._local.session
 
+    @property
+    def in_transaction(self) -> bool:
+        return self._local.session is not None
+
     @contextmanager
     def snapshot(self, bounds: Bounds = READ) -> Iterator[None]:
         """Around reads that must see one state of the database; inside a transaction, what that sees."""
@@ -233,11 +226,10 @@ class Database:
         with self._opened(_with_settings(_SNAPSHOT, settings), bounds) as session:
             try:
                 yield
-            except BaseException:
-                roll_back(session.connection)
-                raise
-            with suppress(StoreError):  # what was read is read
-                self._execute(session.connection, "COMMIT")  # at a ROLLBACK psycopg forgets what it prepared
+            finally:
+                with suppress(psycopg.Error):  # what was read is read
+                    # At a ROLLBACK psycopg forgets what it has prepared.
+                    RawCursor(session.connection).execute("COMMIT")
 
     # Writing.
 
@@ -247,24 +239,23 @@ class Database:
         try:
             return Session(connection, self).rows(sql, parameters)
         except psycopg.Error as error:
-            if connection.broken or means_lost(error):
-                raise CommitUncertain(f"{self.url}: the connection broke at the commit") from error
-            self.pool.give_up(connection, error)
-            raise_translated(error, self.url)
+            self._raise(error, connection, committing=True)
         finally:
             self.pool.give(connection)
 
     @property
     def commits_alone(self) -> bool:
         """Whether a single statement commits as our transactions do, and is not part of one."""
-        return self.session is None and not self.is_pooled and self._is_plain
+        return self.session is None and not self.is_pooled and self.server.is_plain
 
     def refuse_nested(self) -> None:
         if is_inside(self.url):
             raise NestedWrite
 
     @contextmanager
-    def transaction(self, *, may_fail: bool = False, bounds: Bounds = SHORT) -> Iterator[Session]:
+    def transaction(
+        self, *, may_fail: bool = False, bounds: Bounds = SHORT, patience: float = PATIENCE
+    ) -> Iterator[Session]:
         """A write transaction of this thread; entered again inside, it is the same one.
 
         It begins together with its first statement if it `may_fail`: then a connection that broke since it
@@ -275,7 +266,7 @@ class Database:
             yield self.session
             return
         if bounds is SHORT:
-            bounds = bounds._replace(idle=self._idle)
+            bounds = bounds._replace(idle=self._idle, lock=patience)
         settings = self._settings(bounds)
         begins_later = may_fail and not self.is_pooled
         with self._opened(None if begins_later else _with_settings(_BEGIN, settings), bounds) as session:
@@ -284,15 +275,12 @@ class Database:
                 session.ahead(_set_locally(settings))
             try:
                 yield session
-            except psycopg.Error as error:
+            except BaseException as error:
                 roll_back(session.connection)
-                self.pool.give_up(session.connection, error)
-                self._slow_down(error)
-                raise_translated(error, self.url)
-            except BaseException:
-                roll_back(session.connection)
+                if isinstance(error, psycopg.Error):
+                    self._raise(error, session.connection)
                 raise
-            if session.has_begun:
+            if session.connection.info.transaction_status != TransactionStatus.IDLE:  # else nothing has begun
                 self.commit(session.connection)
         if session.wakes:
             self.notifier.touch()
@@ -301,14 +289,22 @@ class Database:
 
     def _settings(self, bounds: Bounds | None = None) -> dict[str, str]:
         """What a transaction has to say of itself."""
-        settings = {} if bounds is None else bounds.settings(whole=self._bounds_whole)
+        settings = {} if bounds is None else bounds.settings(whole=self.server.bounds_whole)
         if self.is_pooled:  # elsewhere each session has it, see greet
-            settings["synchronous_commit"] = self.synchronous_commit
+            settings["synchronous_commit"] = self.server.synchronous_commit
         return settings
 
-    def _slow_down(self, error: psycopg.Error) -> None:
+    def _raise(self, error: psycopg.Error, connection: Connection, *, committing: bool = False) -> NoReturn:
+        """Raise what a transaction has failed with as one of our errors, and let the next one do better."""
         if means_too_slow(error):
+            # The server ends what is idle before it has read a COMMIT: nothing is uncertain about it.
             self._idle = min(LONGEST_IDLE, 2 * self._idle)
+        elif committing and (connection.broken or means_lost(error)):
+            raise CommitUncertain(f"{self.url}: the connection was lost during the commit") from error
+        if means_read_only(error):  # connections to a primary that has become a standby would go on failing
+            connection.close()
+            self.pool.forget_idle()
+        raise_translated(error, self.url)
 
     @contextmanager
     def _opened(self, begin: str | None, bounds: Bounds) -> Iterator[Session]:
@@ -327,7 +323,8 @@ class Database:
         connection = self.pool.take(fresh=fresh)
         try:
             if begin is not None:
-                self._execute(connection, begin)
+                with translated(self.url):
+                    RawCursor(connection).execute(begin)
         except BaseException:
             connection.close()
             self.pool.give(connection)
@@ -340,23 +337,13 @@ class Database:
         """How a transaction begins whose bounds are its owner's business."""
         return _with_settings(_BEGIN, {**self._settings(), **TCP} if self.is_pooled else {})
 
-    def _execute(self, connection: Connection, sql: str) -> None:
-        try:
-            RawCursor(connection).execute(sql)
-        except psycopg.Error as error:
-            raise_translated(error, self.url)
-
     def commit(self, connection: Connection) -> None:
         try:
             done = RawCursor(connection).execute("COMMIT")
         except psycopg.Error as error:
-            self._slow_down(error)
-            # The server ends what is idle before it has read the COMMIT: nothing is uncertain about it.
-            if not means_too_slow(error) and (connection.broken or means_lost(error)):
-                raise CommitUncertain(f"{self.url}: the connection broke at the commit") from error
-            raise_translated(error, self.url)
+            self._raise(error, connection, committing=True)
         if done.statusmessage != "COMMIT":
-            raise StoreUnavailable(f"{self.url}: a statement had failed, so all of it was rolled back")
+            raise StoreUnavailable(f"{self.url}: a statement failed, so the transaction was rolled back")
 
 
 def _with_settings(begin: str, settings: dict[str, str]) -> str:
@@ -370,11 +357,11 @@ def _set_locally(settings: dict[str, str]) -> str:
     return f"SELECT {', '.join(calls)}"
 
 
-_PLACES = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|(\?)""")
-"""A `?` of ours, or something quoted, such as the name of a schema, in which there may be one as well."""
+_PLACES = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|\?(\d*)""")
+"""A `?` or `?1` of ours, or something quoted, such as a schema's name, in which there may be one as well."""
 
 
 @lru_cache(4096)
 def _numbered(sql: str) -> str:
     numbers = count(1)
-    return _PLACES.sub(lambda found: f"${next(numbers)}" if found[1] else found[0], sql)
+    return _PLACES.sub(lambda found: found[0] if found[1] is None else f"${found[1] or next(numbers)}", sql)

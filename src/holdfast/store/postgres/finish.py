@@ -9,17 +9,14 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from msgspec.structs import replace
-from psycopg.errors import LockNotAvailable
-
-from holdfast.core.clock import microseconds
-from holdfast.core.error_group import error_group
-from holdfast.core.job import FINISHED, Status
-from holdfast.store.postgres.arrays import MOST_TEXT, given, parts
-from holdfast.store.postgres.clock import CLOCK, NOW
+from holdfast.core.job import Status
+from holdfast.errors import StoreBusy
+from holdfast.store.outcomes import ENDING, FAILURE, ending, failures, unbounded
+from holdfast.store.postgres.arrays import MOST_TEXT, given, parts, transposed
 from holdfast.store.postgres.insert import insert_jobs, run
+from holdfast.store.postgres.server_clock import CLOCK, NOW
 from holdfast.store.postgres.session import Answer, Session
-from holdfast.store.protocol import Finish, NewJob
+from holdfast.store.records import Finish, NewJob
 
 
 def is_held(job: str, version: str, worker_id: str) -> str:
@@ -30,6 +27,8 @@ def is_held(job: str, version: str, worker_id: str) -> str:
         f" AND {job}.worker_id = {worker_id}, false)"
     )
 
+
+_WAITING = frozenset({Status.PENDING, Status.SCHEDULED})
 
 CHILD_PATIENCE = 0.05
 """Seconds to wait for a transaction that is about to insert the key or the id of a child."""
@@ -65,6 +64,10 @@ NOT_HELD = b"22012"
 # A cancellation may have been asked for until this very moment; then whatever is not a completion is one. A
 # handler that is inside ctx.transaction() has locked its job: it is alive whatever its lease says, and nobody
 # is to wait for it.
+_ENDING = (
+    "$2::bigint[], $3::bigint[], $4::text[], $5::text[], $6::boolean[], $7::bigint[], $8::text[],"
+    " $9::integer[], $10::boolean[], $11::text[]"
+)
 _END = f"""
 WITH {CLOCK}
 UPDATE holdfast_jobs AS j SET
@@ -79,12 +82,7 @@ UPDATE holdfast_jobs AS j SET
         ELSE j.key_held END,
     key_until = CASE WHEN (f.final OR j.cancel_requested) AND j.key_for IS NOT NULL THEN {_KEY_UNTIL} END,
     updated_at = clock.now
-FROM clock, {
-    given(
-        "$2::bigint[], $3::bigint[], $4::text[], $5::text[], $6::boolean[], $7::bigint[], $8::text[],"
-        " $9::integer[], $10::boolean[], $11::text[]"
-    )
-} AS f (seq, version, worker_id, status, final, delay, error, attempts_back, expired_only, error_group)
+FROM clock, {given(_ENDING)} AS f ({", ".join(ENDING)})
 WHERE j.seq = f.seq AND {is_held("j", "f.version", "f.worker_id")}
     AND (NOT f.expired_only OR j.lease_expires_at <= clock.now)
     AND j.seq = ANY (ARRAY(
@@ -94,7 +92,7 @@ WHERE j.seq = f.seq AND {is_held("j", "f.version", "f.worker_id")}
 RETURNING j.seq, j.version, j.status, j.updated_at
 """
 
-_STILL_HELD = f"""
+STILL_HELD = f"""
 SELECT j.seq, j.version FROM {given("$1::bigint[], $2::bigint[], $3::text[]")} AS h (seq, version, worker_id)
 JOIN holdfast_jobs AS j ON j.seq = h.seq AND {is_held("j", "h.version", "h.worker_id")}
 """
@@ -102,13 +100,11 @@ JOIN holdfast_jobs AS j ON j.seq = h.seq AND {is_held("j", "h.version", "h.worke
 # A worker knows the server's clock to within the time of a message: nothing ends before it has begun.
 _FAILURES = f"""
 WITH {CLOCK}
-INSERT INTO holdfast_failures
-    (seq, version, attempt, started_at, finished_at, worker_id, error, traceback, detail)
-SELECT f.seq, f.version, f.attempt, least(f.started_at, clock.now), clock.now, f.worker_id,
-    f.error, f.traceback, f.detail
+INSERT INTO holdfast_failures (finished_at, {", ".join(FAILURE)})
+SELECT clock.now, f.seq, f.version, f.attempt, least(f.started_at, clock.now), f.worker_id, f.error,
+    f.traceback, f.detail
 FROM clock, unnest($2::bigint[], $3::bigint[], $4::integer[], $5::bigint[], $6::text[], $7::text[],
-    $8::text[], $9::text[])
-    AS f (seq, version, attempt, started_at, worker_id, error, traceback, detail)
+    $8::text[], $9::text[]) AS f ({", ".join(FAILURE)})
 """
 
 ENDED = f"""
@@ -141,9 +137,9 @@ def finish_jobs(
     for finish in completed:
         if _may_wait(finish):
             ended |= _complete_if_free(session, finish, now, child_patience)
-    if others:
-        for part in parts(others, _length_of_failure):
-            ended |= _end(session, part, now)
+    for part in parts(others, _length_of_failure):
+        ended |= _end(session, part, now)
+    session.wakes |= not _WAITING.isdisjoint(ended.values()) or any(f.children for f in finishes)
     return {(f.seq, f.version): ended[f.seq, f.version] for f in finishes if (f.seq, f.version) in ended}
 
 
@@ -179,29 +175,26 @@ def _complete_if_free(
     session: Session, finish: Finish, now: int | None, patience: float
 ) -> dict[tuple[int, int], Status]:
     """The same for one that may have to wait, but not for long: the others of the turn wait behind it."""
-    session.rows("SAVEPOINT holdfast_children")
-    session.wait_at_most(patience)
     try:
-        ended = _complete(session, [finish], now)
-    except LockNotAvailable:
-        ended = {(finish.seq, finish.version): Status.PROCESSING}
-        session.rows("ROLLBACK TO SAVEPOINT holdfast_children")
-    session.wait_as_usual()
-    session.rows("RELEASE SAVEPOINT holdfast_children")
-    return ended
+        with session.apart(patience):
+            return _complete(session, [finish], now)
+    except StoreBusy:
+        return {(finish.seq, finish.version): Status.PROCESSING}
 
 
 def _end(session: Session, finishes: Sequence[Finish], now: int | None) -> dict[tuple[int, int], Status]:
     ended: dict[tuple[int, int], Status] = {}
-    for seq, version, status, instant in session.rows(_END, [now, *_endings(finishes)]):
+    for seq, version, status, instant in session.rows(_END, [now, *transposed([*map(ending, finishes)])]):
         ended[seq, version] = Status(status)
         now = instant  # one instant for the end of an attempt and the record of it
     missing = [f for f in finishes if (f.seq, f.version) not in ended and not f.expired_only]
     if missing:
-        held = session.rows(_STILL_HELD, _names(missing))
+        held = session.rows(STILL_HELD, transposed([(f.seq, f.version, f.worker_id) for f in missing]))
         ended |= dict.fromkeys(held, Status.PROCESSING)
         finishes = [f for f in finishes if (f.seq, f.version) not in held]
-    _record_failures(session, [f for f in finishes if (f.seq, f.version) in ended], now)
+    rows = failures([f for f in finishes if (f.seq, f.version) in ended])
+    if rows:
+        session.rows(_FAILURES, [now, *transposed(rows)])
     return ended
 
 
@@ -218,66 +211,12 @@ def _locked(session: Session, finishes: Sequence[Finish]) -> dict[tuple[int, int
     return {(f.seq, f.version): Status.PROCESSING for f in finishes if f.seq not in unlocked}
 
 
-def _names(finishes: Sequence[Finish]) -> list[list[Any]]:
-    """What the guard knows attempts by."""
-    return [
-        [finish.seq for finish in finishes],
-        [finish.version for finish in finishes],
-        [finish.worker_id for finish in finishes],
-    ]
-
-
 def _completions(finishes: Sequence[Finish]) -> list[list[Any]]:
-    return [
-        [finish.seq for finish in finishes],
-        [finish.version for finish in finishes],
-        [finish.decision.result for finish in finishes],
-    ]
-
-
-def _endings(finishes: Sequence[Finish]) -> list[list[Any]]:
-    return [
-        *_names(finishes),
-        [finish.decision.status.value for finish in finishes],
-        [finish.decision.status in FINISHED for finish in finishes],
-        [microseconds(finish.decision.delay) for finish in finishes],
-        [finish.decision.error for finish in finishes],
-        [finish.decision.attempts_back for finish in finishes],
-        [finish.expired_only for finish in finishes],
-        [_group(finish) for finish in finishes],
-    ]
-
-
-def _group(finish: Finish) -> str | None:
-    failed = finish.decision.status is Status.FAILED
-    return error_group(finish.decision.error or "") if failed else None
-
-
-def _record_failures(session: Session, finishes: Sequence[Finish], now: int | None) -> None:
-    failed = [finish for finish in finishes if finish.decision.error is not None]
-    if failed:
-        session.rows(
-            _FAILURES,
-            [
-                now,
-                [finish.seq for finish in failed],
-                [finish.version for finish in failed],
-                [finish.attempt for finish in failed],
-                [finish.started_at for finish in failed],
-                [finish.worker_id for finish in failed],
-                [finish.decision.error for finish in failed],
-                [finish.decision.traceback for finish in failed],
-                [None if f.decision.detail is None else json.dumps(f.decision.detail) for f in failed],
-            ],
-        )
+    return transposed([(finish.seq, finish.version, finish.decision.result) for finish in finishes])
 
 
 def insert_children(session: Session, parent_seq: int, children: Sequence[NewJob], now: int | None) -> None:
-    """Insert a completed job's children; one whose id or key is taken becomes a link to that job.
-
-    They are part of its outcome, so no max_depth holds them back.
-    """
-    unbounded = [replace(child, max_depth=None) for child in children]
-    for verdict in run(insert_jobs(unbounded, now), session.rows):
+    """Insert a completed job's children; one whose id or key is taken becomes a link to that job."""
+    for verdict in run(insert_jobs(unbounded(children), now), session.rows):
         if not verdict.inserted:
             session.rows(_LINK, [verdict.id, parent_seq])

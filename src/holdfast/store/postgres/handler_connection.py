@@ -59,7 +59,7 @@ class HandlerCursor(psycopg.Cursor[Any]):
         text = text.decode(errors="replace") if isinstance(text, bytes) else text
         if _ENDS_IT.search(_QUOTED.sub(" ", text)):
             raise HoldfastError(
-                "leaving the block ends the transaction", hint="connection.transaction() makes a savepoint"
+                "leaving the block ends the transaction", hint="connection.transaction() creates a savepoint"
             )
         if _SETS_TRANSACTION.fullmatch(text):
             connection.set_transaction(text)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from holdfast.core.clock import SECOND, system_clock, to_datetime
 from holdfast.store.postgres import tallies
 from holdfast.store.postgres.database import Database
-from holdfast.store.protocol import Finding
+from holdfast.store.records import Finding
 
 OLD_TRANSACTION = 300.0
 FEW_DEAD = 50_000
@@ -15,7 +15,7 @@ MUCH_LOG = 1024 * 1024 * 1024
 OLD_IDS = 1_200_000_000
 """Of the two thousand million transactions after which a server refuses to write."""
 _SKEW = 5.0
-_LOOK_EVERY = "workers look every 50 ms instead of being told"
+_LOOK_EVERY = "workers poll every 50 ms instead of being notified"
 
 _TABLE = "holdfast_jobs"
 _AGE = "extract(epoch FROM now() - {})::float8"
@@ -56,162 +56,153 @@ ORDER BY relname
 """
 
 
+_FIGURES = {
+    "table_bytes": "pg_total_relation_size($1::regclass)",
+    "live_rows": "coalesce(max(n_live_tup), 0)",
+    "dead_rows": "coalesce(max(n_dead_tup), 0)",
+    "connections": "(SELECT sum(numbackends) FROM pg_stat_database)::bigint",
+    "oldest_transaction_seconds": f"""(SELECT coalesce(max({_AGE.format("xact_start")}), 0)
+        FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend')""",
+}
+
+
 def measure(database: Database) -> dict[str, float]:
-    [(size, live, dead, connections, oldest)] = database.read(
-        "SELECT pg_total_relation_size($1::regclass), coalesce(max(n_live_tup), 0),"
-        " coalesce(max(n_dead_tup), 0), (SELECT sum(numbackends) FROM pg_stat_database)::bigint,"
-        " (SELECT coalesce(extract(epoch FROM max(now() - xact_start)), 0)::float8 FROM pg_stat_activity"
-        " WHERE datname = current_database() AND backend_type = 'client backend')"
-        " FROM pg_stat_user_tables WHERE relid = $1::regclass",
-        [f"{database.schema}.{_TABLE}"],
-    )
-    return {
-        "table_bytes": size,
-        "live_rows": live,
-        "dead_rows": dead,
-        "connections": connections,
-        "oldest_transaction_seconds": oldest,
-    }
+    sql = f"SELECT {', '.join(_FIGURES.values())} FROM pg_stat_user_tables WHERE relid = $1::regclass"
+    return dict(zip(_FIGURES, database.read_one(sql, [f"{database.schema}.{_TABLE}"]), strict=True))
 
 
 def examine(database: Database) -> list[Finding]:
     return [
-        *_version(database),
+        _version(database),
         *_pooler(database),
-        *_durability(database),
-        *_connections(database),
-        *_rights(database),
-        *_old_transactions(database),
+        _durability(database),
+        _connections(database),
+        _rights(database),
+        _old_transactions(database),
         *_slots(database),
         *_vacuum(database),
         *_counts(database),
-        *_clock(database),
+        _clock(database),
     ]
 
 
-def _version(database: Database) -> Iterator[Finding]:
+def _version(database: Database) -> Finding:
     version = database.read_one("SHOW server_version")[0]
-    last_year = database.server_version // 10_000 + 2012  # five years after each autumn's new one
+    last_year = database.server.version // 10_000 + 2012  # five years after each autumn's new one
     now = to_datetime(database.now())
     if (now.year, now.month) > (last_year, 11):
-        text = f"{version} has had no corrections since November {last_year}"
-        yield Finding(level="warning", check="PostgreSQL", text=text, advice="upgrade it to a newer one")
-    else:
-        text = f"{version}, corrected until November {last_year}"
-        yield Finding(level="ok", check="PostgreSQL", text=text)
+        text = f"{version} reached end of life in November {last_year}"
+        return Finding.warning("PostgreSQL", text, "upgrade to a supported version")
+    text = f"{version}, supported until November {last_year}"
+    return Finding.ok("PostgreSQL", text)
 
 
 def _pooler(database: Database) -> Iterator[Finding]:
     if database.is_pooled:
-        text = f"reached through one, such as PgBouncer: nothing is prepared, and {_LOOK_EVERY}"
-        yield Finding(level="ok", check="pooler", text=text)
+        text = f"connected through a pooler such as PgBouncer: no prepared statements, and {_LOOK_EVERY}"
+        yield Finding.ok("pooler", text)
 
 
-def _durability(database: Database) -> Iterator[Finding]:
+def _durability(database: Database) -> Finding:
     [(fsync, full_pages)] = database.read(
         "SELECT current_setting('fsync'), current_setting('full_page_writes')"
     )
-    synchronous = database.synchronous_commit
+    synchronous = database.server.synchronous_commit
     text = f"fsync {fsync}, full_page_writes {full_pages}, synchronous_commit {synchronous}"
     if fsync == "off":
-        advice = "a power cut may destroy the whole database: set fsync = on"
-        yield Finding(level="problem", check="durability", text=text, advice=advice)
-    elif full_pages == "off":
-        advice = "a power cut may destroy pages, unless the file system writes them whole: set it on"
-        yield Finding(level="warning", check="durability", text=text, advice=advice)
-    elif synchronous == "off":
-        advice = "a crash may lose the last commits; leave synchronous_commit= out of the address to be safe"
-        yield Finding(level="warning", check="durability", text=text, advice=advice)
-    else:
-        yield Finding(level="ok", check="durability", text=text)
+        advice = "a power failure can destroy the whole database: set fsync = on"
+        return Finding.problem("durability", text, advice)
+    if full_pages == "off":
+        advice = "a power failure can destroy pages, unless the file system writes them atomically: set it on"
+        return Finding.warning("durability", text, advice)
+    if synchronous == "off":
+        advice = "a crash can lose the last commits; to be safe, remove synchronous_commit= from the address"
+        return Finding.warning("durability", text, advice)
+    return Finding.ok("durability", text)
 
 
-def _connections(database: Database) -> Iterator[Finding]:
+def _connections(database: Database) -> Finding:
     [(used, allowed)] = database.read(
         "SELECT sum(numbackends)::integer, current_setting('max_connections')::integer FROM pg_stat_database"
     )
     text = f"{used} of {allowed} in use on the server"
     if used > 0.9 * allowed:
-        advice = "raise max_connections, lower ?pool= in the addresses, or put PgBouncer in between"
-        yield Finding(level="warning", check="connections", text=text, advice=advice)
-    else:
-        yield Finding(level="ok", check="connections", text=text)
+        advice = "raise max_connections, lower ?pool= in the addresses, or use PgBouncer"
+        return Finding.warning("connections", text, advice)
+    return Finding.ok("connections", text)
 
 
-def _rights(database: Database) -> Iterator[Finding]:
+def _rights(database: Database) -> Finding:
     role = database.read_one("SELECT current_user::text")[0]
     lacking = [row[0] for row in database.read(_RIGHTS, [database.schema])]
     if lacking:
         tables = f"ALL TABLES IN SCHEMA {database.schema}"
-        yield Finding(
-            level="problem",
-            check="rights",
-            text=f"the role {role} may not read and write {', '.join(lacking)}",
-            advice=f"GRANT SELECT, INSERT, UPDATE, DELETE ON {tables} TO {role}",
+        return Finding.problem(
+            "rights",
+            f"the role {role} can't read and write {', '.join(lacking)}",
+            f"GRANT SELECT, INSERT, UPDATE, DELETE ON {tables} TO {role}",
         )
-    else:
-        yield Finding(level="ok", check="rights", text=f"the role {role} may read and write all tables")
+    return Finding.ok("rights", f"the role {role} can read and write all tables")
 
 
-def _old_transactions(database: Database) -> Iterator[Finding]:
+def _old_transactions(database: Database) -> Finding:
     rows = database.read(_OLD_TRANSACTIONS, [OLD_TRANSACTION])
     sees_all = database.read_one("SELECT pg_has_role('pg_read_all_stats', 'USAGE')")[0]
     if rows:
         which, age, remedy = rows[0]
-        text = f"{which} is open for {age / 60:.0f} min"
-        advice = f"while it is open nothing can be cleaned up, and claims become slower: end it, or {remedy}"
-        yield Finding(level="warning", check="old transactions", text=text, advice=advice)
-    elif sees_all:
-        yield Finding(level="ok", check="old transactions", text="none")
-    else:
-        text = "none of this role; to see those of others takes GRANT pg_read_all_stats"
-        yield Finding(level="ok", check="old transactions", text=text)
+        text = f"{which} has been open for {age / 60:.0f} min"
+        advice = f"while it is open, vacuum can't remove dead rows, and claims slow down: end it, or {remedy}"
+        return Finding.warning("old transactions", text, advice)
+    if sees_all:
+        return Finding.ok("old transactions", "none")
+    text = "none of this role; seeing those of others requires GRANT pg_read_all_stats"
+    return Finding.ok("old transactions", text)
 
 
 def _slots(database: Database) -> Iterator[Finding]:
     for name, kept, holds_rows in database.read(_SLOTS):
         if kept > MUCH_LOG or holds_rows:
-            text = f"the replication slot {name} keeps {kept / 2**20:.0f} MiB of log, and nobody reads it"
-            advice = f"start its reader, or SELECT pg_drop_replication_slot('{name}'): else the disk fills up"
-            yield Finding(level="warning", check="replication", text=text, advice=advice)
+            text = f"the replication slot {name} retains {kept / 2**20:.0f} MiB of WAL, and nothing reads it"
+            advice = (
+                f"start its reader, or SELECT pg_drop_replication_slot('{name}'): otherwise the disk fills up"
+            )
+            yield Finding.warning("replication", text, advice)
 
 
 def _vacuum(database: Database) -> Iterator[Finding]:
     table = f"{database.schema}.{_TABLE}"
     [(live, dead, is_on)] = database.read(_VACUUM, [table])
     size = database.read_one("SELECT pg_total_relation_size($1::regclass)", [table])[0]
-    text = f"jobs take {size / 2**20:.0f} MiB: {live} rows, and {dead} dead ones"
+    text = f"jobs take {size / 2**20:.0f} MiB: {live} live and {dead} dead rows"
     if not is_on:
-        advice = "set autovacuum = on: without it claims become slower and slower"
-        yield Finding(level="problem", check="vacuum", text=f"autovacuum is off; {text}", advice=advice)
+        advice = "set autovacuum = on: without it, claims get slower and slower"
+        yield Finding.problem("vacuum", f"autovacuum is off; {text}", advice)
     elif dead > FEW_DEAD and dead > live:
         advice = f"VACUUM {table}; if that frees nothing, an old transaction or replication slot is to blame"
-        yield Finding(level="warning", check="vacuum", text=text, advice=advice)
+        yield Finding.warning("vacuum", text, advice)
     else:
-        yield Finding(level="ok", check="vacuum", text=text)
+        yield Finding.ok("vacuum", text)
     age = database.read_one("SELECT max(age(datfrozenxid)) FROM pg_database")[0]
     if age > OLD_IDS:
-        text = f"the oldest is {age // 1_000_000} million transactions old; at 2,000 the server stops"
-        advice = "VACUUM FREEZE, as a superuser, in the database that has it"
-        yield Finding(level="problem", check="transaction numbers", text=text, advice=advice)
+        text = f"the oldest is {age // 1_000_000} million transactions old; at 2,000 million the server stops"
+        advice = "run VACUUM FREEZE as a superuser in that database"
+        yield Finding.problem("transaction numbers", text, advice)
 
 
 def _counts(database: Database) -> Iterator[Finding]:
     wrong = tallies.miscounted(database)
     if wrong:
-        yield Finding(
-            level="warning",
-            check="counts",
-            text=f"jobs of {', '.join(wrong[:3])} were written or deleted without the queue's triggers",
-            advice="a running worker corrects the counts within seconds; leave the triggers on",
+        yield Finding.warning(
+            "counts",
+            f"jobs of {', '.join(wrong[:3])} were written or deleted without the queue's triggers",
+            "a running worker corrects the counts within seconds; keep the triggers enabled",
         )
 
 
-def _clock(database: Database) -> Iterator[Finding]:
+def _clock(database: Database) -> Finding:
     skew = (system_clock() - database.now()) / SECOND
-    text = f"this machine's differs from it by {abs(skew):.1f} s"
+    text = f"this machine's clock differs by {abs(skew):.1f} s"
     if abs(skew) > _SKEW:
-        advice = "the server's decides, so nothing goes wrong; set this machine's right for its logs"
-        yield Finding(level="warning", check="server's clock", text=text, advice=advice)
-    else:
-        yield Finding(level="ok", check="server's clock", text=text)
+        advice = "jobs follow the server's clock, so nothing goes wrong; correct this machine's for its logs"
+        return Finding.warning("server's clock", text, advice)
+    return Finding.ok("server's clock", text)

@@ -10,12 +10,12 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
 
 from holdfast.core.clock import microseconds
-from holdfast.core.job import Status
-from holdfast.core.payload import same_json
-from holdfast.errors import DuplicateJob, KeyTaken, QueueFull
+from holdfast.errors import DuplicateJob, QueueFull
+from holdfast.store.outcomes import found_by_key, inserted
 from holdfast.store.postgres.arrays import given, parts
-from holdfast.store.postgres.clock import CLOCK
-from holdfast.store.protocol import NewJob, Verdict
+from holdfast.store.postgres.server_clock import CLOCK
+from holdfast.store.records import NewJob, Verdict
+from holdfast.store.rows import NEW_JOB_NAMES, job_kinds, quoted
 
 Statement = tuple[str, Sequence[Any]]
 Steps = Generator[Statement, list[Any], list[Verdict]]
@@ -29,20 +29,22 @@ class Apart(NamedTuple):
     parameters: Sequence[Any]
 
 
-_CAME = """
-INSERT INTO holdfast_jobs (id, type, status, priority, max_attempts, key, key_for, key_held, run_at, due_at,
-    timeout, parent_id, created_at, updated_at, token, payload)
-SELECT id, type, CASE WHEN waits THEN 'scheduled' ELSE 'pending' END, priority, max_attempts, key, key_for,
-    key IS NOT NULL, until, CASE WHEN waits THEN until ELSE now END, timeout, parent_id, now, now, token,
-    payload
+_TYPES = {"i": "bigint[]", "f": "double precision[]", "s": "text[]", "b": "boolean[]"}
+_KINDS = {name: job_kinds()[name] for name in NEW_JOB_NAMES} | {"run_at": "i", "delay": "i"}
+_PLACES = {name: f"${number}::{_TYPES[kind]}" for number, (name, kind) in enumerate(_KINDS.items(), 2)}
+_AFTER = len(_PLACES) + 2
+"""The number of the first parameter after the present instant and the columns."""
+
+_AS_GIVEN = quoted(NEW_JOB_NAMES)
+_CAME = f"""
+INSERT INTO holdfast_jobs ({_AS_GIVEN}, status, key_held, run_at, due_at, created_at, updated_at)
+SELECT {_AS_GIVEN}, CASE WHEN waits THEN 'scheduled' ELSE 'pending' END, key IS NOT NULL,
+    until, CASE WHEN waits THEN until ELSE now END, now, now
 FROM (
     SELECT n.*, clock.now, coalesce(clock.now + n.delay, n.run_at) AS until,
         coalesce(coalesce(clock.now + n.delay, n.run_at) > clock.now, false) AS waits
-    FROM {first}, unnest($2::text[], $3::text[], $4::integer[], $5::integer[], $6::text[],
-        $7::double precision[], $8::bigint[], $9::bigint[], $10::double precision[], $11::text[],
-        $12::text[], $13::text[]) WITH ORDINALITY
-        AS n (id, type, priority, max_attempts, key, key_for, run_at, delay, timeout, parent_id, token,
-            payload, place)) AS new
+    FROM {{first}}, unnest({", ".join(_PLACES.values())}) WITH ORDINALITY AS n ({quoted(_PLACES)}, place)
+    ) AS new
 ORDER BY place
 ON CONFLICT DO NOTHING
 RETURNING id, status, created_at, run_at
@@ -64,13 +66,14 @@ FROM clock WHERE j.key_held AND j.key_until <= clock.now AND j.seq = ANY (ARRAY(
 FREE_EXPIRED = f"WITH {CLOCK} {_free_expired('$2::text[]', '$3::text[]')}"
 
 # Through a connection of somebody else's: only into this queue, and not where it was moved away from.
-_HERE = """
+_HERE = f"""
 here AS MATERIALIZED (
-    SELECT FROM holdfast_schema WHERE identity = $14 AND to_regclass($16) IS NULL
-        AND $15 = (SELECT oid::bigint FROM pg_database WHERE datname = current_database()))
+    SELECT FROM holdfast_schema WHERE identity = ${_AFTER} AND to_regclass(${_AFTER + 2}) IS NULL
+        AND ${_AFTER + 1} = (SELECT oid::bigint FROM pg_database WHERE datname = current_database()))
 """
-_TOLD = """
-SELECT came.*, CASE WHEN came.id IS NOT NULL AND $17::text IS NOT NULL THEN pg_notify($17, '')::text END
+_TOLD = f"""
+SELECT came.*, CASE WHEN came.id IS NOT NULL AND ${_AFTER + 3}::text IS NOT NULL
+    THEN pg_notify(${_AFTER + 3}, '')::text END
 FROM here LEFT JOIN came ON true
 """
 
@@ -79,7 +82,7 @@ INSERT_HERE = f"WITH {CLOCK}, {_HERE}, came AS ({_CAME.format(first='clock, here
 
 # What counts the freed makes sure that they are free before anything is inserted.
 INSERT_KEYED_HERE = f"""
-WITH {CLOCK}, {_HERE}, freed AS ({_free_expired("$3::text[]", "$6::text[]")} RETURNING j.seq),
+WITH {CLOCK}, {_HERE}, freed AS ({_free_expired(_PLACES["type"], _PLACES["key"])} RETURNING j.seq),
     came AS ({_CAME.format(first="clock, here, (SELECT count(*) FROM freed) AS freed (number)")}) {_TOLD}
 """
 
@@ -105,23 +108,30 @@ def insert_jobs(jobs: Sequence[NewJob], now: int | None, *, alone: bool = False)
 
     With `alone`, nobody else who says so inserts jobs of a type with a max_depth until the commit.
     """
+    types = sorted({job.type for job in jobs if job.max_depth is not None})
     if alone:
-        for type in sorted({job.type for job in jobs if job.max_depth is not None}):
+        for type in types:
             yield _ALONE, [type]
-    depths = yield from _depths(jobs)
-    sure = _sure(jobs, depths)
-    verdicts = yield from _insert(jobs[:sure], now)
-    for job, verdict in zip(jobs[:sure], verdicts, strict=True):
-        depths[job.type] = depths.get(job.type, 0) + verdict.inserted
-    for job in jobs[sure:]:
-        verdicts.append((yield from _insert_if_room(job, depths, now)))
+    depths = yield from _depths(types)
+    verdicts: list[Verdict] = []
+    while len(verdicts) < len(jobs):
+        start = len(verdicts)
+        sure = jobs[start : _first_without_room(jobs, start, depths)]
+        if sure:
+            found = yield from _insert(sure, now)
+        else:
+            found = [(yield from _refuse_for_room(jobs[start], now))]
+        for job, verdict in zip(sure, found, strict=False):
+            depths[job.type] = depths.get(job.type, 0) + verdict.inserted
+        verdicts += found
     return verdicts
 
 
-def _sure(jobs: Sequence[NewJob], depths: dict[str, int]) -> int:
-    """How many of the first find room, whatever becomes of each."""
+def _first_without_room(jobs: Sequence[NewJob], start: int, depths: dict[str, int]) -> int:
+    """Those before it find room, whatever becomes of each."""
     waiting = dict(depths)
-    for place, job in enumerate(jobs):
+    for place in range(start, len(jobs)):
+        job = jobs[place]
         depth = waiting.get(job.type, 0)
         if job.max_depth is not None and depth >= job.max_depth:
             return place
@@ -129,31 +139,16 @@ def _sure(jobs: Sequence[NewJob], depths: dict[str, int]) -> int:
     return len(jobs)
 
 
-def _insert_if_room(
-    job: NewJob, depths: dict[str, int], now: int | None
-) -> Generator[Statement, list[Any], Verdict]:
-    full = yield from _full(job, depths, now)
-    if full is not None:
-        return full
-    [verdict] = yield from _insert([job], now)
-    depths[job.type] = depths.get(job.type, 0) + verdict.inserted
-    return verdict
-
-
 def refuse_if_full(job: NewJob, now: int | None) -> Generator[Statement, list[Any], Verdict | None]:
     """The verdict on a job for which there is no room, if that is so."""
-    depths = yield from _depths([job])
-    return (yield from _full(job, depths, now))
+    depths = yield from _depths([job.type] if job.max_depth is not None else [])
+    return None if _first_without_room([job], 0, depths) else (yield from _refuse_for_room(job, now))
 
 
-def _full(
-    job: NewJob, depths: dict[str, int], now: int | None
-) -> Generator[Statement, list[Any], Verdict | None]:
-    if job.max_depth is None or depths.get(job.type, 0) < job.max_depth:
-        return None
+def _refuse_for_room(job: NewJob, now: int | None) -> Generator[Statement, list[Any], Verdict]:
     known = yield from _known(job, now)
-    if known is None or known.error.__class__ is DuplicateJob:
-        return Verdict(id=job.id, error=QueueFull(job.type, job.max_depth))
+    if known is None or type(known.error) is DuplicateJob:  # and not KeyTaken, which is one too
+        return Verdict(id=job.id, error=QueueFull(job.type, job.max_depth or 0))
     return known
 
 
@@ -194,18 +189,12 @@ def run(steps: Steps, execute: Execute, execute_apart: Execute | None = None) ->
         return verdicts
 
 
-def _depths(jobs: Sequence[NewJob]) -> Generator[Statement, list[Any], dict[str, int]]:
-    types = sorted({job.type for job in jobs if job.max_depth is not None})
-    if not types:
-        return {}
-    rows = yield _DEPTHS, [types]
-    return dict(rows)
+def _depths(types: Sequence[str]) -> Generator[Statement, list[Any], dict[str, int]]:
+    return dict((yield _DEPTHS, [types])) if types else {}
 
 
 def _insert(jobs: Sequence[NewJob], now: int | None) -> Steps:
     """Insert what can be; of what can't, find out why."""
-    if not jobs:
-        return []
     keyed = [job for job in jobs if job.key is not None]
     if keyed:
         yield FREE_EXPIRED, [now, [job.type for job in keyed], [job.key for job in keyed]]
@@ -249,17 +238,10 @@ def find_known(job: NewJob) -> Generator[Statement, list[Any], Verdict | None]:
         return None
     [(how, id, token, status, created_at, run_at, payload)] = rows
     if how == _BY_KEY:
-        error = None if same_json(payload, job.payload) else KeyTaken(id, job.key or "")
-        return Verdict(
-            id=id, error=error, inserted=token == job.token, status=Status(status), created_at=created_at
-        )
+        return found_by_key(job, id, token, status, created_at, payload)
     if token == job.token:
         return inserted(job, status, created_at, run_at)
     return Verdict(id=job.id, error=DuplicateJob(job.id))
-
-
-def inserted(job: NewJob, status: str, created_at: int, run_at: int | None) -> Verdict:
-    return Verdict(id=job.id, inserted=True, status=Status(status), created_at=created_at, run_at=run_at)
 
 
 def _length(job: NewJob) -> int:
@@ -267,22 +249,9 @@ def _length(job: NewJob) -> int:
 
 
 def columns(jobs: Sequence[NewJob]) -> list[list[Any]]:
-    return [
-        [job.id for job in jobs],
-        [job.type for job in jobs],
-        [job.priority for job in jobs],
-        [job.max_attempts for job in jobs],
-        [job.key for job in jobs],
-        [_float(job.key_for) for job in jobs],
-        [job.run_at for job in jobs],
-        [None if job.delay is None else microseconds(job.delay) for job in jobs],
-        [_float(job.timeout) for job in jobs],
-        [job.parent_id for job in jobs],
-        [job.token for job in jobs],
-        [job.payload for job in jobs],
-    ]
-
-
-def _float(value: float | None) -> float | None:
-    # An array of numbers must be all of one kind.
-    return None if value is None else float(value)
+    found = {name: [getattr(job, name) for job in jobs] for name in _KINDS}
+    found["delay"] = [None if delay is None else microseconds(delay) for delay in found["delay"]]
+    for name, kind in _KINDS.items():
+        if kind == "f":  # an array of numbers must be all of one kind
+            found[name] = [None if value is None else float(value) for value in found[name]]
+    return [*found.values()]

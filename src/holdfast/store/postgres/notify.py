@@ -39,7 +39,7 @@ class Notifier:
 
     def touch(self) -> None:
         with self._lock:
-            if self._timer is not None:
+            if self._timer is not None or not self._database.notifies:
                 return
             now = time.monotonic()
             wait = self._next - now
@@ -75,11 +75,3 @@ class Notifier:
     def _send(self) -> None:
         with suppress(StoreError):
             self._database.read(NOTIFY, [channel(self._database.identity)])
-
-
-class Silence:
-    """For those who don't want it: workers look by themselves."""
-
-    def touch(self) -> None: ...
-
-    def close(self) -> None: ...

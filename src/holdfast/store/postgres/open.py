@@ -7,13 +7,14 @@ from msgspec.structs import replace
 from psycopg import sql
 
 from holdfast.core.clock import Clock
-from holdfast.errors import ForeignDatabase, QueueNotFound, SchemaOutOfDate, StoreUnavailable
+from holdfast.errors import QueueNotFound, SchemaOutOfDate, StoreUnavailable
 from holdfast.store import migrate as migrations
+from holdfast.store.migrate import VERSION_TABLE
 from holdfast.store.moved import MOVE_TABLE
 from holdfast.store.postgres.address import parse_url
 from holdfast.store.postgres.bounds import LONG
 from holdfast.store.postgres.database import Database
-from holdfast.store.postgres.schema import MIGRATIONS, VERSION_TABLE
+from holdfast.store.postgres.schema import MIGRATIONS
 from holdfast.store.postgres.session import Session
 from holdfast.store.postgres.store import PostgresStore
 
@@ -60,34 +61,27 @@ def _prepare(database: Database, *, create: bool, migrate: bool, for_move: bool)
     if migrations.pending(MIGRATIONS, version):
         if version and not migrate:
             raise SchemaOutOfDate(
-                f"the queue has schema version {version}; this Holdfast needs {MIGRATIONS[-1].number}",
+                f"the queue has schema version {version}, but Holdfast now requires {MIGRATIONS[-1].number}",
                 hint="run `queuectl migrate` once, from any machine",
             )
         _migrate(database)
     [(database.identity,)] = database.read(f"SELECT identity FROM {VERSION_TABLE}")
 
 
-def _tables(database: Database) -> set[str]:
-    """The tables and views of our names."""
+def _tables(database: Database) -> dict[str, str]:
+    """The tables and views of our names, each with its kind."""
     rows = database.read(
-        "SELECT relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace"
+        "SELECT relname, CASE WHEN relkind IN ('r', 'p') THEN 'table' ELSE 'view' END"
+        " FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace"
         " WHERE quote_ident(n.nspname) = $1 AND relkind IN ('r', 'p', 'v', 'm', 'f')"
         " AND relname LIKE 'holdfast\\_%'",
         [database.schema],
     )
-    return {row[0] for row in rows}
+    return dict(rows)
 
 
-def _version(database: Database, names: set[str]) -> int:
-    """The schema's version, 0 if there is none; refuses tables of our names that are not ours."""
-    if not names:
-        return 0
-    if VERSION_TABLE not in names or "holdfast_jobs" not in names:
-        migrations.refuse_foreign(sorted(names))
-    found = _version_rows(database)
-    if len(found) != 1 or not isinstance(found[0][0], int):
-        raise ForeignDatabase(f"{database.url}: the table {VERSION_TABLE} is not one that Holdfast made")
-    return int(found[0][0])
+def _version(database: Database, names: dict[str, str]) -> int:
+    return migrations.version_of(names, lambda: _version_rows(database), database.url)
 
 
 def _version_rows(database: Database) -> list[tuple[object, object]]:

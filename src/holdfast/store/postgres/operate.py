@@ -2,58 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import NoReturn
+from collections.abc import Sequence
+from contextlib import suppress
 
-import psycopg
-from psycopg.errors import DeadlockDetected, LockNotAvailable, UniqueViolation
+from psycopg.errors import UniqueViolation
 
 from holdfast.core.job import Status
-from holdfast.errors import JobNotFound, KeyHeld, StoreBusy, WrongState
+from holdfast.errors import KeyHeld, StoreBusy
+from holdfast.store.database import PATIENCE
+from holdfast.store.operate import CANCEL_RUNNING, CANCEL_WAITING, DELETE, RETRIED, RETRY, refuse
 from holdfast.store.postgres.arrays import given
-from holdfast.store.postgres.clock import CLOCK
+from holdfast.store.postgres.bounds import LOCK_PATIENCE
 from holdfast.store.postgres.finish import CHILD_PATIENCE
 from holdfast.store.postgres.insert import FREE_EXPIRED
-from holdfast.store.postgres.patience import LOCK_PATIENCE, PATIENCE
+from holdfast.store.postgres.server_clock import CLOCK
 from holdfast.store.postgres.session import Session
 from holdfast.store.prune import Place, PrunePass
 
-_CANCEL_WAITING = f"""
-WITH {CLOCK}
-UPDATE holdfast_jobs AS j SET status = 'cancelled', finished_at = clock.now, updated_at = clock.now,
-    key_held = j.key_held AND j.key_for IS NOT NULL, key_until = clock.now + (j.key_for * 1000000)::bigint
-FROM clock WHERE j.id = $2 AND j.status IN ('scheduled', 'pending')
-"""
-
-_CANCEL_RUNNING = f"""
-WITH {CLOCK}
-UPDATE holdfast_jobs AS j SET cancel_requested = true, updated_at = clock.now
-FROM clock WHERE j.id = $2 AND j.status = 'processing'
-"""
-
-_RETRIED = """
-status = 'pending', attempts = 0, due_at = clock.now, updated_at = clock.now,
-    finished_at = NULL, cancel_requested = false, result = NULL, progress = NULL, progress_message = NULL,
-    error_group = NULL
-"""
-
-_RETRY = f"""
-WITH {CLOCK}
-UPDATE holdfast_jobs AS j SET {_RETRIED}, key = coalesce($4, j.key),
-    key_held = coalesce($4, j.key) IS NOT NULL, key_until = NULL, payload = coalesce($3, j.payload)
-FROM clock
-WHERE j.id = $2 AND (j.status IN ('failed', 'cancelled') OR (j.status = 'scheduled' AND j.attempts > 0))
-"""
+_CANCEL = [sql.format(clock=CLOCK) for sql in (CANCEL_WAITING, CANCEL_RUNNING)]
+_RETRY = RETRY.format(clock=CLOCK)
 
 # Of those that have no key, all at once: nobody can be in their way.
 _RETRY_FREE = f"""
 WITH {CLOCK}
-UPDATE holdfast_jobs AS j SET {_RETRIED}
+UPDATE holdfast_jobs AS j SET {RETRIED}
 FROM clock WHERE j.seq = ANY ($2::bigint[]) AND j.status || '' = 'failed' RETURNING j.id
 """
-
-_DELETE = "DELETE FROM holdfast_jobs WHERE id = $1 AND status IN ('completed', 'failed', 'cancelled')"
 
 # A leap to the oldest of each type and state: those that stay cost nothing.
 _OLDEST_FINISHED = """
@@ -85,54 +59,39 @@ RETURNING id
 """
 
 
-@contextmanager
-def _apart(session: Session, patience: float) -> Iterator[None]:
-    """Around what is done to one job, perhaps of many: a lock that stays taken is StoreBusy, and leaves the
-    transaction as it was."""
-    session.rows("SAVEPOINT holdfast_one")
-    session.wait_at_most(patience)
-    try:
-        yield
-    except BaseException as error:
-        with suppress(psycopg.Error):  # the connection may be gone
-            session.rows("ROLLBACK TO SAVEPOINT holdfast_one")
-            session.rows("RELEASE SAVEPOINT holdfast_one")
-        if isinstance(error, LockNotAvailable | DeadlockDetected):
-            raise StoreBusy(patience) from error
-        raise
-    session.rows("RELEASE SAVEPOINT holdfast_one")
-
-
 def cancel_job(session: Session, job_id: str, now: int | None) -> None:
-    with _apart(session, PATIENCE + 1):  # a handler may be inside ctx.transaction()
-        for sql in (_CANCEL_WAITING, _CANCEL_RUNNING):
-            if session.count(sql, [now, job_id]):
-                return
+    with session.apart(PATIENCE + 1):  # a handler may be inside ctx.transaction()
+        if _cancel(session, job_id, now):
+            return
         # It may have been claimed between the two, or given back; now nothing moves it until we are through.
         session.rows("SELECT 1 FROM holdfast_jobs WHERE id = $1 FOR UPDATE", [job_id])
-        for sql in (_CANCEL_WAITING, _CANCEL_RUNNING):
-            if session.count(sql, [now, job_id]):
-                return
-    _refuse(session, job_id, "cancelled")
+        if _cancel(session, job_id, now):
+            return
+    refuse(session, job_id, "cancelled")
 
 
-def retry_job(session: Session, job_id: str, payload: str | None, key: str | None, now: int | None) -> None:
-    _retry(session, job_id, payload, key, now, LOCK_PATIENCE)
+def _cancel(session: Session, job_id: str, now: int | None) -> bool:
+    return any(session.rows(sql, [now, job_id]) for sql in _CANCEL)
 
 
-def _retry(
-    session: Session, job_id: str, payload: str | None, key: str | None, now: int | None, patience: float
+def retry_job(
+    session: Session,
+    job_id: str,
+    payload: str | None,
+    key: str | None,
+    now: int | None,
+    patience: float | None = None,
 ) -> None:
     type = held = ""
     try:
-        with _apart(session, patience):
+        with session.apart(LOCK_PATIENCE if patience is None else patience):
             rows = session.rows(
                 "SELECT type, coalesce($2, key) FROM holdfast_jobs WHERE id = $1 FOR UPDATE", [job_id, key]
             )
             if rows and rows[0][1] is not None:
                 [(type, held)] = rows
                 session.rows(FREE_EXPIRED, [now, [type], [held]])
-            retried = session.count(_RETRY, [now, job_id, payload, key])
+            retried = session.rows(_RETRY, [now, job_id, payload, key])
     except UniqueViolation:
         holders = session.rows(
             "SELECT id, finished_at IS NOT NULL FROM holdfast_jobs WHERE type = $1 AND key = $2 AND key_held",
@@ -141,7 +100,7 @@ def _retry(
         holder, is_finished = holders[0] if holders else ("?", False)
         raise KeyHeld(holder, held, is_finished=is_finished) from None
     if not retried:
-        _refuse(session, job_id, "retried")
+        refuse(session, job_id, "retried")
 
 
 def retry_failed_jobs(
@@ -157,26 +116,19 @@ def retry_failed_jobs(
     free = [seq for seq, _, _, key in rows if key is None]
     done = {id for (id,) in session.rows(_RETRY_FREE, [now, free])} if free else set()
     for _, id, _, key in rows:
-        if key is not None and _retry_if_free(session, id, now):
-            done.add(id)
+        if key is not None:
+            with suppress(KeyHeld, StoreBusy):  # another job holds the key, or is about to: this one stays
+                retry_job(session, id, None, None, now, CHILD_PATIENCE)
+                done.add(id)
     retried = [(id, own_type) for _, id, own_type, _ in rows if id in done]
     return len(rows), retried, rows[-1][0] if len(rows) == limit else None
 
 
-def _retry_if_free(session: Session, job_id: str, now: int | None) -> bool:
-    """Where another job holds the key, or is about to, the job is left as it is."""
-    try:
-        _retry(session, job_id, None, None, now, CHILD_PATIENCE)
-    except (KeyHeld, StoreBusy):
-        return False
-    return True
-
-
 def delete_job(session: Session, job_id: str) -> None:
-    with _apart(session, LOCK_PATIENCE):
-        deleted = session.count(_DELETE, [job_id])
+    with session.apart(LOCK_PATIENCE):
+        deleted = session.count(DELETE, [job_id])
     if not deleted:
-        _refuse(session, job_id, "deleted")
+        refuse(session, job_id, "deleted")
 
 
 def prune_jobs(
@@ -197,10 +149,3 @@ def prune_jobs(
     if not seqs:
         return []
     return [row[0] for row in session.rows(_PRUNE, [now, seqs, finished_before])]
-
-
-def _refuse(session: Session, job_id: str, action: str) -> NoReturn:
-    rows = session.rows("SELECT status FROM holdfast_jobs WHERE id = $1", [job_id])
-    if not rows:
-        raise JobNotFound(job_id)
-    raise WrongState(job_id, rows[0][0], action)

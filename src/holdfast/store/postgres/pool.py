@@ -17,9 +17,8 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from holdfast.errors import QueueClosed, StoreUnavailable
+from holdfast.store.database import PATIENCE
 from holdfast.store.postgres.connection import Connection
-from holdfast.store.postgres.errors import means_read_only
-from holdfast.store.postgres.patience import PATIENCE
 
 _FRESH = 5.0
 """Seconds for which a connection that lies idle is taken for alive."""
@@ -52,7 +51,7 @@ class Pool:
                 if not self._changed.wait(deadline - time.monotonic()):
                     raise StoreUnavailable(
                         f"all {self._size} connections were in use for {patience:g} s",
-                        hint="say ?pool= in the address for more",
+                        hint="raise ?pool= in the address",
                     )
             if self._closed:
                 raise QueueClosed("the queue is closed")
@@ -83,17 +82,14 @@ class Pool:
 
     def give(self, connection: Connection) -> None:
         """Give back what was taken, in whatever state it is."""
-        is_usable = not connection.closed and connection.info.transaction_status == TransactionStatus.IDLE
+        is_usable = connection.pgconn.transaction_status == TransactionStatus.IDLE  # nor is it closed
         is_broken = connection.broken
         with self._changed:
             if connection not in self._known:
                 return  # taken before this process was forked
             now = time.monotonic()
-            surplus = 0  # those that were not needed for long are at the bottom
-            while surplus < len(self._idle) and now - self._idle[surplus][1] > _SURPLUS:
-                surplus += 1
-            leaving = [idle for idle, _ in self._idle[:surplus]]
-            del self._idle[:surplus]
+            leaving = [idle for idle, since in self._idle if now - since > _SURPLUS]
+            del self._idle[: len(leaving)]  # those that were not needed for long are at the bottom
             if is_usable and not self._closed:
                 self._idle.append((connection, now))
             else:
@@ -103,12 +99,6 @@ class Pool:
         for gone in leaving:
             gone.close()
         if is_broken:  # the others will not be better
-            self.forget_idle()
-
-    def give_up(self, connection: Connection, error: psycopg.Error) -> None:
-        """Close what would go on failing: connections to a primary that has become a standby."""
-        if means_read_only(error):
-            connection.close()
             self.forget_idle()
 
     def forget_idle(self) -> None:

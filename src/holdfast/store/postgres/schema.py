@@ -15,9 +15,7 @@ from __future__ import annotations
 
 import re
 
-from holdfast.store.migrate import Migration
-
-VERSION_TABLE = "holdfast_schema"
+from holdfast.store.migrate import VERSION_TABLE, Migration
 
 STATUSES = ("scheduled", "pending", "processing", "completed", "failed", "cancelled")
 _COUNTED = (*STATUSES, "enqueued")
@@ -261,32 +259,25 @@ _COUNTING = (
     REFERENCING OLD TABLE AS went FOR EACH STATEMENT EXECUTE FUNCTION holdfast_count_deleted()""",
 )
 
+
 # Whoever else is at it has locked its rows, which are left to it. What is found to be nothing is dropped, but
 # for types: how many jobs of one there ever were is never forgotten.
-FOLD = """
+def _fold(table: str, keys: str, sums: dict[str, str]) -> str:
+    names = f"{keys}, {', '.join(sums)}"
+    return f"""
 WITH gone AS (
-    DELETE FROM holdfast_tallies WHERE number = ANY (ARRAY(
-        SELECT number FROM holdfast_tallies
-        WHERE type IN (SELECT type FROM holdfast_tallies GROUP BY type HAVING count(*) > 1)
-        ORDER BY number LIMIT {limit} FOR UPDATE SKIP LOCKED))
-    RETURNING type, scheduled, pending, processing, completed, failed, cancelled, enqueued)
-INSERT INTO holdfast_tallies (type, scheduled, pending, processing, completed, failed, cancelled, enqueued)
-SELECT type, sum(scheduled), sum(pending), sum(processing), sum(completed), sum(failed), sum(cancelled),
-    sum(enqueued)
-FROM gone GROUP BY type
+    DELETE FROM {table} WHERE number = ANY (ARRAY(
+        SELECT number FROM {table}
+        WHERE ({keys}) IN (SELECT {keys} FROM {table} GROUP BY {keys} HAVING count(*) > 1)
+        ORDER BY number LIMIT {{limit}} FOR UPDATE SKIP LOCKED))
+    RETURNING {names})
+INSERT INTO {table} ({names}) SELECT {keys}, {", ".join(sums.values())} FROM gone GROUP BY {keys}
 """
-FOLD_ERRORS = """
-WITH gone AS (
-    DELETE FROM holdfast_error_tallies WHERE number = ANY (ARRAY(
-        SELECT number FROM holdfast_error_tallies
-        WHERE (type, error_group) IN (
-            SELECT type, error_group FROM holdfast_error_tallies GROUP BY type, error_group
-            HAVING count(*) > 1)
-        ORDER BY number LIMIT {limit} FOR UPDATE SKIP LOCKED))
-    RETURNING type, error_group, jobs, last_at)
-INSERT INTO holdfast_error_tallies (type, error_group, jobs, last_at)
-SELECT type, error_group, sum(jobs), max(last_at) FROM gone GROUP BY type, error_group HAVING sum(jobs) <> 0
-"""
+
+
+FOLD = _fold("holdfast_tallies", "type", {name: f"sum({name})" for name in _COUNTED})
+_ERROR_SUMS = {"jobs": "sum(jobs)", "last_at": "max(last_at)"}
+FOLD_ERRORS = _fold("holdfast_error_tallies", "type, error_group", _ERROR_SUMS) + "HAVING sum(jobs) <> 0"
 
 # One insert in many adds up what inserts have left, whoever makes it: there may be no worker. Not where what
 # another has added up since the transaction began would be an error.

@@ -1,4 +1,4 @@
-"""The server's clock as a process follows it: asked for now and then, and counted on in between."""
+"""The server's clock: in a statement, and as a process follows it, asked for now and then."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ from contextlib import suppress
 
 from holdfast.core.clock import SECOND, system_clock
 from holdfast.errors import StoreError
+
+NOW = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
+PRESENT = f"coalesce($1::bigint, {NOW})"
+"""The present instant: a parameter, or the server's own clock if that is null."""
+CLOCK = f"clock AS MATERIALIZED (SELECT {PRESENT} AS now)"
 
 _KEPT, _RETRY = 30 * SECOND, SECOND
 _TICKS = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)

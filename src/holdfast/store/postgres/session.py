@@ -5,55 +5,37 @@ When a transaction begins and ends, and what its errors become, is the database'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import RawCursor
+from psycopg.errors import DeadlockDetected, LockNotAvailable
 
-from holdfast.errors import NestedWrite
+from holdfast.errors import NestedWrite, StoreBusy
 from holdfast.store.postgres.arrays import literal
-from holdfast.store.postgres.connection import Connection, Pipeline
+from holdfast.store.postgres.connection import Connection, pipelined
 
-
-class Names(Protocol):
-    """Whose SQL it is."""
-
-    schema: str
-
-    def text(self, sql: str) -> str:
-        """Our SQL as the server takes it."""
-
-
-class PipelineBusy(Exception):
-    """A statement was run while others of its connection were still on their way: a mistake in our code.
-
-    psycopg would answer it with no rows, which is not what the database has said.
-    """
-
-    def __init__(self) -> None:
-        super().__init__("nothing can be read on a connection whose pipeline has not been answered")
+if TYPE_CHECKING:
+    from holdfast.store.postgres.database import Database
 
 
 class Answer:
     """The rows of a statement that goes out with the next one; there once that has been answered."""
 
-    def __init__(self) -> None:
-        self._rows: list[Any] | None = None
+    arrived: list[Any] | None = None
 
     @property
     def rows(self) -> list[Any]:
-        assert self._rows is not None, "the statement has not been sent"
-        return self._rows
-
-    def arrive(self, rows: list[Any]) -> None:
-        self._rows = rows
+        assert self.arrived is not None, "the statement has not been sent"
+        return self.arrived
 
 
 class Session:
     """A connection inside a transaction, and how our SQL is run on it."""
 
-    def __init__(self, connection: Connection, database: Names, patience: float | None = None) -> None:
+    def __init__(self, connection: Connection, database: Database, patience: float | None = None) -> None:
         self.connection = connection
         self.database = database
         self._patience = patience
@@ -66,11 +48,6 @@ class Session:
         of this thread."""
         self._is_sending = False
         self._ahead: list[tuple[Answer, str, Sequence[Any]]] = []
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether there is anything to commit."""
-        return not self._ahead
 
     def ahead(self, sql: str, parameters: Sequence[Any] = ()) -> Answer:
         """Run a statement whose answer nobody needs before the next one's, in one round trip with it."""
@@ -89,6 +66,23 @@ class Session:
         else:
             self.wait_at_most(self._patience)
 
+    @contextmanager
+    def apart(self, patience: float) -> Iterator[None]:
+        """Around what may wait for a lock: after so long it is StoreBusy, and the transaction as it was."""
+        self.rows("SAVEPOINT holdfast_apart")
+        self.wait_at_most(patience)
+        try:
+            yield
+        except BaseException as error:
+            with suppress(psycopg.Error):  # the connection may be gone
+                self.rows("ROLLBACK TO SAVEPOINT holdfast_apart")
+                self.rows("RELEASE SAVEPOINT holdfast_apart")
+            if isinstance(error, LockNotAvailable | DeadlockDetected):
+                raise StoreBusy(patience) from error
+            raise
+        self.wait_as_usual()
+        self.ahead("RELEASE SAVEPOINT holdfast_apart")
+
     def do_meanwhile(self) -> None:
         meanwhile, self.meanwhile = self.meanwhile, None
         if meanwhile is not None:
@@ -101,11 +95,18 @@ class Session:
         """How many rows a statement has changed."""
         return self._execute(sql, parameters).rowcount
 
+    def each(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
+        """Run a statement with one row of parameters after another, all in one round trip."""
+        for row in rows[:-1]:
+            self.ahead(sql, row)
+        for row in rows[-1:]:
+            self.rows(sql, row)
+
     def _execute(self, sql: str, parameters: Sequence[Any]) -> RawCursor[tuple[Any, ...]]:
         if self.connection.lock.locked():
             raise NestedWrite(interrupted=True)  # by a signal handler, where psycopg would wait for itself
-        if self._is_sending:
-            raise PipelineBusy
+        if self._is_sending:  # a mistake in our code, which psycopg would answer with no rows
+            raise AssertionError("nothing can be read on a connection whose pipeline is not answered")
         text = self.database.text(sql)
         parameters = _sendable(parameters)
         try:
@@ -123,16 +124,16 @@ class Session:
         ahead, self._ahead = self._ahead, []
         self._is_sending = True
         try:
-            with Pipeline(self.connection) as pipeline:
+            with pipelined(self.connection) as send:
                 sent = [RawCursor(self.connection).execute(before, given) for _, before, given in ahead]
                 cursor.execute(text, [*map(storable, parameters)])
                 if self.meanwhile is not None:
-                    pipeline.send()
+                    send()
                     self.do_meanwhile()
         finally:
             self._is_sending = False
         for (answer, _, _), done in zip(ahead, sent, strict=True):
-            answer.arrive(_rows(done))
+            answer.arrived = _rows(done)
         return cursor
 
 

@@ -6,7 +6,6 @@ has turned them off. What is waiting there must be found all the same.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 from holdfast.store.postgres.bounds import LONG as LONG_BOUNDS
@@ -16,7 +15,8 @@ from holdfast.store.postgres.schema import FOLD, FOLD_ERRORS
 LONG = 100
 """Additions at which a worker adds some up."""
 _AT_ONCE = 100_000
-_CHECK_EVERY = 5.0
+CHECK_EVERY = 5.0
+"""Seconds between two looks of a worker for what the counts miss."""
 
 # In one statement, which sees the jobs and their counts as of one moment: from type to type along the index
 # of pending jobs.
@@ -47,23 +47,6 @@ FROM unnest($1::text[]) AS t (type)
 """
 
 
-class CountCheck:
-    """Finds now and then what the counts miss, and adds it: a job they don't know of is never claimed."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._next_at = 0.0
-
-    def make(self) -> None:
-        """If it is time."""
-        now = time.monotonic()
-        if now >= self._next_at:
-            self._next_at = now + _CHECK_EVERY
-            wrong = miscounted(self._database)
-            if wrong:
-                recount(self._database, wrong)
-
-
 def miscounted(database: Database) -> list[str]:
     """The types that have pending jobs of which the counts say nothing, or none though they say so."""
     with database.snapshot():
@@ -72,6 +55,8 @@ def miscounted(database: Database) -> list[str]:
 
 def recount(database: Database, types: Sequence[str]) -> None:
     """Add what is missing in the counts of jobs that wait or run."""
+    if not types:
+        return
     with database.transaction(bounds=LONG_BOUNDS) as session:
         if session.rows(_RECOUNT_ALONE, [database.schema])[0][0]:
             session.rows(_RECOUNT, [list(types)])

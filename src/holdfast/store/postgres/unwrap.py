@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
-from collections.abc import Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext, suppress
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import closing, nullcontext, suppress
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
@@ -19,12 +19,9 @@ from psycopg.rows import tuple_row
 
 from holdfast.errors import ConfigError
 from holdfast.store.postgres.handler_connection import HandlerConnection
+from holdfast.store.postgres.insert import Statement
 from holdfast.store.unwrap import Engine, Unwrapped, refused
 from holdfast.store.unwrap import unwrap as unwrap_library
-
-SAVEPOINT = "SAVEPOINT holdfast"
-RELEASE = "RELEASE SAVEPOINT holdfast"
-UNDO = ("ROLLBACK TO SAVEPOINT holdfast", RELEASE)
 
 _SENT = 0.2
 """Seconds after which statements that go out together have been sent."""
@@ -33,11 +30,10 @@ POSTGRES = Engine("postgresql", "PostgreSQL", "a psycopg connection")
 
 
 class State(NamedTuple):
-    """How a connection is. One with `begins` begins a transaction by itself, before any statement."""
+    """How a connection is. One that `joins` is in a transaction, or begins one before any statement."""
 
     closed: bool
-    begins: bool
-    in_transaction: bool
+    joins: bool
 
 
 class Driver(Protocol):
@@ -45,31 +41,8 @@ class Driver(Protocol):
 
     def state(self) -> State: ...
 
-    def execute(self, sql: str, parameters: Sequence[Any]) -> list[Any]: ...
-
-    def execute_apart(self, sql: str, parameters: Sequence[Any]) -> list[Any]:
-        """Inside a savepoint."""
-
-
-class _InSavepoint:
-    """What is the same for drivers that send one statement at a time."""
-
-    def execute_apart(self: Driver, sql: str, parameters: Sequence[Any]) -> list[Any]:
-        self.execute(SAVEPOINT, ())
-        try:
-            rows = self.execute(sql, parameters)
-        except BaseException:
-            undo(self)
-            raise
-        self.execute(RELEASE, ())
-        return rows
-
-
-def undo(driver: Driver) -> None:
-    """Back to the savepoint. The connection may be gone; what went wrong first is what is told."""
-    with suppress(Exception):
-        for sql in UNDO:
-            driver.execute(sql, ())
+    def execute(self, *statements: Statement) -> list[Any]:
+        """The rows that they give, in one round trip where the driver can."""
 
 
 def unwrap(connection: Any) -> tuple[Driver, Unwrapped]:
@@ -100,12 +73,14 @@ def _is_psycopg2(connection: Any) -> bool:
 
 
 def psycopg_state(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> State:
-    status = connection.info.transaction_status
-    return State(
-        closed=connection.closed,
-        begins=not connection.autocommit,
-        in_transaction=status != TransactionStatus.IDLE,
-    )
+    is_idle = connection.info.transaction_status == TransactionStatus.IDLE
+    return State(connection.closed, joins=not (connection.autocommit and is_idle))
+
+
+def _answered(connection: Any, *, together: bool = False) -> Any:
+    """In pipeline mode, what waits for the answers to all that was sent until the end of the block."""
+    piped = together or connection.info.pipeline_status != PipelineStatus.OFF
+    return connection.pipeline() if piped else nullcontext()
 
 
 class _Psycopg:
@@ -115,42 +90,23 @@ class _Psycopg:
     def state(self) -> State:
         self._check()
         if not self._connection.closed:
-            with self._answered():
+            with _answered(self._connection):
                 pass
         return psycopg_state(self._connection)
 
-    def execute(self, sql: str, parameters: Sequence[Any]) -> list[Any]:
-        cursor = psycopg.RawCursor(self._connection, row_factory=tuple_row)
+    def execute(self, *statements: Statement) -> list[Any]:
+        cursors = [psycopg.RawCursor(self._connection, row_factory=tuple_row) for _ in statements]
         try:
-            with self._answered():
-                cursor.execute(sql, parameters)
+            with _answered(self._connection, together=len(statements) > 1):
+                for cursor, statement in zip(cursors, statements, strict=True):
+                    cursor.execute(*statement)
         finally:
             self._check()
-        return cursor.fetchall() if cursor.description is not None else []
-
-    def execute_apart(self, sql: str, parameters: Sequence[Any]) -> list[Any]:
-        """All in one round trip."""
-        cursor = psycopg.RawCursor(self._connection, row_factory=tuple_row)
-        try:
-            with self._connection.pipeline():
-                psycopg.RawCursor(self._connection).execute(SAVEPOINT)
-                cursor.execute(sql, parameters)
-                psycopg.RawCursor(self._connection).execute(RELEASE)
-        except BaseException:
-            undo(self)
-            raise
-        finally:
-            self._check()
-        return cursor.fetchall()
+        return [row for cursor in cursors if cursor.description is not None for row in cursor.fetchall()]
 
     def _check(self) -> None:
         if isinstance(self._connection, HandlerConnection):
             self._connection.check()
-
-    def _answered(self) -> AbstractContextManager[Any]:
-        """In pipeline mode, what waits for the answers to all that was sent until the end of the block."""
-        piped = self._connection.info.pipeline_status != PipelineStatus.OFF
-        return self._connection.pipeline() if piped else nullcontext()
 
 
 class AsyncPsycopg:
@@ -161,60 +117,46 @@ class AsyncPsycopg:
 
     async def state(self) -> State:
         if not self._connection.closed:
-            async with self._answered():
+            async with _answered(self._connection):
                 pass
         return psycopg_state(self._connection)
 
-    async def execute(self, sql: str, parameters: Sequence[Any]) -> list[Any]:
-        return await _to_its_end(self._execute(sql, parameters))
+    async def execute(self, *statements: Statement, undo: Sequence[Statement] = ()) -> list[Any]:
+        """The rows that they give. What can be undone is, if it fails, and is stopped if it takes long after
+        the task is cancelled."""
+        return await _to_its_end(self._execute(statements, undo), self._connection if undo else None)
 
-    async def _execute(self, sql: str, parameters: Sequence[Any]) -> list[Any]:
-        cursor = psycopg.AsyncRawCursor(self._connection, row_factory=tuple_row)
-        async with self._answered():
-            await cursor.execute(sql, parameters)
-        return await cursor.fetchall() if cursor.description is not None else []
-
-    async def execute_apart(self, sql: str, parameters: Sequence[Any]) -> list[Any]:
-        running = asyncio.ensure_future(self._execute_apart(sql, parameters))
+    async def _execute(self, statements: Sequence[Statement], undo: Sequence[Statement]) -> list[Any]:
+        cursors = [psycopg.AsyncRawCursor(self._connection, row_factory=tuple_row) for _ in statements]
         try:
-            return await asyncio.shield(running)
-        except asyncio.CancelledError:
-            # Cut short while it is sent, it would fail the caller's transaction. What still goes on after a
-            # while waits for somebody else's transaction: the server stops it, and the savepoint is undone.
-            await asyncio.wait([running], timeout=_SENT)
-            while not running.done():
-                with suppress(psycopg.Error):  # the server may be gone, and then so is the statement
-                    await self._connection.cancel_safe()
-                await asyncio.wait([running], timeout=_SENT)
-            running.exception()  # nobody else asks for it
-            raise
-
-    async def _execute_apart(self, sql: str, parameters: Sequence[Any]) -> list[Any]:
-        cursor = psycopg.AsyncRawCursor(self._connection, row_factory=tuple_row)
-        try:
-            async with self._connection.pipeline():
-                await psycopg.AsyncRawCursor(self._connection).execute(SAVEPOINT)
-                await cursor.execute(sql, parameters)
-                await psycopg.AsyncRawCursor(self._connection).execute(RELEASE)
+            async with _answered(self._connection, together=len(statements) > 1):
+                for cursor, statement in zip(cursors, statements, strict=True):
+                    await cursor.execute(*statement)
         except BaseException:
-            with suppress(Exception):  # the connection may be gone
-                for undoing in UNDO:
-                    await self.execute(undoing, ())
+            if undo:
+                with suppress(Exception):  # the connection may be gone
+                    await self._execute(undo, ())
             raise
-        return await cursor.fetchall()
-
-    def _answered(self) -> AbstractAsyncContextManager[Any]:
-        piped = self._connection.info.pipeline_status != PipelineStatus.OFF
-        return self._connection.pipeline() if piped else nullcontext()
+        return [
+            row for cursor in cursors if cursor.description is not None for row in await cursor.fetchall()
+        ]
 
 
-async def _to_its_end(statement: Coroutine[Any, Any, list[Any]]) -> list[Any]:
-    """Run a statement also if the task is cancelled: cut short, it would fail the caller's transaction."""
+async def _to_its_end(
+    statement: Coroutine[Any, Any, list[Any]], stoppable: psycopg.AsyncConnection[Any] | None = None
+) -> list[Any]:
+    """Run a statement also if the task is cancelled: cut short while it is sent, it would fail the caller's
+    transaction. What still goes on after a while waits for somebody else's transaction: on a `stoppable`
+    connection, where a savepoint is around it, the server stops it."""
     running = asyncio.ensure_future(statement)
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
-        await asyncio.wait([running])
+        await asyncio.wait([running], timeout=None if stoppable is None else _SENT)
+        while stoppable is not None and not running.done():
+            with suppress(psycopg.Error):  # the server may be gone, and then so is the statement
+                await stoppable.cancel_safe()
+            await asyncio.wait([running], timeout=_SENT)
         running.exception()  # nobody else asks for it
         raise
 
@@ -222,35 +164,34 @@ async def _to_its_end(statement: Coroutine[Any, Any, list[Any]]) -> list[Any]:
 class _Psycopg2:
     def __init__(self, connection: Any) -> None:
         if connection.async_:
-            raise ConfigError("connection= is asynchronous, which psycopg2 can't wait for")
+            raise ConfigError("connection= is an asynchronous psycopg2 connection, which can't be waited for")
         self._connection = connection
         self._cursor_factory = sys.modules["psycopg2.extensions"].cursor
 
     def state(self) -> State:
         own = self._connection
         closed = bool(own.closed)
-        return State(
-            closed=closed,
-            begins=not own.autocommit,
-            in_transaction=not closed and own.get_transaction_status() != TransactionStatus.IDLE,
-        )
+        is_idle = closed or own.get_transaction_status() == TransactionStatus.IDLE
+        return State(closed, joins=not (own.autocommit and is_idle))
 
-    def execute(self, sql: str, parameters: Sequence[Any]) -> list[Any]:
+    def execute(self, *statements: Statement) -> list[Any]:
         with self._connection.cursor(cursor_factory=self._cursor_factory) as cursor:
-            cursor.execute(*_by_name(sql, parameters))
-            return cursor.fetchall() if cursor.description is not None else []
-
-    def execute_apart(self, sql: str, parameters: Sequence[Any]) -> list[Any]:
-        try:
-            rows = self.execute(f"{SAVEPOINT}; {sql}", parameters)
-        except BaseException:
-            undo(self)
-            raise
-        self.execute(RELEASE, ())
-        return rows
+            return [row for each in _together(statements) for row in _rows(cursor, _by_name(each))]
 
 
-class _Adapted(_InSavepoint):
+def _together(statements: Sequence[Statement]) -> Iterator[Statement]:
+    """What has no parameters goes along with what follows it: one round trip for both."""
+    texts = []
+    for sql, given in statements:
+        texts.append(sql)
+        if given:
+            yield "; ".join(texts), given
+            texts.clear()
+    if texts:
+        yield "; ".join(texts), ()
+
+
+class _Adapted:
     """psycopg's AsyncConnection in SQLAlchemy's clothes. Each statement is awaited where run_sync was."""
 
     def __init__(self, adapted: Any, connection: Any) -> None:
@@ -260,32 +201,31 @@ class _Adapted(_InSavepoint):
     def state(self) -> State:
         return psycopg_state(self._connection)
 
-    def execute(self, sql: str, parameters: Sequence[Any]) -> list[Any]:
-        cursor = self._adapted.cursor()
-        try:
-            cursor.execute(*self._arguments(sql, parameters))
-            return [tuple(row) for row in cursor.fetchall()] if cursor.description is not None else []
-        finally:
-            cursor.close()
+    def execute(self, *statements: Statement) -> list[Any]:
+        with closing(self._adapted.cursor()) as cursor:
+            return [tuple(row) for each in statements for row in _rows(cursor, self._arguments(each))]
 
-    def _arguments(self, sql: str, parameters: Sequence[Any]) -> tuple[Any, ...]:
-        return _by_name(sql, parameters)
+    def _arguments(self, statement: Statement) -> tuple[Any, ...]:
+        return _by_name(statement)
 
 
 class _AdaptedAsyncpg(_Adapted):
     def state(self) -> State:
-        return State(
-            closed=self._connection.is_closed(),
-            begins=not self._adapted.autocommit,
-            in_transaction=self._connection.is_in_transaction(),
-        )
+        joins = not self._adapted.autocommit or self._connection.is_in_transaction()
+        return State(self._connection.is_closed(), joins)
 
-    def _arguments(self, sql: str, parameters: Sequence[Any]) -> tuple[Any, ...]:
-        return sql, parameters
+    def _arguments(self, statement: Statement) -> tuple[Any, ...]:
+        return statement
 
 
-def _by_name(sql: str, parameters: Sequence[Any]) -> tuple[Any, ...]:
+def _rows(cursor: Any, arguments: tuple[Any, ...]) -> list[Any]:
+    cursor.execute(*arguments)
+    return list(cursor.fetchall()) if cursor.description is not None else []
+
+
+def _by_name(statement: Statement) -> tuple[Any, ...]:
     """The arguments of execute() where parameters have names."""
+    sql, parameters = statement
     if not parameters:
         return (sql,)
     return _renamed(sql), {f"p{number}": value for number, value in enumerate(parameters, 1)}

@@ -14,12 +14,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NoReturn
+from weakref import WeakSet
 
 from holdfast.core.lifecycle import Decision
 from holdfast.errors import HoldfastError, LeaseLost, StoreBusy
 from holdfast.store.attempt import Guarded, TimeLimit, commit_completion, completion_of
-from holdfast.store.protocol import Claim, NewJob
-from holdfast.store.sqlite.connection import understood
+from holdfast.store.records import Claim, NewJob
+from holdfast.store.sqlite.connection import OwnConnection, understood
 from holdfast.store.sqlite.database import Database, rollback
 from holdfast.store.sqlite.finish import finish_jobs
 
@@ -29,6 +30,9 @@ holds it, which waiting does not end."""
 
 _CHECK_PAUSE = 0.5
 """Seconds after which an attempt that is to stop no longer waits."""
+
+_EXPIRE_PATIENCE = 1.0
+_INTERRUPT_PAUSE = 0.005
 
 _HELD = """
 SELECT 1 FROM holdfast_jobs WHERE seq = ? AND status = 'processing' AND version = ? AND worker_id = ?
@@ -71,6 +75,8 @@ class HandlerCursor(sqlite3.Cursor):
             finally:
                 # A statement that was cut short says why. It may even have seemed to end well: the error code
                 # of a connection is overwritten by the rollback in the other thread.
+                if connection.expired_after is not None:
+                    connection.shut()
                 connection.check_time()
 
 
@@ -80,7 +86,7 @@ def _guarded_kind(kind: type[sqlite3.Cursor]) -> type[sqlite3.Cursor]:
     return kind if issubclass(kind, HandlerCursor) else type(kind.__name__, (HandlerCursor, kind), {})
 
 
-class HandlerConnection(Guarded, sqlite3.Connection):
+class HandlerConnection(Guarded, OwnConnection):
     """The connection a handler gets: a plain one, but for what would end the transaction early."""
 
     how_it_ends = "SQLite itself rolls back at ON CONFLICT ROLLBACK, and when the disk is full"
@@ -90,13 +96,24 @@ class HandlerConnection(Guarded, sqlite3.Connection):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.statement = threading.RLock()
+        self._opened: WeakSet[Any] = WeakSet()
+        """Cursors and blobs, of which any may be in the middle of a statement."""
 
     def is_in_transaction(self) -> bool:
         return self.in_transaction
 
+    def check(self) -> None:
+        if self.expired_after is not None and not self.over:
+            with self.statement:
+                self.shut()  # the expiry may have given up, or not come so far
+        super().check()
+
     def cursor(self, factory: Any = HandlerCursor) -> Any:
-        self.check()
-        return super().cursor(_guarded_kind(factory))
+        with self.statement:
+            self.check()
+            cursor = super().cursor(_guarded_kind(factory))
+            self._opened.add(cursor)
+            return cursor
 
     def execute(self, *args: Any, **kwargs: Any) -> Any:
         # A handler's statement reaches SQLite as it is written: a '?1' in it may be part of a literal.
@@ -109,9 +126,24 @@ class HandlerConnection(Guarded, sqlite3.Connection):
     def executescript(self, *_: Any) -> NoReturn:
         raise HoldfastError("executescript() would commit the transaction; use execute()")
 
+    def shut(self) -> None:
+        """Roll back, and let nothing be written any more, not even past our cursors.
+
+        Once a connection was interrupted, everything on it is, our ROLLBACK too, until no statement is open.
+        """
+        for opened in self._opened:
+            opened.close()
+        self.set_authorizer(None)  # it would refuse our ROLLBACK too
+        rollback(self)
+        with suppress(sqlite3.Error):
+            sqlite3.Cursor(self).execute("PRAGMA query_only = ON")
+
     def blobopen(self, *args: Any, **kwargs: Any) -> Any:
-        self.check()
-        return super().blobopen(*args, **kwargs)
+        with self.statement:
+            self.check()
+            blob = super().blobopen(*args, **kwargs)
+            self._opened.add(blob)
+            return blob
 
     def close(self) -> NoReturn:
         raise HoldfastError("leaving the block closes the connection")
@@ -194,12 +226,17 @@ class SqliteAttemptTransaction:
     def _expire(self) -> None:
         connection = self.connection
         connection.expired_after = self._seconds
+        # One that does not end in time, as in a function of the handler's own, rolls back when it ends.
+        deadline = time.monotonic() + _EXPIRE_PATIENCE
         connection.interrupt()
-        connection.set_authorizer(None)  # it would refuse our ROLLBACK too
-        with suppress(sqlite3.Error):
-            # A statement that slips in after the rollback finds a connection that can't write.
-            sqlite3.Cursor(connection).execute("PRAGMA query_only = ON")
-        rollback(connection)
+        while not connection.statement.acquire(timeout=_INTERRUPT_PAUSE):
+            if time.monotonic() >= deadline:
+                return
+            connection.interrupt()
+        try:
+            connection.shut()
+        finally:
+            connection.statement.release()
 
     def _close(self) -> None:
         connection = self.connection

@@ -1,21 +1,26 @@
-"""The caller's own connection: whether a job can be enqueued through it, and inside what."""
+"""The caller's own connection: whether a job can be enqueued through it, and inside what.
+
+Beneath one of SQLAlchemy or Django is a sqlite3 connection, or what can do as much of it as an insert needs.
+"""
 
 from __future__ import annotations
 
 import os
 import sqlite3
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Self, cast
 
 from holdfast.errors import ConfigError
 from holdfast.store.sqlite.database import Database
-from holdfast.store.sqlite.unwrap import unwrap
-from holdfast.store.unwrap import ONE_DATABASE, in_no_transaction
+from holdfast.store.unwrap import ONE_DATABASE, Engine, Unwrapped, in_no_transaction, refused, unwrap
+
+_SQLITE = Engine("sqlite", "SQLite", "a sqlite3.Connection")
 
 _LEGACY = getattr(sqlite3, "LEGACY_TRANSACTION_CONTROL", -1)  # the only mode before Python 3.12
 
 
 LOCKED = (
-    "begin with BEGIN IMMEDIATE, and give the connection a longer timeout;"
+    "start with BEGIN IMMEDIATE, and give the connection a longer timeout;"
     " holdfast.sqlalchemy.configure(engine) does both"
 )
 """A note to SQLite's own words, where a caller's transaction could not write."""
@@ -26,12 +31,13 @@ def checked(connection: Any, database: Database) -> sqlite3.Connection:
 
     Only a bare sqlite3 connection may be in no transaction: its autocommit mode is chosen by hand.
     """
-    found = unwrap(connection)
+    found = _unwrapped(connection)
     own: sqlite3.Connection = found.connection
     path = _file_of(own)
     if not path or not os.path.exists(path) or not os.path.samefile(path, database.path):
         raise ConfigError(
-            f"connection= goes to {path or 'a database in memory'}, the queue is in {database.path}",
+            f"connection= is connected to {path or 'a database in memory'},"
+            f" but the queue is in {database.path}",
             hint=ONE_DATABASE,
         )
     found.begin()
@@ -39,6 +45,17 @@ def checked(connection: Any, database: Database) -> sqlite3.Connection:
     if found.begun_by is not None and not own.in_transaction:
         raise in_no_transaction(found.begun_by)
     return own
+
+
+def _unwrapped(connection: Any) -> Unwrapped:
+    if isinstance(connection, sqlite3.Connection):
+        return Unwrapped(connection)
+    found = unwrap(connection, _SQLITE)
+    if isinstance(found.connection, sqlite3.Connection):
+        return found
+    if found.adapted is None:
+        raise refused(found.connection, _SQLITE)
+    return found._replace(connection=_Adapted(found.adapted, found.connection))
 
 
 def _file_of(connection: sqlite3.Connection) -> str:
@@ -58,3 +75,63 @@ def _join_transaction(connection: sqlite3.Connection) -> None:
         return
     if getattr(connection, "autocommit", _LEGACY) == _LEGACY:
         connection.execute(f"BEGIN {connection.isolation_level}")
+
+
+class _Adapted:
+    """As much of a sqlite3.Connection as an insert needs, on an asyncio driver that SQLAlchemy has adapted.
+
+    The driver owns a thread for the connection. Each statement goes there and the coroutine waits meanwhile,
+    so this works only inside run_sync, as everything in SQLAlchemy does.
+    """
+
+    def __init__(self, adapted: Any, driver: Any) -> None:
+        self._adapted = adapted
+        self._driver = driver
+
+    @property
+    def autocommit(self) -> Any:
+        # aiosqlite does not hand it on, and sqlite3 tells it only in the thread of the connection. Before
+        # Python 3.12 there is none: an AttributeError, as on sqlite3's.
+        return self._adapted.run_async(lambda driver: driver._execute(getattr, driver._conn, "autocommit"))
+
+    @property
+    def in_transaction(self) -> bool:
+        return bool(self._driver.in_transaction)
+
+    @property
+    def isolation_level(self) -> str | None:
+        return cast("str | None", self._driver.isolation_level)
+
+    def cursor(self) -> _AdaptedCursor:
+        return _AdaptedCursor(self._adapted.cursor())
+
+    def execute(self, sql: str) -> None:
+        cursor = self.cursor()
+        try:
+            cursor.execute(sql)
+        finally:
+            cursor.close()
+
+
+class _AdaptedCursor:
+    """The same for a cursor: execute() returns the cursor, and there is a row_factory to set."""
+
+    row_factory: Any = None  # SQLAlchemy needs rows that are sequences, so that is what comes
+
+    def __init__(self, adapted: Any) -> None:
+        self._adapted = adapted
+        self.fetchone = adapted.fetchone
+        self.fetchall = adapted.fetchall
+        self.close = adapted.close
+
+    @property
+    def rowcount(self) -> int:
+        return int(self._adapted.rowcount)
+
+    def execute(self, sql: str, parameters: Sequence[Any] = ()) -> Self:
+        self._adapted.execute(sql, parameters)
+        return self
+
+    def executemany(self, sql: str, rows: Iterable[Sequence[Any]]) -> Self:
+        self._adapted.executemany(sql, rows)
+        return self

@@ -15,7 +15,8 @@ from typing import Any
 from holdfast.core.clock import microseconds
 from holdfast.core.rate_limit import Bucket
 from holdfast.store.limits import Limits
-from holdfast.store.protocol import Activity, Claim, Claimed, Demand
+from holdfast.store.records import Activity, Claim, Claimed, Demand
+from holdfast.store.sqlite.connection import OwnConnection
 
 ACTIVE_TYPES = """
 SELECT json_group_array(json_array(type, pending, processing)) FROM holdfast_counts
@@ -29,8 +30,10 @@ AND NOT EXISTS (SELECT 1 FROM holdfast_pauses WHERE holdfast_pauses.type IN ('',
 # As a limit, not a condition, which SQLite would ask of each of the million jobs that wait.
 _UNPAUSED = "NOT EXISTS (SELECT 1 FROM holdfast_pauses WHERE type IN ('', ?1))"
 
+# As _CLAIM leaves it, in the order of a Claim.
 _ROW = """json_group_array(json_array(
-    seq, id, payload, priority, attempts, max_attempts, version, timeout, created_at, due_at))"""
+    seq, id, type, payload, priority, attempts + 1, coalesce(max_attempts, ?3), version + 1,
+    coalesce(timeout, ?4), created_at, due_at))"""
 
 # The candidates of a type, best first: only their places where several types compete, else the whole rows.
 CANDIDATES = f"""
@@ -43,7 +46,11 @@ SELECT {_ROW} FROM (
     SELECT * FROM holdfast_jobs WHERE status = 'pending' AND type = ?1
     ORDER BY priority DESC, seq LIMIT ?2 * {_UNPAUSED})
 """
-_CHOSEN_ROWS = f"SELECT {_ROW} FROM holdfast_jobs WHERE seq IN (SELECT value FROM json_each(?))"
+_CHOSEN_ROWS = f"SELECT {_ROW} FROM holdfast_jobs WHERE seq IN (SELECT value FROM json_each(?2))"
+
+_BUCKETS = """
+SELECT name, tokens, refilled_at FROM holdfast_limits WHERE name IN (SELECT value FROM json_each(?))
+"""
 
 # What enqueue left open is fixed here, at the first claim.
 _CLAIM = """
@@ -62,7 +69,7 @@ def activity_from(text: str) -> dict[str, Activity]:
 
 
 def claim_jobs(
-    connection: sqlite3.Connection,
+    connection: OwnConnection,
     worker_id: str,
     demands: Sequence[Demand],
     *,
@@ -75,38 +82,30 @@ def claim_jobs(
     claims: list[Claim] = []
     lease_expires_at = now + microseconds(lease_seconds)
     for demand, rows in chosen:
-        claims += _take(connection, worker_id, demand, rows, lease_expires_at, now)
+        seqs = json.dumps([row[0] for row in rows])
+        parameters = (demand.max_attempts, demand.timeout, worker_id, lease_expires_at, now, seqs)
+        taken = connection.count(_CLAIM, parameters)
+        if taken != len(rows):  # can't be: the write lock was held since the rows were read
+            raise AssertionError(f"claimed {taken} of {len(rows)} jobs")
+        claims += [Claim(*[*row, worker_id]) for row in rows]
     claims.sort(key=lambda claim: (-claim.priority, claim.seq))
     _save(connection, limits)
-    return Claimed(claims, limits.wait(), _unpaused(connection, limits.held_back))
+    return Claimed(claims, limits.wait(), limits.held_back_unpaused(connection))
 
 
-def _unpaused(connection: sqlite3.Connection, types: set[str]) -> frozenset[str]:
-    """Those that are not paused: what is, no limit holds back."""
-    if not types:
-        return frozenset()
-    paused = {row[0] for row in connection.execute("SELECT type FROM holdfast_pauses")}
-    return frozenset() if "" in paused else frozenset(types - paused)
-
-
-def _limits(connection: sqlite3.Connection, demands: Sequence[Demand], now: int) -> Limits:
-    names = sorted({demand.rate_name for demand in demands if demand.rate})
-    stored = [
-        connection.execute(
-            "SELECT name, tokens, refilled_at FROM holdfast_limits WHERE name = ?", (name,)
-        ).fetchone()
-        for name in names
-    ]
-    buckets = {row[0]: Bucket(row[1], row[2]) for row in stored if row is not None}
+def _limits(connection: OwnConnection, demands: Sequence[Demand], now: int) -> Limits:
+    buckets: dict[str, Bucket] = {}
     running: dict[str, int] = {}
+    if names := [demand.rate_name for demand in demands if demand.rate]:
+        rows = connection.rows(_BUCKETS, [json.dumps(names)])
+        buckets = {name: Bucket(tokens, refilled_at) for name, tokens, refilled_at in rows}
     if any(demand.max_running for demand in demands):
-        active = activity_from(connection.execute(ACTIVE_TYPES).fetchone()[0])
-        running = {type: activity.running for type, activity in active.items()}
+        running = {type: processing for type, _, processing in connection.value(ACTIVE_TYPES)}
     return Limits(demands, buckets, running, now)
 
 
-def _save(connection: sqlite3.Connection, limits: Limits) -> None:
-    for name in sorted(limits.changed):
+def _save(connection: OwnConnection, limits: Limits) -> None:
+    for name in limits.changed:
         bucket = limits.buckets[name]
         connection.execute(
             "REPLACE INTO holdfast_limits (name, tokens, refilled_at) VALUES (?, ?, ?)",
@@ -118,7 +117,7 @@ Row = list[Any]
 
 
 def _choose_within_size(
-    connection: sqlite3.Connection, demands: Sequence[Demand], limit: int, now: int
+    connection: OwnConnection, demands: Sequence[Demand], limit: int, now: int
 ) -> tuple[Limits, list[tuple[Demand, list[Row]]]]:
     """Choose rows; fewer, if as many as asked for would be more than SQLite puts into one value."""
     while True:
@@ -132,13 +131,13 @@ def _choose_within_size(
 
 
 def _choose(
-    connection: sqlite3.Connection, demands: Sequence[Demand], limits: Limits, limit: int
+    connection: OwnConnection, demands: Sequence[Demand], limits: Limits, limit: int
 ) -> list[tuple[Demand, list[Row]]]:
     """The rows to take of each demand."""
     if len(demands) == 1:
         demand = demands[0]
         room = min(limit, limits.room(demand))
-        rows = _json(connection, CANDIDATE_ROWS, demand.type, room) if room > 0 else []
+        rows = _rows(connection, CANDIDATE_ROWS, demand, room) if room > 0 else []
         for _ in rows:
             limits.take(demand)
         return [(demand, rows)] if rows else []
@@ -146,7 +145,7 @@ def _choose(
     for demand in demands:
         room = min(limit, limits.room(demand))
         if room > 0:
-            places = _json(connection, CANDIDATES, demand.type, room)
+            places = connection.value(CANDIDATES, demand.type, room)
             candidates += [(priority, seq, demand) for priority, seq in places]
     candidates.sort(key=lambda candidate: candidate[:2])
     chosen: dict[str, tuple[Demand, list[int]]] = {}
@@ -157,41 +156,12 @@ def _choose(
         if limits.take(demand):
             chosen.setdefault(demand.type, (demand, []))[1].append(seq)
             count += 1
-    return [(demand, _json(connection, _CHOSEN_ROWS, json.dumps(seqs))) for demand, seqs in chosen.values()]
-
-
-def _json(connection: sqlite3.Connection, sql: str, *parameters: object) -> Any:
-    return json.loads(connection.execute(sql, parameters).fetchone()[0])
-
-
-def _take(
-    connection: sqlite3.Connection,
-    worker_id: str,
-    demand: Demand,
-    rows: Sequence[Row],
-    lease_expires_at: int,
-    now: int,
-) -> list[Claim]:
-    seqs = json.dumps([row[0] for row in rows])
-    taken = connection.execute(
-        _CLAIM, (demand.max_attempts, demand.timeout, worker_id, lease_expires_at, now, seqs)
-    ).rowcount
-    if taken != len(rows):  # can't be: the write lock was held since the rows were read
-        raise AssertionError(f"claimed {taken} of {len(rows)} jobs")
     return [
-        Claim(
-            seq,
-            id,
-            demand.type,
-            payload,
-            priority,
-            attempts + 1,
-            demand.max_attempts if max_attempts is None else max_attempts,
-            version + 1,
-            demand.timeout if timeout is None else timeout,
-            created_at,
-            due_at,
-            worker_id,
-        )
-        for seq, id, payload, priority, attempts, max_attempts, version, timeout, created_at, due_at in rows
+        (demand, _rows(connection, _CHOSEN_ROWS, demand, json.dumps(seqs)))
+        for demand, seqs in chosen.values()
     ]
+
+
+def _rows(connection: OwnConnection, sql: str, demand: Demand, which: int | str) -> list[Row]:
+    rows: list[Row] = connection.value(sql, demand.type, which, demand.max_attempts, demand.timeout)
+    return rows

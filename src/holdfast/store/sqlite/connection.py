@@ -1,10 +1,12 @@
-"""The class of our own connections: sqlite3's, but for what some versions of Python get wrong."""
+"""Our own connections: what a Session does, what some versions of Python get wrong, and rows as JSON."""
 
 from __future__ import annotations
 
+import json
 import re
 import sqlite3
 import sys
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -27,9 +29,32 @@ def _named(sql: str) -> str | None:
     return re.sub(r"\?(\d+)", r":p\1", sql) if re.search(r"\?\d", sql) else None
 
 
-class _NamingConnection(sqlite3.Connection):
-    def execute(self, *arguments: Any) -> sqlite3.Cursor:
-        return super().execute(*understood(*arguments))
+class OwnConnection(sqlite3.Connection):
+    """See Session. Nobody needs to be woken: whoever waits sees the file change."""
+
+    wakes = False
+
+    if _TAKES_NUMBERS_FOR_NAMES:
+
+        def execute(self, *arguments: Any) -> sqlite3.Cursor:
+            return super().execute(*understood(*arguments))
+
+    def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        return self.execute(sql, parameters).fetchall()
+
+    def count(self, sql: str, parameters: Sequence[Any] = ()) -> int:
+        return self.execute(sql, parameters).rowcount
+
+    def value(self, sql: str, *parameters: Any) -> Any:
+        """The one JSON value that a query gives."""
+        return json.loads(self.execute(sql, parameters).fetchone()[0])
+
+    def each(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
+        for row in rows:
+            self.execute(sql, row)
 
 
-OwnConnection = _NamingConnection if _TAKES_NUMBERS_FOR_NAMES else sqlite3.Connection
+def given(parameter: str, *names: str) -> str:
+    """Rows that a statement is given as one JSON array of arrays: a table with these columns."""
+    columns = (f"json_extract(value, '$[{number}]') AS {name}" for number, name in enumerate(names))
+    return f"(SELECT {', '.join(columns)} FROM json_each({parameter}))"

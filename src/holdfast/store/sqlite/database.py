@@ -20,30 +20,25 @@ from typing import Any, NoReturn, TypeVar
 
 from holdfast.errors import (
     CommitUncertain,
-    ForeignDatabase,
     NestedWrite,
     QueueClosed,
     StoreBusy,
     StoreError,
     StoreUnavailable,
 )
-from holdfast.store.moved import error_of
+from holdfast.store.database import PATIENCE
 from holdfast.store.own_files import DatabaseFiles
 from holdfast.store.scope import is_inside
 from holdfast.store.sqlite.connection import OwnConnection
+from holdfast.store.sqlite.errors import is_locked, raise_translated
 from holdfast.store.sqlite.file import DatabaseFile
 from holdfast.store.sqlite.fork import ForkGate
-
-PATIENCE = 5.0
-"""Seconds to wait for the write lock before StoreBusy."""
 
 WAL_LIMIT = 8 * 1024 * 1024
 """Bytes of WAL at which whoever commits runs the checkpoint."""
 
 _CHECKPOINT_PAUSE = 0.2
 _CHECKPOINT_PATIENCE = 0.5
-_ROOM_NEEDED = 256 * 1024
-_LOCKED = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 T = TypeVar("T")
 
@@ -66,7 +61,7 @@ class _Holder:
 
     _close_quietly = staticmethod(_close_quietly)
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: OwnConnection) -> None:
         self.connection = connection
         self.closed = False
         # Which keeps it alive: a connection that the garbage collector came to before its holder would warn.
@@ -111,7 +106,7 @@ class Database:
             lambda: not self.open_attempts, self._close_connections, self._abandon_connections
         )
 
-    def connect(self, factory: type[sqlite3.Connection] = OwnConnection) -> sqlite3.Connection:
+    def connect(self, factory: type[OwnConnection] = OwnConnection) -> OwnConnection:
         """A new connection with our settings. Closing it is the caller's business, inside `using`."""
         self._refuse_forked_child()
         try:
@@ -148,7 +143,7 @@ class Database:
         if self._gate.refused:
             raise StoreUnavailable(
                 "this process was forked while the queue was in use, and can't use it",
-                hint="fork before the queue is used, or start processes anew instead (spawn)",
+                hint="fork before using the queue, or start new processes instead (spawn)",
             )
 
     @contextmanager
@@ -160,7 +155,7 @@ class Database:
         finally:
             self._gate.leave()
 
-    def connection(self) -> sqlite3.Connection:
+    def connection(self) -> OwnConnection:
         """This thread's connection, to be used inside `using`."""
         self._refuse_forked_child()
         if self._closed:
@@ -195,12 +190,16 @@ class Database:
 
     among_numbers = among_texts = "IN (SELECT value FROM json_each(?))"
     elements = "json_each(?)"
+    clock = "clock AS MATERIALIZED (SELECT ?1 AS now)"
     reads_whole_types = True
     orders_recursion = True
     seq_within = "seq"
 
     def by_index(self, name: str | None) -> str:
         return "NOT INDEXED" if name is None else f"INDEXED BY {name}"
+
+    def skip_locked(self, _table: str, _key: str) -> str:
+        return ""  # nobody else writes meanwhile
 
     def close_thread(self) -> None:
         """Close this thread's connection, for threads that end before the queue does."""
@@ -242,7 +241,7 @@ class Database:
             self._gate.leave()
 
     @contextmanager
-    def transaction(self, patience: float = PATIENCE) -> Iterator[sqlite3.Connection]:
+    def transaction(self, *, patience: float = PATIENCE) -> Iterator[OwnConnection]:
         """A write transaction on this thread's connection; entered again inside, it is the same one."""
         if is_inside(self.url):
             raise NestedWrite
@@ -359,45 +358,3 @@ def rollback(connection: sqlite3.Connection) -> None:
     if connection.in_transaction:
         with suppress(sqlite3.Error):
             sqlite3.Connection.rollback(connection)  # a handler's connection overrides its own
-
-
-def is_locked(error: sqlite3.Error) -> bool:
-    return (getattr(error, "sqlite_errorcode", 0) or 0) & 0xFF in _LOCKED
-
-
-def raise_translated(error: sqlite3.Error, path: str) -> NoReturn:
-    """Raise the driver's error as one of ours. What can only be a mistake in SQL stays as it is."""
-    code = (getattr(error, "sqlite_errorcode", 0) or 0) & 0xFF
-    if code in _LOCKED:
-        raise StoreBusy(PATIENCE) from error
-    if code == sqlite3.SQLITE_NOTADB:
-        raise ForeignDatabase(f"{path} is not a SQLite database") from error
-    raise_if_moved(error)
-    if isinstance(error, sqlite3.ProgrammingError | sqlite3.IntegrityError) or code == sqlite3.SQLITE_ERROR:
-        raise error
-    raise StoreUnavailable(f"{path}: {error}", hint=_hint(code, path)) from error
-
-
-def raise_if_moved(error: sqlite3.Error) -> None:
-    """Raise what a guard of a move has refused as one of our errors."""
-    moved = error_of(str(error)) if isinstance(error, sqlite3.IntegrityError) else None
-    if moved is not None:
-        raise moved from error
-
-
-def _hint(code: int, path: str) -> str | None:
-    # Where not even the shared memory of the WAL finds room, SQLite calls it an I/O error.
-    if code == sqlite3.SQLITE_IOERR:
-        with suppress(OSError):
-            space = os.statvfs(os.path.dirname(path))
-            if space.f_bavail * space.f_frsize < _ROOM_NEEDED:
-                code = sqlite3.SQLITE_FULL
-    return _HINTS.get(code)
-
-
-_HINTS = {
-    sqlite3.SQLITE_CORRUPT: "check the disk, then the file with PRAGMA integrity_check",
-    sqlite3.SQLITE_READONLY: "the file and its folder must be writable",
-    sqlite3.SQLITE_CANTOPEN: "does its folder exist, and may you write there?",
-    sqlite3.SQLITE_FULL: "the disk is full: free some space; work goes on by itself",
-}

@@ -10,32 +10,29 @@ import json
 import sqlite3
 from collections.abc import Callable, Sequence
 
-from msgspec.structs import replace
-
-from holdfast.core.clock import microseconds
-from holdfast.core.error_group import error_group
-from holdfast.core.job import FINISHED, Status
-from holdfast.store.protocol import Finish, NewJob
+from holdfast.core.job import Status
+from holdfast.store.outcomes import ENDING, FAILURE, ending, failures, unbounded
+from holdfast.store.records import Finish, NewJob
+from holdfast.store.sqlite.connection import OwnConnection, given
 from holdfast.store.sqlite.insert import insert_jobs
 
 # Nearly every attempt ends so, and this statement takes two thirds of the general one's time.
-_COMPLETE = """
+_COMPLETE = f"""
 UPDATE holdfast_jobs SET
     status = 'completed', error = NULL, result = f.result, worker_id = NULL, lease_expires_at = NULL,
     finished_at = ?1, updated_at = ?1,
     key_held = key_held AND key_for IS NOT NULL, key_until = ?1 + CAST(key_for * 1000000 AS INTEGER)
-FROM (SELECT json_extract(value, '$[0]') AS seq, json_extract(value, '$[1]') AS version,
-    json_extract(value, '$[2]') AS result FROM json_each(?2)) AS f
+FROM {given("?2", "seq", "version", "result")} AS f
 WHERE holdfast_jobs.seq = f.seq AND +status = 'processing'
     AND holdfast_jobs.version = f.version AND worker_id = ?3
 """
 
 # A cancellation may have been asked for until this very moment; then whatever is not a completion is one.
-_END = """
+_END = f"""
 UPDATE holdfast_jobs SET
     status = CASE WHEN cancel_requested THEN 'cancelled' ELSE f.status END,
     attempts = attempts - f.attempts_back,
-    due_at = f.due_at,
+    due_at = ?1 + f.delay,
     error = coalesce(f.error, holdfast_jobs.error),
     error_group = CASE WHEN NOT cancel_requested THEN f.error_group END,
     worker_id = NULL, lease_expires_at = NULL,
@@ -44,31 +41,18 @@ UPDATE holdfast_jobs SET
     key_until = CASE WHEN (f.final OR cancel_requested) AND key_for IS NOT NULL
         THEN ?1 + CAST(key_for * 1000000 AS INTEGER) END,
     updated_at = ?1
-FROM (SELECT
-    json_extract(value, '$[0]') AS seq, json_extract(value, '$[1]') AS version,
-    json_extract(value, '$[2]') AS worker_id, json_extract(value, '$[3]') AS status,
-    json_extract(value, '$[4]') AS final, json_extract(value, '$[5]') AS due_at,
-    json_extract(value, '$[6]') AS error, json_extract(value, '$[7]') AS attempts_back,
-    json_extract(value, '$[8]') AS expired_only, json_extract(value, '$[9]') AS error_group
-    FROM json_each(?2)) AS f
+FROM {given("?2", *ENDING)} AS f
 WHERE holdfast_jobs.seq = f.seq AND +holdfast_jobs.status = 'processing'
     AND holdfast_jobs.version = f.version AND holdfast_jobs.worker_id = f.worker_id
     AND (NOT f.expired_only OR lease_expires_at <= ?1)
 """
 
-_FAILURES = """
-INSERT INTO holdfast_failures
-    (seq, version, attempt, started_at, finished_at, worker_id, error, traceback, detail)
-SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]'),
-    json_extract(value, '$[3]'), ?1, json_extract(value, '$[4]'), json_extract(value, '$[5]'),
-    json_extract(value, '$[6]'), json_extract(value, '$[7]')
-FROM json_each(?2)
+_FAILURES = f"""
+INSERT INTO holdfast_failures (finished_at, {", ".join(FAILURE)}) SELECT ?1, * FROM {given("?2", *FAILURE)}
 """
 
-ENDED = """
-SELECT j.seq, j.version, j.status
-FROM (SELECT json_extract(value, '$[0]') AS seq, json_extract(value, '$[1]') AS version
-    FROM json_each(?1)) AS e
+ENDED = f"""
+SELECT j.seq, j.version, j.status FROM {given("?1", "seq", "version")} AS e
 JOIN holdfast_jobs AS j ON j.seq = e.seq AND j.version = e.version
 WHERE +j.status <> 'processing'
 """
@@ -80,7 +64,7 @@ WHERE seq IN (SELECT value FROM json_each(?)) AND status = 'cancelled'
 
 
 def finish_jobs(
-    connection: sqlite3.Connection, finishes: Sequence[Finish], now: int
+    connection: OwnConnection, finishes: Sequence[Finish], now: int
 ) -> dict[tuple[int, int], Status]:
     """Finish inside the open transaction; the accepted ones, with the state each led to."""
     completed: dict[str, list[Finish]] = {}
@@ -99,10 +83,7 @@ def finish_jobs(
     if others:
         accepted = _guarded(connection, others, _end, now)
         _record_failures(connection, accepted, now)
-        text = connection.execute(_CANCELLED, (json.dumps([finish.seq for finish in accepted]),)).fetchone()[
-            0
-        ]
-        cancelled = set(json.loads(text))
+        cancelled = set(connection.value(_CANCELLED, json.dumps([finish.seq for finish in accepted])))
         for finish in accepted:
             status = Status.CANCELLED if finish.seq in cancelled else finish.decision.status
             ended[finish.seq, finish.version] = status
@@ -136,41 +117,11 @@ def _complete(connection: sqlite3.Connection, finishes: Sequence[Finish], now: i
 
 
 def _end(connection: sqlite3.Connection, finishes: Sequence[Finish], now: int) -> int:
-    rows = []
-    for finish in finishes:
-        decision = finish.decision
-        rows.append(
-            (
-                finish.seq,
-                finish.version,
-                finish.worker_id,
-                decision.status,
-                decision.status in FINISHED,
-                now + microseconds(decision.delay),
-                decision.error,
-                decision.attempts_back,
-                finish.expired_only,
-                error_group(decision.error or "") if decision.status is Status.FAILED else None,
-            )
-        )
-    return connection.execute(_END, (now, json.dumps(rows))).rowcount
+    return connection.execute(_END, (now, json.dumps([*map(ending, finishes)]))).rowcount
 
 
 def _record_failures(connection: sqlite3.Connection, finishes: Sequence[Finish], now: int) -> None:
-    rows = [
-        (
-            finish.seq,
-            finish.version,
-            finish.attempt,
-            finish.started_at,
-            finish.worker_id,
-            finish.decision.error,
-            finish.decision.traceback,
-            None if finish.decision.detail is None else json.dumps(finish.decision.detail),
-        )
-        for finish in finishes
-        if finish.decision.error is not None
-    ]
+    rows = failures(finishes)
     try:
         connection.execute(_FAILURES, (now, json.dumps(rows)))
     except (sqlite3.DataError, OverflowError):  # more than SQLite takes as one value
@@ -181,12 +132,8 @@ def _record_failures(connection: sqlite3.Connection, finishes: Sequence[Finish],
 def insert_children(
     connection: sqlite3.Connection, parent_seq: int, children: Sequence[NewJob], now: int
 ) -> None:
-    """Insert a completed job's children; one whose id or key is taken becomes a link to that job.
-
-    They are part of its outcome, so no max_depth holds them back.
-    """
-    unbounded = [replace(child, max_depth=None) for child in children]
-    for verdict in insert_jobs(connection, unbounded, now):
+    """Insert a completed job's children; one whose id or key is taken becomes a link to that job."""
+    for verdict in insert_jobs(connection, unbounded(children), now):
         if not verdict.inserted:
             connection.execute(
                 "INSERT INTO holdfast_links (parent_id, child_id)"

@@ -12,7 +12,6 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
 
 LONGEST_WAIT = 5.0
 """Seconds to wait for connections in use before a fork."""
@@ -31,10 +30,7 @@ class ForkGate:
         self.refused = False
         """Whether this process is a child that may not use the database."""
         self._open()
-        with _registration:
-            if not _gates:
-                _register()
-            _gates.add(self)
+        _gates.add(self)
 
     def _open(self) -> None:
         self._condition = threading.Condition()
@@ -96,19 +92,10 @@ class ForkGate:
         self._open()  # the old locks belong to threads that are not here
 
 
-_registration = threading.Lock()
-_registered = False
-_gates: weakref.WeakSet[Any] = weakref.WeakSet()
+_gates: weakref.WeakSet[ForkGate] = weakref.WeakSet()
 _one_fork = threading.Lock()
 """Held from before a fork to after it: two threads may fork at once."""
 _forking: list[ForkGate] = []
-
-
-def _register() -> None:
-    global _registered
-    if not _registered:
-        _registered = True
-        os.register_at_fork(before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child)
 
 
 def _before() -> None:
@@ -118,15 +105,15 @@ def _before() -> None:
         gate.before_fork()
 
 
-def _after_in_parent() -> None:
+def _after(reopen: Callable[[ForkGate], None]) -> None:
     for gate in _forking:
-        gate.after_in_parent()
+        reopen(gate)
     _forking.clear()
     _one_fork.release()
 
 
-def _after_in_child() -> None:
-    for gate in _forking:
-        gate.after_in_child()
-    _forking.clear()
-    _one_fork.release()
+os.register_at_fork(
+    before=_before,
+    after_in_parent=lambda: _after(ForkGate.after_in_parent),
+    after_in_child=lambda: _after(ForkGate.after_in_child),
+)

@@ -1,4 +1,4 @@
-"""The state of a SQLite queue's file and of where it lives; and copies of it."""
+"""The state of a SQLite queue's file and of where it lives."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from shlex import quote
 
-from holdfast.store.backup import make_copy
-from holdfast.store.protocol import Finding
+from holdfast.store.records import Finding
 from holdfast.store.sqlite.database import Database
 from holdfast.store.sqlite.open import NETWORK_FILE_SYSTEMS, file_system
 
@@ -20,19 +19,18 @@ LITTLE_SPACE, TOO_LITTLE_SPACE = 1024 * MIB, 100 * MIB
 _IN_MEMORY = ("tmpfs", "ramfs")
 
 
-def back_up(database: Database, path: str) -> None:
-    """Copy with VACUUM INTO: opening the file itself, as cp does, would drop this process's locks on it."""
-    make_copy(path, lambda part: database.read("VACUUM INTO ?", (part,)))
-
-
 def examine(database: Database) -> list[Finding]:
+    path = os.path.realpath(database.path)
+    folder = os.path.dirname(path)
     return [
-        *_version(database),
-        *_settings(database),
-        *_place(database),
-        *_files(database),
+        _version(database),
+        _settings(database),
+        _file_system(folder, path),
+        _space(folder),
+        _wal(database),
+        _files(database),
         *_names(database),
-        *_content(database),
+        _content(database),
     ]
 
 
@@ -45,107 +43,89 @@ def has_wal_reset_bug(version: tuple[int, ...]) -> bool:
     return (3, 7, 0) <= version < (3, 51, 3)
 
 
-def _version(database: Database) -> Iterator[Finding]:
+def _version(database: Database) -> Finding:
     version = sqlite3.sqlite_version
     if not has_wal_reset_bug(sqlite3.sqlite_version_info):
-        yield Finding(level="ok", check="SQLite", text=f"{version}, no known bug that matters here")
-        return
+        return Finding.ok("SQLite", f"{version}, no known bugs that affect the queue")
     text = f"{version} has the WAL-reset bug (fixed in 3.51.3); Holdfast checkpoints in a way that avoids it"
     foreign = database.read_one(
         "SELECT count(*) FROM sqlite_master WHERE type = 'table'"
         " AND name NOT LIKE 'holdfast\\_%' ESCAPE '\\' AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
     )[0]
-    if foreign:
-        yield Finding(
-            level="warning",
-            check="SQLite",
-            text=f"{text}, but {foreign} tables in the file are an application's",
-            advice="let it run PRAGMA wal_autocheckpoint = 0 on its connections (with SQLAlchemy:"
-            " holdfast.sqlalchemy.configure), or upgrade SQLite",
-        )
-    else:
-        yield Finding(level="ok", check="SQLite", text=text)
+    if not foreign:
+        return Finding.ok("SQLite", text)
+    return Finding.warning(
+        "SQLite",
+        f"{text}, but {foreign} tables in the file belong to an application",
+        "run PRAGMA wal_autocheckpoint = 0 on its connections (with SQLAlchemy:"
+        " holdfast.sqlalchemy.configure), or upgrade SQLite",
+    )
 
 
-def _settings(database: Database) -> Iterator[Finding]:
+def _settings(database: Database) -> Finding:
     mode = database.read_one("PRAGMA journal_mode")[0]
     synchronous = ("OFF", "NORMAL", "FULL", "EXTRA")[database.read_one("PRAGMA synchronous")[0]]
     text = f"journal_mode {mode}, synchronous {synchronous}"
     if mode != "wal":
-        advice = (
-            "something has switched the write-ahead log off; close other programs and open the queue again"
-        )
-        yield Finding(level="problem", check="durability", text=text, advice=advice)
-    elif synchronous in ("OFF", "NORMAL"):
-        advice = "a power cut may lose the last commits; leave synchronous= out of the address to be safe"
-        yield Finding(level="warning", check="durability", text=text, advice=advice)
-    else:
-        yield Finding(level="ok", check="durability", text=text)
+        advice = "something has turned off the write-ahead log; close other programs and reopen the queue"
+        return Finding.problem("durability", text, advice)
+    if synchronous in ("OFF", "NORMAL"):
+        advice = "a power failure can lose the last commits; to be safe, remove synchronous= from the address"
+        return Finding.warning("durability", text, advice)
+    return Finding.ok("durability", text)
 
 
-def _place(database: Database) -> Iterator[Finding]:
-    folder = os.path.dirname(os.path.realpath(database.path))
-    kind = file_system(os.path.realpath(database.path)) or "of unknown kind"
+def _file_system(folder: str, path: str) -> Finding:
+    kind = file_system(path) or "an unknown file system"
+    text = f"{folder} is on {kind}"
     if kind.startswith(NETWORK_FILE_SYSTEMS):
-        advice = "SQLite's locks often do not hold there: move the file to a local disk, or use PostgreSQL"
-        yield Finding(level="problem", check="file system", text=f"{folder} is on {kind}", advice=advice)
-    elif kind in _IN_MEMORY:
-        advice = "it is lost when the machine stops: move the file to a disk"
-        yield Finding(level="warning", check="file system", text=f"{folder} is on {kind}", advice=advice)
-    else:
-        yield Finding(level="ok", check="file system", text=f"{folder} is on {kind}")
+        advice = "SQLite's locks often fail there: move the file to a local disk, or use PostgreSQL"
+        return Finding.problem("file system", text, advice)
+    if kind in _IN_MEMORY:
+        advice = "it is lost when the machine restarts: move the file to a disk"
+        return Finding.warning("file system", text, advice)
+    return Finding.ok("file system", text)
+
+
+def _space(folder: str) -> Finding:
     space = os.statvfs(folder)
     free = space.f_bavail * space.f_frsize
-    level = "problem" if free < TOO_LITTLE_SPACE else "warning" if free < LITTLE_SPACE else "ok"
-    yield Finding(
-        level=level,
-        check="free space",
-        text=f"{free // MIB} MiB",
-        advice=None if level == "ok" else "on a full disk nothing can be enqueued or finished: make room",
-    )
-    wal = database.file.wal_bytes()
-    large = wal > LARGE_WAL
-    yield Finding(
-        level="warning" if large else "ok",
-        check="WAL",
-        text=f"{wal / MIB:.1f} MiB",
-        advice="some program keeps an old read transaction open: end it" if large else None,
-    )
+    text, advice = f"{free // MIB} MiB", "on a full disk, no job can be enqueued or finished: free some space"
+    if free < TOO_LITTLE_SPACE:
+        return Finding.problem("free space", text, advice)
+    if free < LITTLE_SPACE:
+        return Finding.warning("free space", text, advice)
+    return Finding.ok("free space", text)
 
 
-def _files(database: Database) -> Iterator[Finding]:
+def _wal(database: Database) -> Finding:
+    size = database.file.wal_bytes()
+    text = f"{size / MIB:.1f} MiB"
+    if size > LARGE_WAL:
+        return Finding.warning("WAL", text, "a program is holding an old read transaction open: end it")
+    return Finding.ok("WAL", text)
+
+
+def _files(database: Database) -> Finding:
     problems = []
     exposed = []
-    for path in (
-        database.path,
-        database.path + "-wal",
-        database.path + "-shm",
-        os.path.dirname(database.path),
-    ):
+    beside = (f"{database.path}-wal", f"{database.path}-shm")
+    for path in (database.path, *beside, os.path.dirname(database.path)):
         with suppress(FileNotFoundError):
             mode = os.stat(path).st_mode
             if not os.access(path, os.R_OK | os.W_OK):
-                problems.append(f"{path} can't be written by this user")
+                problems.append(f"{path} is not writable by this user")
             if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-                problems.append(f"{path} can be written by everybody")
+                problems.append(f"{path} is writable by everyone")
             elif mode & stat.S_IROTH and stat.S_ISREG(mode) and _is_reachable(path):
                 exposed.append(path)
     if problems:
-        yield Finding(
-            level="problem",
-            check="permissions",
-            text="; ".join(problems),
-            advice="let the files belong to the user that runs queuectl and the workers, mode 600",
-        )
-    elif exposed:
-        yield Finding(
-            level="warning",
-            check="permissions",
-            text=f"everybody can read {exposed[0]}, payloads included",
-            advice=f"chmod 600 {quote(exposed[0])}",
-        )
-    else:
-        yield Finding(level="ok", check="permissions", text="the files are ours, and closed to others")
+        advice = "the files should belong to the user that runs queuectl and the workers, with mode 600"
+        return Finding.problem("permissions", "; ".join(problems), advice)
+    if exposed:
+        text = f"everyone can read {exposed[0]}, including payloads"
+        return Finding.warning("permissions", text, f"chmod 600 {quote(exposed[0])}")
+    return Finding.ok("permissions", "the files belong to this user and are closed to others")
 
 
 def _is_reachable(path: str) -> bool:
@@ -157,22 +137,20 @@ def _names(database: Database) -> Iterator[Finding]:
     """Whether everybody who uses a file of this name uses the same file, and by the same name."""
     left_behind = sorted(_processes_with(f"{database.path} (deleted)"))
     if left_behind:
-        yield Finding(
-            level="problem",
-            check="file",
-            text=f"{database.path} was replaced; still using the old file: pid {_listed(left_behind)}",
-            advice="restart those processes: what they write is lost",
+        yield Finding.problem(
+            "file",
+            f"{database.path} was replaced; still using the old file: pid {_listed(left_behind)}",
+            "restart those processes: anything they write is lost",
         )
     links = os.stat(database.path).st_nlink
     if links > 1:
-        yield Finding(
-            level="problem",
-            check="file",
-            text=f"{database.path} has {links} hard links",
-            advice="remove all names but one: under another name SQLite uses another write-ahead log",
+        yield Finding.problem(
+            "file",
+            f"{database.path} has {links} hard links",
+            "remove all names but one: under another name, SQLite uses a different write-ahead log",
         )
     if not left_behind and links == 1:
-        yield Finding(level="ok", check="file", text=database.path)
+        yield Finding.ok("file", database.path)
 
 
 def _listed(pids: list[int]) -> str:
@@ -196,10 +174,9 @@ def _entries(folder: str) -> list[str]:
     return []
 
 
-def _content(database: Database) -> Iterator[Finding]:
+def _content(database: Database) -> Finding:
     found = database.read_one("PRAGMA quick_check(1)")[0]
     if found == "ok":
-        yield Finding(level="ok", check="integrity", text="quick_check found nothing wrong")
-    else:
-        advice = "stop the workers, check the disk, and restore the last backup"
-        yield Finding(level="problem", check="integrity", text=str(found), advice=advice)
+        return Finding.ok("integrity", "quick_check found nothing wrong")
+    advice = "stop the workers, check the disk, and restore the last backup"
+    return Finding.problem("integrity", str(found), advice)

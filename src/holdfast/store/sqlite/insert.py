@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 from holdfast.core.clock import microseconds
 from holdfast.core.job import Status
-from holdfast.core.payload import same_json
-from holdfast.errors import DuplicateJob, HoldfastError, KeyTaken, QueueFull
-from holdfast.store.protocol import NewJob, Verdict
+from holdfast.errors import DuplicateJob, QueueFull
+from holdfast.store.outcomes import found_by_key
+from holdfast.store.records import NewJob, Verdict
+from holdfast.store.rows import NEW_JOB_NAMES, quoted
 
-_INSERT = """
-INSERT INTO holdfast_jobs (id, type, status, priority, max_attempts, key, key_for, key_held, run_at, due_at,
-    timeout, parent_id, created_at, updated_at, token, payload)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING
+_COLUMNS = (*NEW_JOB_NAMES, "status", "key_held", "run_at", "due_at", "created_at", "updated_at")
+_INSERT = f"""
+INSERT INTO holdfast_jobs ({quoted(_COLUMNS)}) VALUES ({", ".join("?" * len(_COLUMNS))})
+ON CONFLICT DO NOTHING
 """
+_as_given = attrgetter(*NEW_JOB_NAMES)
 
 # Not by holdfast_jobs_keyed, which holds all jobs that ever had the key.
 HOLDER = """
-SELECT id, payload, status, created_at, token FROM holdfast_jobs INDEXED BY holdfast_jobs_key
+SELECT id, token, status, created_at, payload FROM holdfast_jobs INDEXED BY holdfast_jobs_key
 WHERE type = ? AND key = ? AND key_held = 1
 """
 
@@ -57,12 +60,11 @@ def _insert_plain(cursor: sqlite3.Cursor, jobs: Sequence[NewJob], now: int) -> l
     """All at once; None, with nothing inserted, when an id is taken."""
     cursor.execute("SAVEPOINT holdfast_insert")
     cursor.executemany(_INSERT, [_row(job, now) for job in jobs])
-    if cursor.rowcount == len(jobs):
-        cursor.execute("RELEASE holdfast_insert")
-        return [_inserted(job, now) for job in jobs]
-    cursor.execute("ROLLBACK TO holdfast_insert")
+    all_inserted = cursor.rowcount == len(jobs)
+    if not all_inserted:
+        cursor.execute("ROLLBACK TO holdfast_insert")
     cursor.execute("RELEASE holdfast_insert")
-    return None
+    return [_inserted(job, now) for job in jobs] if all_inserted else None
 
 
 def _insert_one(cursor: sqlite3.Cursor, job: NewJob, now: int) -> Verdict:
@@ -87,30 +89,12 @@ def free_expired_key(cursor: sqlite3.Cursor, type: str, key: str, now: int) -> N
 
 def _known(cursor: sqlite3.Cursor, job: NewJob, now: int) -> Verdict | None:
     """The verdict on a job that is there already: by its key, or by an enqueue whose commit was in doubt."""
-    found = _holder(cursor, job)
-    if found is not None:
-        return found
+    if job.key is not None:
+        row = cursor.execute(HOLDER, (job.type, job.key)).fetchone()
+        if row is not None:
+            return found_by_key(job, *map(_text, row))
     row = cursor.execute("SELECT token FROM holdfast_jobs WHERE id = ?", (job.id,)).fetchone()
     return _inserted(job, now) if row is not None and _text(row[0]) == job.token else None
-
-
-def _holder(cursor: sqlite3.Cursor, job: NewJob) -> Verdict | None:
-    """The job that holds the key: the answer if its payload is the same, else the error."""
-    if job.key is None:
-        return None
-    row = cursor.execute(
-        HOLDER,
-        (job.type, job.key),
-    ).fetchone()
-    if row is None:
-        return None
-    id, payload, status, created_at, token = (_text(value) for value in row)
-    error: HoldfastError | None = None
-    if not same_json(payload, job.payload):
-        error = KeyTaken(id, job.key)
-    return Verdict(
-        id=id, error=error, inserted=token == job.token, status=Status(status), created_at=created_at
-    )
 
 
 def _depth(cursor: sqlite3.Cursor, type: str) -> int:
@@ -134,24 +118,8 @@ def _status(run_at: int | None, now: int) -> Status:
 def _row(job: NewJob, now: int) -> tuple[Any, ...]:
     run_at = _waits_until(job, now)
     status = _status(run_at, now)
-    return (
-        job.id,
-        job.type,
-        status.value,
-        job.priority,
-        job.max_attempts,
-        job.key,
-        job.key_for,
-        job.key is not None,
-        run_at,
-        run_at if status is Status.SCHEDULED else now,
-        job.timeout,
-        job.parent_id,
-        now,
-        now,
-        job.token,
-        job.payload,
-    )
+    due_at = run_at if status is Status.SCHEDULED else now
+    return (*_as_given(job), status.value, job.key is not None, run_at, due_at, now, now)
 
 
 def _text(value: Any) -> Any:

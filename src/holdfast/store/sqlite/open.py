@@ -11,10 +11,11 @@ from holdfast.core.clock import Clock
 from holdfast.core.error_group import error_group
 from holdfast.errors import ConfigError, ForeignDatabase, QueueNotFound, StoreUnavailable
 from holdfast.store import migrate
+from holdfast.store.migrate import VERSION_TABLE
 from holdfast.store.moved import MOVE_TABLE
 from holdfast.store.own_files import is_beside_database
 from holdfast.store.sqlite.database import Database
-from holdfast.store.sqlite.schema import ERROR_GROUP, MIGRATIONS, VERSION_TABLE
+from holdfast.store.sqlite.schema import ERROR_GROUP, MIGRATIONS
 from holdfast.store.sqlite.store import SqliteStore
 
 OLDEST_SQLITE = (3, 35, 0)
@@ -26,12 +27,12 @@ def open_store(url: str, clock: Clock, *, create: bool = True, for_move: bool = 
     """Open `sqlite:///path`, making the file (unless told not to) and bringing its schema up to date.
 
     `?synchronous=normal` is faster and may lose the last commits at a power cut; `?network=allow` opens a
-    file on a network file system, where SQLite's locks often do not hold. With `for_move`, a queue that a
+    file on a network file system, where SQLite's locks often fail. With `for_move`, a queue that a
     move has closed is opened all the same.
     """
     if sqlite3.sqlite_version_info < OLDEST_SQLITE:
         needed = ".".join(map(str, OLDEST_SQLITE))
-        raise StoreUnavailable(f"SQLite {sqlite3.sqlite_version} is too old; {needed} or newer is needed")
+        raise StoreUnavailable(f"SQLite {sqlite3.sqlite_version} is too old; {needed} or newer is required")
     path, options = parse_url(url)
     _prepare_folder(path, create=create)
     if not (create or os.path.exists(path)):
@@ -57,7 +58,7 @@ def parse_url(url: str) -> tuple[str, dict[str, str]]:
     path = place.removeprefix("sqlite://")
     if not path.startswith("/") or len(path) < 2 or path == "/:memory:":
         raise ConfigError(
-            f"{shown} does not name a file; write sqlite:///queue.db, or sqlite:////absolute/path/queue.db",
+            f"{shown} does not name a file; use sqlite:///queue.db or sqlite:////absolute/path/queue.db",
             hint="a queue in memory would lose its jobs",
         )
     options = {"synchronous": "full", "network": "refuse"}
@@ -70,7 +71,7 @@ def parse_url(url: str) -> tuple[str, dict[str, str]]:
             raise ConfigError(f"{shown}: {key} must be one of {', '.join(allowed)}")
     path = _unquote(path[1:])
     if "\0" in path:
-        raise ConfigError(f"{shown} does not name a file: it holds a NUL")
+        raise ConfigError(f"{shown} does not name a file: it contains a NUL")
     return os.path.abspath(path), options
 
 
@@ -90,18 +91,18 @@ def _prepare_folder(path: str, *, create: bool) -> None:
         elif _is_missing(folder):
             raise QueueNotFound(path)
     if not os.path.isdir(folder):
-        raise StoreUnavailable(f"the folder {folder} does not exist", hint="make it, or name another")
+        raise StoreUnavailable(f"the folder {folder} does not exist", hint="create it, or choose another")
     if os.path.isdir(path):
         raise StoreUnavailable(f"{path} is a folder, not a file")
     if is_beside_database(path):
-        raise ForeignDatabase(f"{path} is not a database but a part of one that is open here")
+        raise ForeignDatabase(f"{path} is not a database but part of one that is open here")
 
 
 def _make_home(folder: str) -> None:
     try:
         make_private_folder(folder)
     except OSError as error:
-        raise StoreUnavailable(f"the folder {folder} can't be made: {error.strerror}") from error
+        raise StoreUnavailable(f"the folder {folder} can't be created: {error.strerror}") from error
 
 
 def _is_missing(path: str) -> bool:
@@ -125,7 +126,7 @@ def _refuse_network(path: str) -> None:
     kind = file_system(os.path.realpath(path))
     if kind.startswith(NETWORK_FILE_SYSTEMS):
         raise StoreUnavailable(
-            f"{path} is on a network file system ({kind}), where SQLite's locks often do not hold",
+            f"{path} is on a network file system ({kind}), where SQLite's locks often fail",
             hint="keep the file on a local disk, use PostgreSQL, or add ?network=allow at your own risk",
         )
 
@@ -153,9 +154,9 @@ def _prepare(database: Database, *, create: bool, for_move: bool) -> None:
     if not (version or create):
         raise QueueNotFound(database.path)
     if MOVE_TABLE in tables and not for_move:
-        from holdfast.store.sqlite.transfer import check_move
+        from holdfast.store.sqlite.transfer import SqliteEnd
 
-        check_move(database)
+        SqliteEnd(SqliteStore(database, lambda: 0)).clean_up()
     if migrate.pending(MIGRATIONS, version):
         _migrate(database)
     mode = database.patiently(
@@ -176,15 +177,7 @@ def _tables(database: Database) -> dict[str, str]:
 
 
 def _version(database: Database, names: dict[str, str]) -> int:
-    """The schema's version, 0 if there is none; refuses tables of our names that are not ours."""
-    if not names:
-        return 0
-    if names.get(VERSION_TABLE) != "table" or "holdfast_jobs" not in names:
-        migrate.refuse_foreign(list(names))
-    rows = _version_rows(database)
-    if len(rows) != 1 or not isinstance(rows[0][0], int):
-        raise ForeignDatabase(f"{database.path}: the table {VERSION_TABLE} is not one that Holdfast made")
-    return int(rows[0][0])
+    return migrate.version_of(names, lambda: _version_rows(database), database.path)
 
 
 def _version_rows(database: Database) -> list[tuple[object]]:

@@ -5,32 +5,20 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Sequence
-from typing import NoReturn
 
 from holdfast.core.job import Status
-from holdfast.errors import JobNotFound, KeyHeld, WrongState
+from holdfast.errors import KeyHeld
+from holdfast.store.operate import CANCEL_RUNNING, CANCEL_WAITING, DELETE, RETRY, refuse
 from holdfast.store.prune import Place, PrunePass
+from holdfast.store.sqlite.connection import OwnConnection
+from holdfast.store.sqlite.database import Database
 from holdfast.store.sqlite.insert import free_expired_key
 
-_CANCEL_WAITING = """
-UPDATE holdfast_jobs SET status = 'cancelled', finished_at = ?1, updated_at = ?1,
-    key_held = key_held AND key_for IS NOT NULL, key_until = ?1 + CAST(key_for * 1000000 AS INTEGER)
-WHERE id = ?2 AND status IN ('scheduled', 'pending')
-"""
-
-_CANCEL_RUNNING = """
-UPDATE holdfast_jobs SET cancel_requested = 1, updated_at = ? WHERE id = ? AND status = 'processing'
-"""
-
-_RETRY = """
-UPDATE holdfast_jobs SET status = 'pending', attempts = 0, due_at = ?1, updated_at = ?1, finished_at = NULL,
-    cancel_requested = 0, result = NULL, progress = NULL, progress_message = NULL, error_group = NULL,
-    key = coalesce(?4, key), key_held = coalesce(?4, key) IS NOT NULL, key_until = NULL,
-    payload = coalesce(?2, payload)
-WHERE id = ?3 AND (status IN ('failed', 'cancelled') OR (status = 'scheduled' AND attempts > 0))
-"""
-
-_DELETE = "DELETE FROM holdfast_jobs WHERE id = ? AND status IN ('completed', 'failed', 'cancelled')"
+_CANCEL_WAITING, _CANCEL_RUNNING, _RETRY = (
+    sql.format(clock=Database.clock) for sql in (CANCEL_WAITING, CANCEL_RUNNING, RETRY)
+)
+# Where another job holds the key, the unique index refuses, and the job is left as it is.
+_RETRY_IF_FREE = _RETRY.replace("UPDATE", "UPDATE OR IGNORE", 1)
 
 # The oldest of each type and state, by a leap each: those that stay cost nothing.
 OLDEST_FINISHED = """
@@ -52,23 +40,19 @@ SELECT json_group_array(json_array(finished_at, seq, holds_key)) FROM (
 """
 
 
-def cancel_job(connection: sqlite3.Connection, job_id: str, now: int) -> None:
-    if connection.execute(_CANCEL_WAITING, (now, job_id)).rowcount == 0 and (
-        connection.execute(_CANCEL_RUNNING, (now, job_id)).rowcount == 0
-    ):
-        _refuse(connection, job_id, "cancelled")
+def cancel_job(connection: OwnConnection, job_id: str, now: int) -> None:
+    if not any(connection.rows(sql, (now, job_id)) for sql in (_CANCEL_WAITING, _CANCEL_RUNNING)):
+        refuse(connection, job_id, "cancelled")
 
 
-def retry_job(
-    connection: sqlite3.Connection, job_id: str, payload: str | None, key: str | None, now: int
-) -> None:
+def retry_job(connection: OwnConnection, job_id: str, payload: str | None, key: str | None, now: int) -> None:
     row = connection.execute(
         "SELECT type, coalesce(?, key) FROM holdfast_jobs WHERE id = ?", (key, job_id)
     ).fetchone()
     if row is not None and row[1] is not None:
         free_expired_key(connection.cursor(), row[0], row[1], now)
     try:
-        retried = connection.execute(_RETRY, (now, payload, job_id, key)).rowcount
+        retried = connection.rows(_RETRY, (now, job_id, payload, key))
     except sqlite3.IntegrityError:
         type, key = row
         holder, is_finished = connection.execute(
@@ -77,12 +61,12 @@ def retry_job(
             (type, key),
         ).fetchone()
         raise KeyHeld(holder, key, is_finished=is_finished) from None
-    if retried == 0:
-        _refuse(connection, job_id, "retried")
+    if not retried:
+        refuse(connection, job_id, "retried")
 
 
 def retry_failed_jobs(
-    connection: sqlite3.Connection, type: str | None, after: int, limit: int, now: int
+    connection: OwnConnection, type: str | None, after: int, limit: int, now: int
 ) -> tuple[int, list[tuple[str, str]], int | None]:
     rows = connection.execute(
         "SELECT seq, id, type, key FROM holdfast_jobs"
@@ -93,21 +77,18 @@ def retry_failed_jobs(
     for _, id, own_type, key in rows:
         if key is not None:
             free_expired_key(connection.cursor(), own_type, key, now)
-        # Where another job holds the key, the unique index refuses, and the job is left as it is.
-        if connection.execute(
-            _RETRY.replace("UPDATE", "UPDATE OR IGNORE", 1), (now, None, id, None)
-        ).rowcount:
+        if connection.rows(_RETRY_IF_FREE, (now, id, None, None)):
             retried.append((id, own_type))
     return len(rows), retried, rows[-1][0] if len(rows) == limit else None
 
 
-def delete_job(connection: sqlite3.Connection, job_id: str) -> None:
-    if connection.execute(_DELETE, (job_id,)).rowcount == 0:
-        _refuse(connection, job_id, "deleted")
+def delete_job(connection: OwnConnection, job_id: str) -> None:
+    if connection.count(DELETE, (job_id,)) == 0:
+        refuse(connection, job_id, "deleted")
 
 
 def prune_jobs(
-    connection: sqlite3.Connection,
+    connection: OwnConnection,
     finished_before: int,
     statuses: Sequence[Status],
     limit: int,
@@ -116,9 +97,7 @@ def prune_jobs(
 ) -> list[str]:
     def read_on(type: str, status: str, after: Place, limit: int) -> list[tuple[int, int, bool]]:
         parameters = (type, status, finished_before, now, *after, limit)
-        rows: list[tuple[int, int, bool]] = json.loads(
-            connection.execute(FINISHED_SINCE, parameters).fetchone()[0]
-        )
+        rows: list[tuple[int, int, bool]] = connection.value(FINISHED_SINCE, *parameters)
         return rows
 
     heads = connection.execute(OLDEST_FINISHED, (finished_before, json.dumps(statuses))).fetchall()
@@ -129,10 +108,3 @@ def prune_jobs(
         (json.dumps(seqs),),
     )
     return [row[0] for row in deleted.fetchall()]
-
-
-def _refuse(connection: sqlite3.Connection, job_id: str, action: str) -> NoReturn:
-    row = connection.execute("SELECT status FROM holdfast_jobs WHERE id = ?", (job_id,)).fetchone()
-    if row is None:
-        raise JobNotFound(job_id)
-    raise WrongState(job_id, row[0], action)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.store.migrate import Migration
-
-VERSION_TABLE = "holdfast_schema"
+from holdfast.store.migrate import VERSION_TABLE, Migration
 
 ERROR_GROUP = "holdfast_error_group"
 """A function that a connection has while it migrates: core.error_group for SQL."""

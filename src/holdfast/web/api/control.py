@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Path, Query, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
+from msgspec import UNSET
 from starlette.responses import StreamingResponse
 
 from holdfast.config import find_setting
-from holdfast.core.check import printable_text
-from holdfast.core.clock import to_datetime
-from holdfast.core.job import base_type, parse_status
+from holdfast.core.filter import parse_filter
+from holdfast.core.job import base_type
 from holdfast.errors import ConfigError
 from holdfast.jobs import BUILT_IN
 from holdfast.observe import shapes
-from holdfast.observe.overview import MOST_RUNNING
-from holdfast.observe.overview import report as answer
+from holdfast.observe.overview import report as answer_questions
 from holdfast.queue import Queue
-from holdfast.web import schema
-from holdfast.web.answer import json_response, number
-from holdfast.web.api.documented import BODY, errors
-from holdfast.web.desk import Desk, desk_of
+from holdfast.web.api.messages import JobType, OfType, Paused, RateLimit, RateLimited, SettingValue
+from holdfast.web.api.operation import errors, operation
+from holdfast.web.backend import Backend, backend_of
 from holdfast.web.events import PAGE, Interest, present_state
 from holdfast.web.payload_schema import usable
-from holdfast.web.route import StrictRoute
+from holdfast.web.responses import answer, json_response, number
+from holdfast.web.route import StrictRoute, read_body
 
 flow = APIRouter(prefix="/api/tasks", tags=["control"], route_class=StrictRoute)
 router = APIRouter(prefix="/api", route_class=StrictRoute)
@@ -36,97 +35,80 @@ _EVENT = {
     "required": ["event", "data"],
     "properties": {"event": {"enum": ["stats", "tasks"]}, "data": {"type": "string"}},
 }
-OfType = Annotated[schema.OfType | None, Body()]
 TypeQuery = Annotated[str | None, Query(description="only for this type")]
-Key = Annotated[str, Path(description="the setting", examples=["lease_seconds"])]
+Key = Annotated[str, Path(description="name of the setting", examples=["lease_seconds"])]
 
 
-@flow.post("/pause", summary="Pause", response_model=schema.Paused, responses=errors(*BODY))
-async def pause(request: Request, body: OfType = None, type: TypeQuery = None) -> Response:
-    """Let no job start, or none of a type, in any process. Running jobs finish."""
-    return await _set_paused(desk_of(request), True, _type(body, type))
+@flow.post("/pause", summary="Pause", **operation(body=OfType, answer=Paused))
+async def pause(request: Request, type: TypeQuery = None) -> Response:
+    """Pause the queue, or one job type, on every worker. Running jobs finish."""
+    return await _set_paused(request, True, type)
 
 
-@flow.post("/resume", summary="Resume", response_model=schema.Paused, responses=errors(*BODY))
-async def resume(request: Request, body: OfType = None, type: TypeQuery = None) -> Response:
-    """Undo pause with the same type."""
-    return await _set_paused(desk_of(request), False, _type(body, type))
+@flow.post("/resume", summary="Resume", **operation(body=OfType, answer=Paused))
+async def resume(request: Request, type: TypeQuery = None) -> Response:
+    """Undo a pause of the queue, or of one job type."""
+    return await _set_paused(request, False, type)
 
 
-async def _set_paused(desk: Desk, paused: bool, type: str | None) -> Response:
-    await desk.call(desk.queue.pause if paused else desk.queue.resume, type)
-    return json_response({"paused": paused} | ({"type": type} if type else {}))
+async def _set_paused(request: Request, paused: bool, type: str | None) -> Response:
+    named = _type(await read_body(request, OfType), type)
+    await backend_of(request).call(Queue.pause if paused else Queue.resume, named)
+    return answer(Paused(paused=paused, type=named or UNSET))
 
 
-def _type(body: schema.OfType | schema.SettingValue | None, query: str | None) -> str | None:
+def _type(body: OfType | SettingValue, query: str | None) -> str | None:
     """A type may stand in the body or in the query."""
-    named = None if body is None else body.type
-    if None not in (named, query) and named != query:
-        raise ConfigError("the type in the body and the one in the query differ")
-    return query if named is None else named
+    if None not in (body.type, query) and body.type != query:
+        raise ConfigError("the type in the body differs from the one in the query")
+    return query if body.type is None else body.type
 
 
-@flow.post(
-    "/rate-limit", summary="Limit the rate", response_model=schema.RateLimited, responses=errors(*BODY)
-)
-async def rate_limit(request: Request, body: schema.RateLimit, type: TypeQuery = None) -> Response:
-    """Limit how many jobs start a second, or how many of a type, over all processes; 0 is unlimited."""
-    desk, named = desk_of(request), _type(body, type)
-    await desk.call(desk.queue.set_rate_limit, body.tasksPerSecond, named)
-    return json_response({"tasksPerSecond": number(body.tasksPerSecond)} | ({"type": named} if named else {}))
+@flow.post("/rate-limit", summary="Set a rate limit", **operation(body=RateLimit, answer=RateLimited))
+async def rate_limit(request: Request, type: TypeQuery = None) -> Response:
+    """Limit how many jobs start per second across all processes, in total or for one type; 0 is unlimited."""
+    body = await read_body(request, RateLimit)
+    named = _type(body, type)
+    await backend_of(request).call(Queue.set_rate_limit, body.tasks_per_second, named)
+    return answer(RateLimited(tasks_per_second=number(body.tasks_per_second), type=named or UNSET))
 
 
-@router.get(
-    "/workers",
-    tags=["control"],
-    summary="List workers",
-    response_model=list[schema.Worker],
-    responses=errors(),
-)
+@router.get("/workers", tags=["control"], summary="List workers", **operation(answer=list[shapes.Worker]))
 async def workers(request: Request) -> Response:
-    """The running workers, when each was last heard of, and what each is running."""
-    desk = desk_of(request)
-    return json_response(await desk.call(_workers, desk.queue))
+    """The running workers, the age of each one's last heartbeat, and its running jobs."""
+    return json_response(await backend_of(request).call(_workers))
 
 
 def _workers(queue: Queue) -> list[dict[str, Any]]:
-    running = queue.store.list_running(MOST_RUNNING)
-    now = to_datetime(queue.store.now())
+    running, now = queue.running(), queue.now()
     return [shapes.worker(worker, running, now) for worker in queue.workers(restarting=True)]
 
 
-@router.get(
-    "/types",
-    tags=["control"],
-    summary="List job types",
-    response_model=list[schema.JobType],
-    responses=errors(),
-)
+@router.get("/types", tags=["control"], summary="List job types", **operation(answer=list[JobType]))
 async def types(request: Request) -> Response:
-    """The types that this server or some worker knows, with the JSON Schema of each payload."""
-    desk = desk_of(request)
-    return json_response(await desk.call(known_types, desk))
+    """The job types handled by this server or by any worker, with the JSON Schema of each payload."""
+    backend = backend_of(request)
+    return answer(await backend.call(known_types, backend.may_enqueue))
 
 
-def known_types(desk: Desk) -> list[dict[str, Any]]:
+def known_types(queue: Queue, may_enqueue: Callable[[str], bool]) -> list[JobType]:
     """Those of this process's handlers, and those that workers have published."""
-    queue = desk.queue
     known: dict[str, tuple[str, dict[str, Any]]] = {
-        record.type: (record.executor, usable(record.schema)) for record in queue.store.list_types()
+        record.type: (record.executor, usable(record.schema)) for record in queue.published_types()
     }
     for name in queue.registry.types():
         handler = queue.registry.require(name)
         known[name] = (handler.executor, handler.schema)
     alive = [worker.types for worker in queue.workers()]
     return [
-        {
-            "type": name,
-            "executor": executor,
-            "builtIn": base_type(name) in BUILT_IN,
-            "enqueueable": desk.may_enqueue(name),
-            "workers": sum(name in served for served in alive),
-            "payloadSchema": payload,
-        }
+        JobType(
+            type=name,
+            executor=executor,
+            built_in=base_type(name) in BUILT_IN,
+            enqueueable=may_enqueue(name),
+            workers=sum(name in served for served in alive),
+            payload_schema=payload,
+        )
         for name, (executor, payload) in sorted(known.items())
     ]
 
@@ -134,123 +116,107 @@ def known_types(desk: Desk) -> list[dict[str, Any]]:
 @router.get(
     "/report",
     tags=["control"],
-    summary="Answer the standing questions",
-    response_model=schema.Report,
-    responses=errors(),
+    summary="Summarise backlog, failures and durations",
+    **operation(answer=shapes.Report),
 )
 async def report(request: Request) -> Response:
-    """What is outstanding? What failed and why? Is anything stuck? How long do jobs take? Are there
-    duplicates? What ran in the last hour?"""
-    desk = desk_of(request)
-    return json_response(shapes.report(await desk.read_slowly(request, answer, desk.queue)))
+    """Unfinished jobs, failures by error, stuck jobs, durations, reused deduplication keys, and the jobs of
+    the last hour."""
+    return json_response(shapes.report(await backend_of(request).read_slowly(request, answer_questions)))
 
 
-@router.get(
-    "/config", tags=["settings"], summary="List settings", response_model=dict[str, Any], responses=errors()
-)
+@router.get("/config", tags=["settings"], summary="List settings", **operation(answer=dict[str, Any]))
 async def list_settings(request: Request, type: TypeQuery = None) -> Response:
-    """Every setting's value in force, and under byType what is stored for single types."""
-    desk = desk_of(request)
-    return json_response(await desk.call(_settings, desk.queue, type))
+    """The current value of every setting, and under `byType` the values stored for single types."""
+    return json_response(await backend_of(request).call(_settings, type))
 
 
 def _settings(queue: Queue, type: str | None) -> dict[str, Any]:
     return shapes.settings(queue.config(type), queue.settings().stored, type)
 
 
-@router.get(
-    "/config/{key}",
-    tags=["settings"],
-    summary="Get a setting",
-    response_model=schema.Setting,
-    responses=errors(),
-)
+@router.get("/config/{key}", tags=["settings"], summary="Get a setting", **operation(answer=shapes.Setting))
 async def get_setting(request: Request, key: Key, type: TypeQuery = None) -> Response:
-    """The value in force, for the whole queue or for a type."""
-    return await _setting(desk_of(request), key, type)
+    """The current value, for the whole queue or for one type."""
+    return await _setting(backend_of(request), key, type)
 
 
 @router.put(
     "/config/{key}",
     tags=["settings"],
-    summary="Set a setting",
-    response_model=schema.Setting,
-    responses=errors(*BODY),
+    summary="Change a setting",
+    **operation(body=SettingValue, answer=shapes.Setting),
 )
-async def set_setting(
-    request: Request, key: Key, body: schema.SettingValue, type: TypeQuery = None
-) -> Response:
-    """Store a value; running workers follow within a second."""
-    desk, named = desk_of(request), _type(body, type)
-    await desk.call(desk.queue.set_config, key, body.value, named)
-    return await _setting(desk, key, named)
+async def set_setting(request: Request, key: Key, type: TypeQuery = None) -> Response:
+    """Store a value; running workers apply it within a second."""
+    body = await read_body(request, SettingValue)
+    backend, named = backend_of(request), _type(body, type)
+    await backend.call(Queue.set_config, key, body.value, named)
+    return await _setting(backend, key, named)
 
 
 @router.delete(
-    "/config/{key}",
-    tags=["settings"],
-    summary="Forget a setting",
-    response_model=schema.Setting,
-    responses=errors(),
+    "/config/{key}", tags=["settings"], summary="Reset a setting", **operation(answer=shapes.Setting)
 )
 async def unset_setting(request: Request, key: Key, type: TypeQuery = None) -> Response:
-    """Forget a stored value, so that the next level down holds again; the answer is what holds now."""
-    desk = desk_of(request)
-    await desk.call(desk.queue.unset_config, key, type)
-    return await _setting(desk, key, type)
+    """Remove a stored value, so that the next level applies again; returns the value now in effect."""
+    backend = backend_of(request)
+    await backend.call(Queue.unset_config, key, type)
+    return await _setting(backend, key, type)
 
 
-async def _setting(desk: Desk, key: str, type: str | None) -> Response:
+async def _setting(backend: Backend, key: str, type: str | None) -> Response:
     name = find_setting(key).name
-    values = await desk.call(desk.queue.config, type)
+    values = await backend.call(Queue.config, type)
     return json_response(shapes.setting(name, values[name], type))
 
 
 @router.get(
     "/events",
     tags=["live"],
-    summary="Live events",
+    summary="Stream live events",
     response_class=StreamingResponse,
     responses={
-        200: {"content": {"text/event-stream": {"schema": _EVENT}}, "description": "A stream"},
+        200: {"content": {"text/event-stream": {"schema": _EVENT}}, "description": "Event stream"},
         **errors(),
     },
 )
 async def events(
     request: Request,
     id: Annotated[
-        list[str] | None, Query(max_length=MOST_FOLLOWED, description="jobs to follow; may be repeated")
+        list[str] | None, Query(max_length=MOST_FOLLOWED, description="jobs to follow; repeatable")
     ] = None,
-    status: Annotated[list[str] | None, Query(description="or else the first page of these states")] = None,
-    type: Annotated[str | None, Query(description="and of this type")] = None,
-    limit: Annotated[int, Query(ge=1, le=100, description="how long that page is")] = PAGE,
-    once: Annotated[bool, Query(description="end after the present state")] = False,
+    status: Annotated[
+        list[str] | None, Query(description="follow the first page of jobs in these states instead")
+    ] = None,
+    type: Annotated[
+        str | None, Query(description="follow the first page of jobs of this type instead")
+    ] = None,
+    limit: Annotated[int, Query(ge=1, le=100, description="length of that page")] = PAGE,
+    once: Annotated[bool, Query(description="end after the current state")] = False,
 ) -> Response:
-    """Server-sent events: first the present state, then what changes, whichever process changed it, at most
-    four times a second.
+    """Server-sent events: first the current state, then every change, from any process, at most four times
+    per second.
 
-    An event `stats` has the counts by state and type, what is paused, and the rates a second by type. An
-    event `tasks` has the jobs whose state is new to you, and under `ids` all that are followed, in order.
+    A `stats` event has the counts by state and type, what is paused, and attempts per second by type. A
+    `tasks` event has the jobs that are new or have changed, and under `ids` all jobs followed, in order.
     """
     if id and (status or type):
-        raise ConfigError("id and a filter exclude each other")
-    statuses = tuple(parse_status(word) for word in status or ())
-    if type is not None:
-        printable_text("type", type)
-    desk = desk_of(request)
-    interest = Interest(tuple(id or ()), statuses, type, limit)
+        raise ConfigError("id and a filter are mutually exclusive")
+    backend = backend_of(request)
+    interest = Interest(tuple(id or ()), parse_filter(status=status, type=type), limit)
     if once or request.scope["holdfast.head"]:
-        return Response(await desk.call(present_state, desk.queue, interest), media_type=_STREAM)
-    listener = desk.broadcast.join(interest)
+        return Response(await backend.call(present_state, interest), media_type=_STREAM)
+    listener = backend.broadcast.join(interest)
     session = request.scope["holdfast.session"]
 
     async def stream() -> AsyncIterator[bytes]:
         try:
             async for message in listener.messages():
-                if session is not None and await desk.sessions.is_over(session):
+                if session is not None and await backend.sessions.is_over(session):
                     return
                 yield message
         finally:
-            desk.broadcast.leave(listener)
+            backend.broadcast.leave(listener)
 
     return StreamingResponse(stream(), media_type=_STREAM, headers={"X-Accel-Buffering": "no"})

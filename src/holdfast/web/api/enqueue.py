@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Request, Response
+from msgspec.structs import asdict
 
 from holdfast.core.clock import parse_instant
 from holdfast.core.job import Job
 from holdfast.errors import BatchRefused, ConfigError
 from holdfast.observe import shapes
-from holdfast.web import schema
-from holdfast.web.answer import json_bytes, json_response
-from holdfast.web.api.documented import BODY, errors
-from holdfast.web.desk import Desk, desk_of, root_of
+from holdfast.queue import Queue
+from holdfast.web.api.messages import AcceptedTasks, NewTask, NewTasks, Options
+from holdfast.web.api.operation import operation
+from holdfast.web.backend import backend_of, root_of
 from holdfast.web.errors import Refused
-from holdfast.web.route import LARGE_BODY, StrictRoute
+from holdfast.web.responses import json_bytes, json_response
+from holdfast.web.route import LARGE_BODY, StrictRoute, read_body
 
 router = APIRouter(prefix="/api/tasks", tags=["tasks"], route_class=StrictRoute)
 
@@ -27,8 +29,8 @@ KEY_SECONDS = 24 * 3600.0
 IdempotencyKey = Annotated[
     str | None,
     Header(
-        description="Makes it safe to send the request again: for 24 h after the job has finished, the same "
-        "key and payload answer 200 with the first job, another payload 409.",
+        description="Makes it safe to send the request again. Until 24 h after the job has finished, the "
+        "same key and payload return the first job with 200; a different payload returns 409.",
     ),
 ]
 
@@ -36,78 +38,81 @@ IdempotencyKey = Annotated[
 @router.post(
     "",
     summary="Enqueue a job",
-    status_code=201,
-    response_model=schema.Accepted,
-    responses={
-        200: {"model": schema.Accepted, "description": "The job that this key named already"},
-        **errors(*BODY, 409, 429),
-    },
+    **operation(
+        409,
+        429,
+        body=NewTask,
+        answer=shapes.Accepted,
+        status=201,
+        other={200: (shapes.Accepted, "A job with this key already exists")},
+    ),
 )
-async def create_task(
-    request: Request, new: schema.NewTask, idempotency_key: IdempotencyKey = None
-) -> Response:
-    """Store a job. It is durable when the answer is sent; requests that come together share a commit."""
-    desk = desk_of(request)
-    desk.require_enqueueable(new.type)
-    options = options_from(new.options or schema.Options(), _as_sent(idempotency_key))
-    desk.count_enqueues(request)
+async def create_task(request: Request, idempotency_key: IdempotencyKey = None) -> Response:
+    """Store a job. It is durable when the response is sent; requests that arrive together share a commit."""
+    new = await read_body(request, NewTask)
+    backend = backend_of(request)
+    backend.require_enqueueable(new.type)
+    options = options_from(new.options or Options(), _as_sent(idempotency_key))
+    backend.count_enqueues(request)
     with http_words():
-        job, is_new = await _enqueue(desk, request, new, options)
+        job, is_new = await _enqueue(request, new, options)
     place = f"{root_of(request)}/api/tasks/{job.id}"
     return json_response(shapes.accepted(job), 201 if is_new else 200, {"Location": place})
 
 
-async def _enqueue(
-    desk: Desk, request: Request, new: schema.NewTask, options: dict[str, Any]
-) -> tuple[Job, bool]:
+async def _enqueue(request: Request, new: NewTask, options: dict[str, Any]) -> tuple[Job, bool]:
+    backend = backend_of(request)
     if request.scope["holdfast.size"] <= LARGE_BODY:
-        return await desk.queue.admit(new.type, new.payload, **options)
+        return await backend.queue.admit(new.type, new.payload, **options)
     try:
-        return (await desk.call(desk.queue.enqueue_batch, [(new.type, new.payload, options)]))[0]
+        return (await backend.call(Queue.enqueue_batch, [(new.type, new.payload, options)]))[0]
     except BatchRefused as refused:
         raise refused.error from None
 
 
 @router.post(
     "/batch",
-    summary="Enqueue many jobs at once",
-    status_code=201,
-    response_model=schema.AcceptedTasks,
-    responses={
-        200: {"model": schema.AcceptedTasks, "description": "All of them were there already"},
-        **errors(*BODY, 409, 429),
-    },
+    summary="Enqueue many jobs",
+    **operation(
+        409,
+        429,
+        body=NewTasks,
+        answer=AcceptedTasks,
+        status=201,
+        other={200: (AcceptedTasks, "All of the jobs already existed")},
+    ),
 )
-async def create_tasks(
-    request: Request, new: schema.NewTasks, idempotency_key: IdempotencyKey = None
-) -> Response:
+async def create_tasks(request: Request, idempotency_key: IdempotencyKey = None) -> Response:
     """Store up to 10,000 jobs in one commit: all of them, or none.
 
-    With an Idempotency-Key each task that has no key of its own gets one made of it and its place.
+    With an Idempotency-Key, each task without a key gets one derived from the header and its position.
     """
-    desk = desk_of(request)
+    new = await read_body(request, NewTasks)
+    backend = backend_of(request)
     key = _as_sent(idempotency_key)
-    desk.count_enqueues(request, len(new.tasks))
+    backend.count_enqueues(request, len(new.tasks))
     with http_words():
-        answer, is_new = await desk.call(_enqueue_batch, desk, new.tasks, key)
+        answer, is_new = await backend.call(_enqueue_batch, backend.require_enqueueable, new.tasks, key)
     return Response(answer, 201 if is_new else 200, media_type="application/json")
 
 
-def _enqueue_batch(desk: Desk, tasks: list[schema.NewTask], key: str | None) -> tuple[bytes, bool]:
+def _enqueue_batch(
+    queue: Queue, require_enqueueable: Callable[[str], None], tasks: list[NewTask], key: str | None
+) -> tuple[bytes, bool]:
     """The answer, and whether any of the jobs is new."""
     items = []
     for place, task in enumerate(tasks):
         try:
-            desk.require_enqueueable(task.type)
-            options = task.options or schema.Options()
-            own = None if key is None or options.idempotencyKey is not None else f"{key}#{place}"
+            require_enqueueable(task.type)
+            options = task.options or Options()
+            own = None if key is None or options.idempotency_key is not None else f"{key}#{place}"
             items.append((task.type, task.payload, options_from(options, own)))
         except ConfigError as error:
             raise BatchRefused(place, error) from None
         except Refused as refused:
             refused.detail = f"tasks[{place}]: {refused.detail}; nothing was stored"
             raise
-    stored = desk.queue.enqueue_batch(items)
+    stored = queue.enqueue_batch(items)
     answer = {"tasks": [shapes.accepted(job) for job, _ in stored], "count": len(stored)}
     return json_bytes(answer), any(is_new for _, is_new in stored)
 
@@ -131,36 +136,34 @@ def http_words() -> Iterator[None]:
         yield
     except BatchRefused as error:
         if isinstance(error.error, ConfigError):
-            raise BatchRefused(error.index, ConfigError(_renamed(str(error.error)))) from None
+            raise BatchRefused(error.index, _renamed(error.error)) from None
         raise
     except ConfigError as error:
-        raise ConfigError(_renamed(str(error))) from None
+        raise _renamed(error) from None
 
 
-_HTTP_NAMES = {"max_attempts": "maxAttempts", "run_at": "runAfter", "key_for": "keyFor"}
+_HTTP_NAMES = {
+    "max_attempts": "maxAttempts",
+    "run_at": "runAfter",
+    "key": "idempotencyKey",
+    "key_for": "keyFor",
+}
 
 
-def _renamed(text: str) -> str:
-    for ours, theirs in _HTTP_NAMES.items():
-        text = text.replace(ours, theirs)
-    return text.replace(" or a timedelta", "")
+def _renamed(error: ConfigError) -> ConfigError:
+    name = _HTTP_NAMES.get(error.option or "")
+    return error if name is None else ConfigError(error.problem, option=name, hint=error.hint)
 
 
-def options_from(options: schema.Options, header_key: str | None) -> dict[str, Any]:
+def options_from(options: Options, header_key: str | None) -> dict[str, Any]:
     """The options of `Queue.enqueue` that a body and its Idempotency-Key header stand for."""
-    key, key_for = options.idempotencyKey, options.keyFor
+    key, key_for = options.idempotency_key, options.key_for
     if header_key is not None:
         if key not in (None, header_key):
             raise ConfigError("options.idempotencyKey and the Idempotency-Key header differ")
         key, key_for = header_key, KEY_SECONDS if key_for is None else key_for
-    made = {
-        "id": options.id,
-        "priority": options.priority,
-        "max_attempts": options.maxAttempts,
-        "timeout": options.timeout,
-        "delay": options.delay,
-        "run_at": None if options.runAfter is None else parse_instant("runAfter", options.runAfter),
-        "key": key,
-        "key_for": key_for,
-    }
+    made = asdict(options) | {"key": key, "key_for": key_for}
+    del made["idempotency_key"]
+    if (run_after := made.pop("run_after")) is not None:
+        made["run_at"] = parse_instant("runAfter", run_after)
     return {name: value for name, value in made.items() if value is not None}

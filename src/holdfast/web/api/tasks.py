@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+import re
+from collections.abc import Callable
 from itertools import islice
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, HTTPException, Path, Query, Request, Response
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from holdfast.core.clock import parse_instant
+from holdfast.core.filter import Filter, parse_filter
 from holdfast.core.job import RESERVED_IDS, Job
-from holdfast.core.redact import redact
-from holdfast.core.search import Search, parse_search
 from holdfast.core.secret_reuse import restore_secrets
-from holdfast.errors import ConfigError, JobNotFound
+from holdfast.errors import ConfigError
 from holdfast.jobs.output_log import from_whole_character, output_of
-from holdfast.listing import Page
-from holdfast.observe import shapes
+from holdfast.listing.pages import COUNTED
+from holdfast.observe import shapes, words
 from holdfast.observe.overview import overview
-from holdfast.operate import matching, operate
 from holdfast.queue import Queue
-from holdfast.store.protocol import Store
-from holdfast.web import schema
-from holdfast.web.answer import json_bytes, json_response
-from holdfast.web.api.documented import BODY, errors
-from holdfast.web.desk import Desk, desk_of
+from holdfast.web.api.messages import Bulk, BulkDone, Deleted, Log, Refusal, Retry
+from holdfast.web.api.operation import operation
+from holdfast.web.backend import backend_of
 from holdfast.web.errors import Refused, refusal
-from holdfast.web.route import StrictRoute
+from holdfast.web.responses import answer, json_bytes, json_response, text_response
+from holdfast.web.route import StrictRoute, read_body
 
 router = APIRouter(prefix="/api/tasks", tags=["tasks"], route_class=StrictRoute)
 
@@ -35,104 +35,98 @@ MOST_IN_BULK = 100_000
 LARGEST_PAGE = 8 * 1024 * 1024
 """Bytes of a page with payloads, results and errors; beyond that it ends early."""
 
+_LOST_PLUS = re.compile(r"(T[\d:.]+) (\d\d)")
+
 JobId = Annotated[str, Path(description="the job's id", examples=["job1"])]
 
 
-@router.get("", summary="List jobs", response_model=schema.TaskList, responses=errors())
+@router.get("", summary="List jobs", **operation(answer=shapes.TaskList))
 async def list_tasks(
     request: Request,
     type: Annotated[str | None, Query(description="only this type")] = None,
     status: Annotated[
-        list[str] | None, Query(description="only these states; may be repeated; retrying is one, too")
+        list[str] | None, Query(description="only these states, or retrying; repeatable")
     ] = None,
+    parentId: Annotated[str | None, Query(description="only jobs that this job enqueued")] = None,
     error: Annotated[
-        str | None, Query(description="only failed jobs with this error, of which numbers do not count")
+        str | None, Query(description="only failed jobs with this error; numbers and ids in it are ignored")
     ] = None,
     search: Annotated[
         str | None,
         Query(
-            description='words and "phrases" in id, key or error, fields of the payload; reads 10,000 jobs',
+            description='words and "phrases" in id, key or error, or payload fields; reads up to 10,000 jobs',
             examples=["timeout payload.user.id:42"],
         ),
     ] = None,
     since: Annotated[
-        str | None, Query(description="created at this instant or later", examples=["2026-01-15T10:00:00Z"])
+        str | None,
+        Query(
+            description="created at this time or later; 1h means an hour ago",
+            examples=["2026-01-15T10:00:00Z"],
+        ),
     ] = None,
     until: Annotated[
-        str | None, Query(description="created before this instant", examples=["2026-01-15T11:00:00Z"])
+        str | None,
+        Query(
+            description="created before this time; 1h means an hour ago", examples=["2026-01-15T11:00:00Z"]
+        ),
     ] = None,
     sort: Annotated[
         Literal["created", "finished", "priority"],
-        Query(description="by what; finished has finished jobs only, and its since and until are their ends"),
+        Query(
+            description="sort key; finished lists only finished jobs, and since and until refer to that time"
+        ),
     ] = "created",
-    order: Annotated[
-        Literal["asc", "desc"], Query(description="desc is the latest or highest first")
-    ] = "desc",
-    limit: Annotated[int, Query(ge=1, le=100, description="how many")] = 50,
-    offset: Annotated[int, Query(ge=0, le=LARGEST_OFFSET, description="how many to pass over")] = 0,
+    order: Annotated[Literal["asc", "desc"], Query(description="desc: latest or highest first")] = "desc",
+    limit: Annotated[int, Query(ge=1, le=100, description="page size")] = 50,
+    offset: Annotated[int, Query(ge=0, le=LARGEST_OFFSET, description="how many jobs to skip")] = 0,
     cursor: Annotated[
         str | None,
-        Query(
-            description="nextCursor of the page before, in the same order: however deep, it costs the same"
-        ),
+        Query(description="nextCursor of the previous page, with the same order; deep pages cost no more"),
     ] = None,
-    full: Annotated[bool, Query(description="with payload, result and errors")] = False,
+    full: Annotated[bool, Query(description="include payload, result and errors")] = False,
 ) -> Response:
-    """Jobs, newest first unless told otherwise."""
-    if cursor is not None and offset:
-        raise ConfigError("cursor and offset exclude each other")
+    """Jobs, newest first by default."""
+    filter = parse_filter(
+        type=type,
+        status=status,
+        parent_id=parentId,
+        error=error,
+        search=search,
+        since=unspaced(since),
+        until=unspaced(until),
+        sort=sort,
+        ascending=order == "asc",
+    )
     if cursor is not None and cursor.startswith("<"):  # these pages go forward only
-        raise ConfigError("cursor must be the nextCursor of a page before")
-    desk = desk_of(request)
-    is_slow = search is not None or full or offset > shapes.COUNTED
-    page = await desk.read(
-        request,
-        is_slow,
-        _page,
-        desk.queue,
-        {
-            "type": type,
-            "status": status,
-            "error": error,
-            "since": None if since is None else _instant("since", since),
-            "until": None if until is None else _instant("until", until),
-            "sort": sort,
-        },
-        {"search": search, "ascending": order == "asc", "offset": offset, "cursor": cursor},
-        limit=limit,
-        full=full,
+        raise ConfigError("cursor must be the nextCursor of an earlier page")
+    is_slow = search is not None or full or offset > COUNTED
+    page = await backend_of(request).read(
+        request, is_slow, _page, filter, limit=limit, offset=offset, cursor=cursor, full=full
     )
     return Response(page, media_type="application/json")
 
 
-def _page(queue: Queue, filter: dict[str, Any], paging: dict[str, Any], *, limit: int, full: bool) -> bytes:
-    offset, search = paging["offset"], paging["search"]
-    total = None
-    if search is None or parse_search(search) == Search():
-        total = queue.count(**filter, cap=max(offset, shapes.COUNTED) + 1)
-    page = Page(jobs=[], next=None, previous=None)
-    # Rows that are passed over have to be read.
-    if total is None or offset < total or paging["cursor"] is not None:
-        page = queue.page(**filter, **paging, limit=limit, brief=True)
-    jobs = page.jobs
-    tasks = _full(queue, jobs) if full else [shapes.task_item(job) for job in jobs]
-    if len(tasks) < len(jobs):
+def _page(queue: Queue, filter: Filter, *, limit: int, offset: int, cursor: str | None, full: bool) -> bytes:
+    page = queue.page(filter, limit=limit, offset=offset, cursor=cursor, brief=True, with_total=True)
+    tasks = _full(queue, page.jobs) if full else [shapes.task_item(job) for job in page.jobs]
+    if len(tasks) < len(page.jobs):
         # They are large: fewer than asked for, and the next page begins where these end.
-        page = queue.page(**filter, **paging, limit=len(tasks), brief=True)
-    return json_bytes(
-        shapes.task_list(
-            tasks, total=total, limit=limit, offset=offset, following=page.next, examined=page.examined
-        )
-    )
+        shorter = queue.page(filter, limit=len(tasks), offset=offset, cursor=cursor, brief=True)
+        page = replace(page, next=shorter.next)
+    return json_bytes(shapes.task_list(tasks, page, limit=limit, offset=offset))
 
 
 def _full(queue: Queue, jobs: list[Job]) -> list[dict[str, Any]]:
     """The jobs with all they have; of large ones no more than fit into an answer, but one."""
+    whole = {job.id: job for job in queue.get_whole([job.id for job in jobs], LARGEST_PAGE)}
+    while whole and jobs[-1].id not in whole:
+        jobs = jobs[:-1]
     tasks: list[dict[str, Any]] = []
     size = 0
     for item in jobs:
         # One that was deleted just now is shown as it was.
-        task = shapes.task(queue.get(item.id) or item, redact)
+        task = shapes.task(whole.get(item.id, item))
         size += len(json_bytes(task))
         if tasks and size > LARGEST_PAGE:
             break
@@ -140,88 +134,92 @@ def _full(queue: Queue, jobs: list[Job]) -> list[dict[str, Any]]:
     return tasks
 
 
-@router.delete("", summary="Delete old jobs", response_model=schema.Deleted, responses=errors())
+@router.delete("", summary="Delete old jobs", **operation(answer=Deleted))
 async def clean_up(
     request: Request,
     olderThan: Annotated[
-        str, Query(description="finished before this instant", examples=["2026-01-15T10:00:00Z"])
+        str,
+        Query(description="delete jobs that finished before this time", examples=["2026-01-15T10:00:00Z"]),
     ],
     status: Annotated[
-        str | None, Query(description="failed, to delete those instead of completed and cancelled ones")
+        str | None, Query(description="failed: delete failed jobs instead of completed and cancelled ones")
     ] = None,
 ) -> Response:
-    """Delete completed and cancelled jobs that finished before an instant."""
+    """Delete completed and cancelled jobs that finished before a given time.
+
+    Jobs that still hold their key are kept.
+    """
     if status not in (None, "failed", "dead"):
-        raise ConfigError("status may be failed; left out, completed and cancelled jobs are deleted")
-    desk = desk_of(request)
-    delete = desk.queue.cleanup if status is None else desk.queue.purge
-    return json_response({"deleted": await desk.call_long(delete, _instant("olderThan", olderThan))})
+        raise ConfigError(
+            "status must be failed or omitted; if omitted, completed and cancelled jobs are deleted"
+        )
+    delete = Queue.cleanup if status is None else Queue.purge
+    moment = parse_instant("olderThan", unspaced(olderThan))
+    return answer(Deleted(deleted=await backend_of(request).call_long(delete, moment)))
 
 
-def _instant(name: str, text: str) -> datetime:
-    return parse_instant(name, text.replace(" ", "+"))  # a + that was not escaped in a query is a space
+def unspaced(instant: str | None) -> str | None:
+    """An instant from an address: the + of its zone, if it was not escaped there, has become a space."""
+    return None if instant is None else _LOST_PLUS.sub(r"\1+\2", instant)
 
 
-@router.get("/stats", summary="Count jobs", response_model=schema.Stats, responses=errors())
+@router.get("/stats", summary="Count jobs", **operation(answer=shapes.Stats))
 async def stats(request: Request) -> Response:
-    """Jobs by state, in all and by type, and what a person should know."""
-    desk = desk_of(request)
-    return json_response(shapes.overview(await desk.call(overview, desk.queue)))
+    """Jobs by state, in total and by type, and what needs attention."""
+    return json_response(shapes.overview(await backend_of(request).call(overview)))
 
 
 @router.post(
-    "/bulk", summary="Retry, cancel or delete many jobs", response_model=schema.BulkDone,
-    responses=errors(*BODY, 409),
-)  # fmt: skip
-async def bulk(request: Request, order: schema.Bulk) -> Response:
-    """Do the same to the jobs named, or to all that a filter finds.
+    "/bulk", summary="Retry, cancel or delete many jobs", **operation(409, body=Bulk, answer=BulkDone)
+)
+async def bulk(request: Request) -> Response:
+    """Retry, cancel or delete the jobs listed, or all that match a filter.
 
-    A job that can't be retried, cancelled or deleted is passed over and named. With a filter, expectedCount
-    has to be said: if another number is found, nothing is done.
+    A job that can't be retried, cancelled or deleted is skipped and listed in `refusals`. A filter requires
+    `expectedCount`: if the number of jobs differs, nothing is done.
     """
-    desk = desk_of(request)
+    order = await read_body(request, Bulk)
     if (order.ids is None) == (order.filter is None):
-        raise ConfigError("say either ids or filter")
-    if order.filter is not None and order.expectedCount is None:
-        raise ConfigError("filter needs expectedCount: how many jobs you expect it to find")
-    return json_response(await desk.call_long(_bulk, desk.queue, order))
+        raise ConfigError("pass either ids or filter")
+    if order.filter is not None and order.expected_count is None:
+        raise ConfigError("filter requires expectedCount: how many jobs you expect it to match")
+    return answer(await backend_of(request).call_long(_bulk, order))
 
 
-def _bulk(queue: Queue, order: schema.Bulk) -> dict[str, Any]:
+def _bulk(queue: Queue, order: Bulk) -> BulkDone:
     if order.ids is not None:
         ids = list(dict.fromkeys(order.ids))
     else:
         assert order.filter is not None
-        ids = list(islice(matching(queue, **order.filter.model_dump()), MOST_IN_BULK + 1))
+        ids = list(islice(queue.ids(parse_filter(**asdict(order.filter))), MOST_IN_BULK + 1))
     if len(ids) > MOST_IN_BULK:
-        raise ConfigError(f"a filter may find at most {MOST_IN_BULK} jobs here; narrow it")
+        raise ConfigError(f"the filter matches more than {MOST_IN_BULK} jobs; narrow it down")
     count = len(ids)
-    if order.expectedCount not in (None, count):
-        raise Refused(
-            409, "count_differs", f"there are {count} such jobs, not {order.expectedCount}; nothing was done"
-        )
+    if order.expected_count not in (None, count):
+        found = words.plain_plural(count, "job")
+        raise Refused(409, "count_differs", f"found {found}, not {order.expected_count}; nothing was done")
     # Those and no others, also if more come to fit while it goes on.
-    made = operate(queue, order.action, iter(ids))
-    return {
-        "action": order.action,
-        "matched": count,
-        "done": made.done,
-        "refused": made.refused,
-        "refusals": [
-            {"id": r.job_id, "code": refusal(r.error).code, "message": str(r.error)} for r in made.refusals
+    made = queue.act(order.action, ids)
+    return BulkDone(
+        action=order.action,
+        matched=count,
+        done=made.done,
+        refused=made.refused,
+        refusals=[
+            Refusal(id=r.job_id, code=refusal(r.error).code, message=str(r.error)) for r in made.refusals
         ],
-    }
+    )
 
 
-@router.get("/{id}", summary="Get a job", response_model=schema.Task, responses=errors(404))
+@router.get("/{id}", summary="Get a job", **operation(404, answer=shapes.Task))
 async def get_task(request: Request, id: JobId) -> Response:
-    """Everything about a job. Fields whose names say that they are secret show [redacted]."""
+    """Everything about a job. Secret fields, recognised by their names, show [redacted]."""
     _refuse_reserved(id)
-    return Response(await desk_of(request).read_job(request, id, _whole), media_type="application/json")
+    return Response(await backend_of(request).read_job(request, id, _whole), media_type="application/json")
 
 
 def _whole(job: Job) -> bytes:
-    return json_bytes(shapes.task(job, redact))
+    return json_bytes(shapes.task(job))
 
 
 def _refuse_reserved(id: str) -> None:
@@ -230,91 +228,85 @@ def _refuse_reserved(id: str) -> None:
         raise HTTPException(405)
 
 
-async def known_job(desk: Desk, id: str) -> Job:
-    """The job, without what may be large."""
-    found = await desk.call(desk.queue.get_many, [id])
-    if not found:
-        raise JobNotFound(id)
-    return found[0]
-
-
-@router.delete(
-    "/{id}", summary="Delete a job", status_code=204, response_class=Response, responses=errors(404)
-)
+@router.delete("/{id}", summary="Delete a job", response_class=Response, **operation(404, status=204))
 async def delete_task(request: Request, id: JobId) -> Response:
     """Delete a completed, failed or cancelled job and its history."""
     _refuse_reserved(id)
-    desk = desk_of(request)
-    await desk.call(desk.queue.delete, id)
+    await backend_of(request).call(Queue.delete, id)
     return Response(status_code=204)
 
 
-@router.post(
-    "/{id}/retry", summary="Retry a job", response_model=schema.Retried, responses=errors(*BODY, 404, 409)
-)
-async def retry_task(request: Request, id: JobId, body: schema.Retry | None = None) -> Response:
-    """Run a failed, cancelled or waiting-for-retry job again from its first attempt."""
-    desk = desk_of(request)
-    retried = await desk.call(retry_with, desk, id, None if body is None else body.payload)
+@router.post("/{id}/retry", summary="Retry a job", **operation(404, 409, body=Retry, answer=shapes.Retried))
+async def retry_task(request: Request, id: JobId) -> Response:
+    """Run a failed, cancelled or retrying job again, from its first attempt."""
+    body = await read_body(request, Retry)
+    backend = backend_of(request)
+    retried = await backend.call(retry_with, backend.require_enqueueable, id, body.payload)
     return json_response(shapes.retried(retried))
 
 
-def retry_with(desk: Desk, id: str, payload: dict[str, Any] | None) -> Job:
+def retry_with(
+    queue: Queue, require_enqueueable: Callable[[str], None], id: str, payload: dict[str, Any] | None
+) -> Job:
     """Run a job again, with another payload if there is one; its [redacted] fields keep what is stored."""
     if payload is not None:
-        stored = desk.queue.get(id)
-        if stored is None:
-            raise JobNotFound(id)
+        stored = queue.require(id)
         # Another payload makes it another job, for which the same rules hold as for a new one.
-        desk.require_enqueueable(stored.type)
+        require_enqueueable(stored.type)
         payload = restore_secrets(payload, stored.payload)
-    return desk.queue.retry(id, payload)
+    return queue.retry(id, payload)
 
 
-@router.post("/{id}/cancel", summary="Cancel a job", response_model=schema.Cancelled, responses=errors(404))
+@router.post("/{id}/cancel", summary="Cancel a job", **operation(404, answer=shapes.Cancelled))
 async def cancel_task(request: Request, id: JobId) -> Response:
-    """Cancel a waiting job now, and ask a running one to stop."""
-    desk = desk_of(request)
-    return json_response(shapes.cancelled(await desk.call(desk.queue.cancel, id)))
+    """Cancel a waiting job at once, or ask a running one to stop."""
+    return json_response(shapes.cancelled(await backend_of(request).call(Queue.cancel, id)))
 
 
-@router.get(
-    "/{id}/why", summary="Why is a job not running?", response_model=schema.Why, responses=errors(404)
-)
+@router.get("/{id}/why", summary="Why isn't a job running?", **operation(404, answer=shapes.Why))
 async def why(request: Request, id: JobId) -> Response:
-    """Why a job is not running (yet), and when that will change; for a finished one, how it ended."""
-    desk = desk_of(request)
-    job = await known_job(desk, id)
-    return json_response(shapes.reasons(job, await desk.call(desk.queue.why, id)))
+    """Why a job isn't running and when that will change; for a finished job, how it ended."""
+    return json_response(await backend_of(request).call(_why, id))
+
+
+def _why(queue: Queue, id: str) -> dict[str, Any]:
+    job = queue.require_brief(id)
+    return shapes.reasons(job, queue.why(job))
 
 
 @router.get(
     "/{id}/logs",
-    summary="The output of a command",
-    response_model=schema.Log,
-    responses={200: {"content": {"text/plain": {}}}, **errors(404)},
+    summary="Get the output of a command",
+    **operation(404, answer=Log, as_text=True),
 )
 async def logs(
     request: Request,
     id: JobId,
-    tail: Annotated[
-        int | None, Query(ge=1, le=2**31 - 1, description="only so many bytes of its end")
-    ] = None,
+    tail: Annotated[int | None, Query(ge=1, le=2**31 - 1, description="only the last N bytes")] = None,
 ) -> Response:
-    """What a shell job has printed, every attempt under its own heading; as text for Accept: text/plain."""
-    desk = desk_of(request)
-    job = await known_job(desk, id)
-    text = await desk.read_slowly(request, whole_output, job, desk.queue.store, tail)
-    if request.headers.get("accept", "").startswith("text/plain"):
-        return Response(text, media_type="text/plain; charset=utf-8")
-    return Response(await desk.call(json_bytes, {"id": job.id, "log": text}), media_type="application/json")
+    """The output of a shell job, with a heading for each attempt; as text with Accept: text/plain."""
+    is_text = request.headers.get("accept", "").startswith("text/plain")
+    return await backend_of(request).read_slowly(request, log, id, tail, is_text=is_text)
 
 
-def whole_output(job: Job, store: Store, tail: int | None) -> str:
-    with output_of(job, store) as file:
-        begin = 0
-        if tail is not None:
-            begin = max(0, file.seek(0, 2) - tail)
-            file.seek(begin)
-        data = file.read()
-        return (from_whole_character(data) if begin else data).decode("utf-8", "replace")
+def log(queue: Queue, id: str, tail: int | None, *, is_text: bool) -> Response:
+    text = read_output(queue, queue.require_brief(id), tail).text
+    return text_response(text) if is_text else answer(Log(id=id, log=text))
+
+
+class Output(Struct, frozen=True):
+    """What a command has printed, or its end; `size` is how many bytes all of it has."""
+
+    text: str
+    size: int
+    is_cut: bool
+
+
+def read_output(queue: Queue, job: Job, tail: int | None = None) -> Output:
+    with output_of(job, queue) as file:
+        size = file.seek(0, 2)
+        begin = 0 if tail is None else max(0, size - tail)
+        file.seek(begin)
+        data = file.read(tail if tail is not None else -1)
+    text = (from_whole_character(data) if begin else data).decode("utf-8", "replace")
+    return Output(text, size, begin > 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlencode
 
@@ -10,37 +11,37 @@ from fastapi import APIRouter, Request, Response
 from holdfast.config import SETTINGS, find_setting
 from holdfast.core.job import base_type, check_type
 from holdfast.errors import ConfigError
+from holdfast.observe import words
 from holdfast.queue import Queue
-from holdfast.web.dashboard import words
+from holdfast.web.backend import backend_of
 from holdfast.web.dashboard.page import done, page, query_of, submitted
-from holdfast.web.desk import desk_of
 
 router = APIRouter(include_in_schema=False)
 
 MOST_TYPES = 200
 _PURPOSES = {
-    "max_attempts": "how often a job may start before it fails for good",
-    "backoff_strategy": "how the waits between attempts grow",
-    "backoff_base": "what a wait is multiplied with after each attempt, when exponential",
-    "backoff_factor": "the first wait, in seconds",
-    "backoff_max": "the longest wait between attempts",
-    "backoff_jitter": "how much a wait may differ by chance, as a part of it",
+    "max_attempts": "how many times a job may start before it fails permanently",
+    "backoff_strategy": "how the delay between attempts grows",
+    "backoff_base": "multiplier of exponential back-off",
+    "backoff_factor": "base delay between attempts, in seconds",
+    "backoff_max": "maximum delay between attempts",
+    "backoff_jitter": "random jitter of the delay, 0 to 1",
     "job_timeout": "how long an attempt may run",
-    "lease_seconds": "after how long without a heartbeat a worker's jobs are given to others",
+    "lease_seconds": "how long a worker may miss its heartbeat before its jobs go to others",
     "heartbeat_interval": "how often workers renew their leases",
-    "poll_interval": "how often workers look for what they were not told of",
-    "stuck_seconds": "after how long a running job is reported as stuck",
-    "concurrency": "jobs that one worker process runs at a time",
-    "max_running": "jobs that run at a time over all processes",
-    "rate_limit": "jobs that start a second over all processes",
-    "max_depth": "jobs that may wait before more are refused",
-    "max_payload_bytes": "the largest payload",
-    "max_result_bytes": "the largest result",
-    "max_log_bytes": "how much output of a command is kept",
-    "retention_completed": "for how long completed and cancelled jobs are kept",
-    "retention_failed": "for how long failed jobs are kept",
-    "shutdown_timeout": "how long a worker that stops waits for its jobs",
-    "transaction_seconds": "how long a handler's own transaction may take",
+    "poll_interval": "polling interval of idle workers",
+    "stuck_seconds": "how long a job may run before it is reported as stuck",
+    "concurrency": "jobs that one worker process runs at the same time",
+    "max_running": "maximum number of running jobs across all processes",
+    "rate_limit": "maximum number of job starts per second across all processes",
+    "max_depth": "maximum number of waiting jobs of a type; more are refused",
+    "max_payload_bytes": "maximum size of a payload",
+    "max_result_bytes": "maximum size of a result",
+    "max_log_bytes": "maximum size of a command's stored output",
+    "retention_completed": "how long completed and cancelled jobs are kept",
+    "retention_failed": "how long failed jobs are kept",
+    "shutdown_timeout": "how long running jobs may continue when a worker shuts down",
+    "transaction_seconds": "how long a handler's transaction may take",
 }
 
 
@@ -52,17 +53,19 @@ async def controls(request: Request) -> Response:
 async def _show(
     request: Request, type: str, status: int = 200, *, wrong: dict[str, str] | None = None
 ) -> Response:
-    desk = desk_of(request)
-    view = await desk.call(_look, desk.queue, type)
-    address = f"/controls?{urlencode({'type': type})}" if type else "/controls"
+    view = await backend_of(request).call(_view_of, type)
     return page(
-        request, "controls.html", status, address=address, events="limit=1", wrong=wrong or {}, **view
+        request, "controls.html", status, address=_address(type), events="limit=1", wrong=wrong or {}, **view
     )
 
 
-def _look(queue: Queue, type: str) -> dict[str, Any]:
+def _address(type: str) -> str:
+    return f"/controls?{urlencode({'type': type})}" if type else "/controls"
+
+
+def _view_of(queue: Queue, type: str) -> dict[str, Any]:
     chosen = check_type(type) if type else None
-    paused = queue.store.list_paused()
+    paused = queue.paused()
     counts = queue.stats()["by_type"]
     settings = queue.refresh_settings()
     handled = {name for worker in queue.workers() for name in worker.types}
@@ -102,45 +105,39 @@ def _look(queue: Queue, type: str) -> dict[str, Any]:
 
 @router.post("/controls/pause")
 async def pause(request: Request) -> Response:
-    return await _set_paused(request, True)
+    return await _set_paused(request, Queue.pause, "Paused {}; running jobs will finish.")
 
 
 @router.post("/controls/resume")
 async def resume(request: Request) -> Response:
-    return await _set_paused(request, False)
+    return await _set_paused(request, Queue.resume, "Resumed {}.")
 
 
-async def _set_paused(request: Request, paused: bool) -> Response:
+async def _set_paused(request: Request, change: Callable[[Queue, str | None], None], text: str) -> Response:
     form = await submitted(request)
     type = form.get("type") or None
-    desk = desk_of(request)
-    await desk.call(desk.queue.pause if paused else desk.queue.resume, type)
-    what = "The whole queue" if type is None else f"Type {type}"
-    text = f"{what} is paused; running jobs finish." if paused else f"{what} is resumed."
-    return done(request, form.get("back") or "/controls", text)
+    await backend_of(request).call(change, type)
+    return done(request, form.get("back") or "/controls", text.format(type or "the whole queue"))
 
 
 @router.post("/controls/setting")
 async def change_setting(request: Request) -> Response:
     """Store a value, or forget it with reset."""
     form = await submitted(request)
-    key, type = form.get("key"), form.get("type") or None
-    desk = desk_of(request)
+    key, type, shown = form.get("key"), form.get("type") or None, form.get("shown")
+    backend = backend_of(request)
     try:
         name = find_setting(key, type=type).name
         if form.get("reset"):
-            await desk.call(desk.queue.unset_config, name, type)
+            await backend.call(Queue.unset_config, name, type)
         else:
-            await desk.call(desk.queue.set_config, name, form.get("value").strip(), type)
+            await backend.call(Queue.set_config, name, form.get("value").strip(), type)
     except ConfigError as error:
         place = form.get("place") or f"setting-{key}"
-        shown = form.get("shown")
         wrong = {"place": place, "text": str(error), "value": form.get("value")}
         if key not in SETTINGS or (shown and shown != type and not place.startswith("rate-")):
             raise  # there is no field on the page to tell it beside
         return await _show(request, shown, 400, wrong=wrong)
-    value = words.setting((await desk.call(desk.queue.config, type))[name])
-    of = f" of {type}" if type else ""
-    shown = form.get("shown")
-    back = f"/controls?{urlencode({'type': shown})}" if shown else "/controls"
-    return done(request, back, f"{name}{of} is {value} now.")
+    value = words.setting((await backend.call(Queue.config, type))[name])
+    scope = f" for {type}" if type else ""
+    return done(request, _address(shown), f"{name}{scope} is now {value}.")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -11,21 +13,47 @@ from fastapi import APIRouter, Request, Response
 from holdfast.core.clock import parse_instant
 from holdfast.core.ids import new_id
 from holdfast.core.job import Job, base_type, check_id
-from holdfast.core.payload import decode_strictly
 from holdfast.durations import parse_duration
 from holdfast.errors import ConfigError, DuplicateJob, InvalidPayload, KeyTaken, UnknownType
 from holdfast.queue import Queue
 from holdfast.web.api.control import known_types
+from holdfast.web.api.messages import JobType
+from holdfast.web.backend import backend_of
 from holdfast.web.dashboard.form import fields_of, problem_at, read_form
-from holdfast.web.dashboard.page import FORM_FIELD, done, page, query_of, require_change, submitted
-from holdfast.web.desk import desk_of
+from holdfast.web.dashboard.page import (
+    FORM_FIELD,
+    done,
+    page,
+    payload_from,
+    query_of,
+    require_change,
+    submitted,
+)
 
 router = APIRouter(include_in_schema=False)
 
-_OPTIONS = ("id", "priority", "max_attempts", "timeout", "delay", "run_at", "key", "key_for")
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_WHOLE = ("priority", "max_attempts")
-_DURATIONS = ("timeout", "delay", "key_for")
+
+
+def _instant(text: str) -> datetime:
+    """A browser's field for date and time knows no zone: what it says is meant in UTC."""
+    return parse_instant("run at", text if len(text) != len("2026-01-15T10:00") else text + "Z")
+
+
+_OPTIONS: dict[str, Callable[[str], Any]] = {
+    "id": check_id,
+    "priority": int,
+    "max_attempts": int,
+    "timeout": parse_duration,
+    "delay": parse_duration,
+    "run_at": _instant,
+    "key": str,
+    "key_for": parse_duration,
+}
+_PROBLEMS: dict[Callable[[str], Any], str] = {
+    int: "must be a whole number",
+    parse_duration: "must be a duration such as 30s, 5m or 1h",
+}
 
 
 @router.get("/enqueue")
@@ -44,8 +72,8 @@ async def _show(
     values: dict[str, str] | None = None,
     wrong: dict[str, str] | None = None,
 ) -> Response:
-    desk = desk_of(request)
-    known = await desk.call(known_types, desk)
+    backend = backend_of(request)
+    known = await backend.call(known_types, backend.may_enqueue)
     types = _enqueueable(known)
     schema = _schema_of(type, types)
     fields = [] if schema is None or as_text else fields_of(schema)
@@ -56,19 +84,19 @@ async def _show(
         status,
         type=type,
         types=list(types),
-        refused_types=[found["type"] for found in known if not found["enqueueable"] and found["workers"]],
+        refused_types=[found.type for found in known if not found.enqueueable and found.workers],
         is_known=schema is not None,
         fields=fields,
         as_text=as_text or schema is None,
         values=values,
         wrong=wrong or {},
-        is_refused=bool(type) and not desk.may_enqueue(type),
+        is_refused=bool(type) and not backend.may_enqueue(type),
     )
 
 
-def _enqueueable(known: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def _enqueueable(known: list[JobType]) -> dict[str, dict[str, Any]]:
     """The schemas of the payloads of the types that may be enqueued here."""
-    return {found["type"]: found["payloadSchema"] for found in known if found["enqueueable"]}
+    return {found.type: found.payload_schema for found in known if found.enqueueable}
 
 
 def _schema_of(type: str, types: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
@@ -79,30 +107,32 @@ def _schema_of(type: str, types: dict[str, dict[str, Any]]) -> dict[str, Any] | 
 @router.post("/enqueue")
 async def create(request: Request) -> Response:
     form = await submitted(request)
-    desk = desk_of(request)
+    backend = backend_of(request)
     type = form.get("type").strip()
     as_text = bool(form.get("text"))
     values = {name: value.replace("\r\n", "\n") for name, value in form.first_values().items()}
     if not type:
-        return await _show(request, "", 400, wrong={"type": "Say which type of job it is."})
-    desk.require_enqueueable(type)
-    schema = _schema_of(type, _enqueueable(await desk.call(known_types, desk))) or {}
+        return await _show(request, "", 400, wrong={"type": "Enter a job type."})
+    backend.require_enqueueable(type)
+    schema = _schema_of(type, _enqueueable(await backend.call(known_types, backend.may_enqueue))) or {}
     payload, wrong = _read_text(values) if as_text else read_form(schema, values)
     options, wrong_options = _read_options(values)
     wrong |= wrong_options
     if not wrong:
-        desk.count_enqueues(request)
+        backend.count_enqueues(request)
         try:
-            job = await desk.call(_enqueue, desk.queue, type, payload, options, _form_id(values))
-            return done(request, f"/jobs/{job.id}", f"Job {job.id} is enqueued.")
+            job = await backend.call(_enqueue, type, payload, options, _form_id(values))
+            return done(request, f"/jobs/{job.id}", f"Job {job.id} enqueued.")
         except KeyTaken as error:
             wrong = {"key": str(error)}
         except DuplicateJob as error:
             wrong = {"id": str(error)}
         except InvalidPayload as error:
             wrong = {"payload" if as_text else problem_at(schema, error.where): str(error)}
-        except (ConfigError, UnknownType) as error:
-            wrong = {_option_named(str(error)): str(error)}
+        except ConfigError as error:
+            wrong = {error.option if error.option in _OPTIONS else "": str(error)}
+        except UnknownType as error:
+            wrong = {"": str(error)}
     return await _show(request, type, 400, as_text=as_text, values=values, wrong=wrong)
 
 
@@ -129,49 +159,23 @@ def _form_id(values: dict[str, str]) -> str:
 
 
 def _read_text(values: dict[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
-    text = values.get("payload", "").strip() or "{}"
     try:
-        payload = decode_strictly(text)
-    except (ValueError, RecursionError) as error:
-        return {}, {"payload": f"is not valid JSON: {error}"}
-    if not isinstance(payload, dict):
-        return {}, {"payload": "must be a JSON object"}
-    return payload, {}
+        return payload_from(values.get("payload", "").strip() or "{}"), {}
+    except InvalidPayload as error:
+        return {}, {"payload": error.problem}
 
 
 def _read_options(values: dict[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
     """What was said about the job beside its payload; what was left empty was not said."""
     options: dict[str, Any] = {}
     wrong: dict[str, str] = {}
-    for name in _OPTIONS:
+    for name, read in _OPTIONS.items():
         text = values.get(name, "").strip()
-        if not text:
-            continue
         try:
-            options[name] = _option(name, text)
+            if text:
+                options[name] = read(text)
         except ConfigError as error:
             wrong[name] = str(error)
+        except ValueError:
+            wrong[name] = _PROBLEMS[read]
     return options, wrong
-
-
-def _option(name: str, text: str) -> Any:
-    if name == "id":
-        return check_id(text)
-    if name in _WHOLE:
-        try:
-            return int(text)
-        except ValueError:
-            raise ConfigError("must be a whole number") from None
-    if name in _DURATIONS:
-        try:
-            return parse_duration(text)
-        except ValueError:
-            raise ConfigError("must be a duration such as 30s, 5m or 1h") from None
-    if name == "run_at":
-        return parse_instant("run at", text if len(text) != len("2026-01-15T10:00") else text + "Z")
-    return text
-
-
-def _option_named(message: str) -> str:
-    """The option that an error is about."""
-    return max((name for name in _OPTIONS if message.startswith(name)), key=len, default="")

@@ -13,16 +13,17 @@ from urllib.parse import unquote
 
 from msgspec import Struct, structs
 
-from holdfast.errors import one_line
+from holdfast.text import one_line
 from holdfast.web.dashboard.form_value import (
+    UNIONS,
     Wrong,
     allowed,
-    count_in,
     described,
     is_union,
     json_text,
     read_text,
     short,
+    sound,
 )
 
 MAX_LEVELS = 3
@@ -33,56 +34,61 @@ MAX_FIELDS = 200
 
 
 class Field(Struct, frozen=True, kw_only=True):
-    """A field of the form.
+    """A field of the form, and how its text is read.
 
-    `required` says that the payload must have it. A required text may be empty all the same, so a page
-    marks such a field but does not use the browser's own check.
+    `required` says that the payload must have it, `needed` that the object around it must. A required text
+    may be empty all the same, so a page marks such a field but does not use the browser's own check.
     """
 
-    name: str
+    path: tuple[str, ...]
     label: str
     kind: str
     """text, long (a textarea), number, choice or json."""
-    required: bool
-    help: str = ""
+    rule: Mapping[str, Any]
+    required: bool = False
+    needed: bool = False
+    nullable: bool = False
+    values: Mapping[str, Any] = {}
+    """The allowed values of a choice by their texts."""
     choices: tuple[str, ...] = ()
-    """The texts of the allowed values; a choice that may be left out begins with an empty one."""
+    """Those texts; a choice that may be left out begins with an empty one."""
+    help: str = ""
     initial: str = ""
     """The default. Empty inside an object that may be left out: a text there would mean that it is not."""
 
+    @property
+    def name(self) -> str:
+        return ".".join(("payload", *(_escaped(step) for step in self.path)))
 
-class Leaf(Struct, frozen=True, kw_only=True):
-    """A field and how its text is read. `needed`: the object around it must have it."""
+    @property
+    def is_text(self) -> bool:
+        return self.kind in ("text", "long")
 
-    field: Field
-    path: tuple[str, ...]
-    rule: Mapping[str, Any]
-    needed: bool
-    nullable: bool
-    values: Mapping[str, Any]
+    def is_filled(self, text: str) -> bool:
+        return bool(text if self.is_text else text.strip())
 
 
 class Group(Struct, frozen=True, kw_only=True):
     """An object whose properties have fields of their own; `rest` takes the ones that have none."""
 
     path: tuple[str, ...]
-    members: tuple[Leaf | Group, ...]
+    members: tuple[Field | Group, ...]
     needed: bool
     nullable: bool
-    rest: Leaf | None
+    rest: Field | None
 
 
-def leaves(group: Group) -> Iterator[Leaf]:
+def fields_in(group: Group) -> Iterator[Field]:
     for member in group.members:
         if isinstance(member, Group):
-            yield from leaves(member)
+            yield from fields_in(member)
         else:
             yield member
     if group.rest is not None:
         yield group.rest
 
 
-# The outline: a schema as groups and leaves.
+# The outline: a schema as groups and fields.
 
 
 def outline(schema: object) -> Group:
@@ -98,7 +104,7 @@ class _Settled(Struct, frozen=True):
 
 
 class _Outline:
-    """Makes the groups and leaves of one schema."""
+    """Makes the groups and fields of one schema."""
 
     def __init__(self, root: object) -> None:
         self._root = root
@@ -107,21 +113,18 @@ class _Outline:
     def top(self) -> Group:
         settled = self._settle(self._root, frozenset({"#"})) or _Settled({}, False, frozenset())
         properties = _properties(settled.rule)
-        if len(properties) > self._fields_left:
-            properties = {}
-            is_open = True
-        else:
-            is_open = settled.rule.get("additionalProperties") is not False or not _is_object(settled.rule)
+        is_closed = "properties" in settled.rule and settled.rule.get("additionalProperties") is False
+        if properties is None or len(properties) > self._fields_left:
+            properties, is_closed = {}, False
         members = self._members(properties, settled, (), firm=True)
-        rest = _rest((), "other fields" if members else "payload") if is_open else None
+        rest = None if is_closed else _rest((), "other fields" if members else "payload")
         return Group(path=(), members=members, needed=True, nullable=False, rest=rest)
 
     def _members(
         self, properties: Mapping[str, Any], settled: _Settled, path: tuple[str, ...], *, firm: bool
-    ) -> tuple[Leaf | Group, ...]:
+    ) -> tuple[Field | Group, ...]:
         self._fields_left -= len(properties)
-        required = settled.rule.get("required")
-        required = required if isinstance(required, list | tuple) else ()
+        required = settled.rule.get("required", ())
         members = (
             self._member(schema, settled.refs, (*path, name), needed=name in required, firm=firm)
             for name, schema in properties.items()
@@ -130,7 +133,7 @@ class _Outline:
 
     def _member(
         self, schema: object, refs: frozenset[str], path: tuple[str, ...], *, needed: bool, firm: bool
-    ) -> Leaf | Group | None:
+    ) -> Field | Group | None:
         """`firm`: every object around it must be there."""
         settled = self._settle(schema, refs)
         if settled is None:
@@ -144,19 +147,22 @@ class _Outline:
             rest = _rest(path, f"{label_of(path)}: other fields") if is_open else None
             if members:
                 return Group(path=path, members=members, needed=needed, nullable=nullable, rest=rest)
-        return _leaf(rule, path, needed=needed, nullable=nullable, firm=firm)
+        return _field(rule, path, needed=needed, nullable=nullable, firm=firm)
 
     def _settle(self, schema: object, refs: frozenset[str]) -> _Settled | None:
-        rule: object = {} if schema is True else schema
+        if not isinstance(schema, Mapping):
+            return _Settled({}, False, refs) if schema is True else None
+        rule: dict[str, Any] | None = sound(schema)
         nullable = False
         for _ in range(20):
-            if not isinstance(rule, Mapping):
-                return None
-            ref = rule.get("$ref")
-            if isinstance(ref, str):
+            assert rule is not None
+            if "$ref" in rule:
+                ref = rule["$ref"]
                 rule = _merged(self._target(ref), rule, "$ref")
                 if ref in refs:
-                    return _Settled(_without_parts(rule), nullable, refs)
+                    parts = ("$ref", "properties", *UNIONS)
+                    rest = {name: value for name, value in rule.items() if name not in parts}
+                    return _Settled(rest, nullable, refs)
                 refs |= {ref}
                 continue
             inner, has_null = _unwrapped(rule)
@@ -171,25 +177,19 @@ class _Outline:
         for step in ref.split("/")[1:]:
             name = unquote(step).replace("~1", "/").replace("~0", "~")
             target = target.get(name) if isinstance(target, Mapping) else None
-        return target if isinstance(target, Mapping) else {}
+        return target
 
 
 def _merged(inner: object, outer: Mapping[str, Any], without: str) -> dict[str, Any]:
     """What stands beside a reference or a union of one (a default, a description) adds to it."""
-    inside = dict(inner) if isinstance(inner, Mapping) else {}
+    inside = sound(inner) if isinstance(inner, Mapping) else {}
     return inside | {name: value for name, value in outer.items() if name != without}
-
-
-def _without_parts(rule: Mapping[str, Any]) -> dict[str, Any]:
-    parts = ("$ref", "properties", "anyOf", "oneOf", "allOf")
-    return {name: value for name, value in rule.items() if name not in parts}
 
 
 def _unwrapped(rule: Mapping[str, Any]) -> tuple[dict[str, Any] | None, bool]:
     """The one schema that a rule wraps, if it does, and whether null is beside it."""
-    for word in ("anyOf", "oneOf", "allOf"):
-        members = rule.get(word)
-        if isinstance(members, list) and members:
+    for word in UNIONS:
+        if members := rule.get(word):
             others = [member for member in members if not _is_null(member)]
             has_null = len(others) < len(members) and word != "allOf"
             return (_merged(others[0], rule, word) if len(others) == 1 else None), has_null
@@ -202,60 +202,51 @@ def _unwrapped(rule: Mapping[str, Any]) -> tuple[dict[str, Any] | None, bool]:
 
 
 def _is_null(schema: object) -> bool:
-    return isinstance(schema, Mapping) and (schema.get("type") == "null" or _enumerated(schema) == [None])
+    return isinstance(schema, Mapping) and (
+        schema.get("type") == "null" or _enumerated(sound(schema)) == [None]
+    )
 
 
-def _is_object(rule: Mapping[str, Any]) -> bool:
-    return rule.get("type", "object") == "object" and isinstance(rule.get("properties"), Mapping)
-
-
-def _properties(rule: Mapping[str, Any]) -> dict[str, Any]:
-    if not _is_object(rule):
-        return {}
-    return {name: schema for name, schema in rule["properties"].items() if isinstance(name, str)}
+def _properties(rule: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The properties of an object, if the rule names any or says that there are none."""
+    return rule.get("properties") if rule.get("type", "object") == "object" else None
 
 
 def _enumerated(rule: Mapping[str, Any]) -> list[Any]:
-    if "const" in rule:
-        return [rule["const"]]
-    values = rule.get("enum")
-    return values if isinstance(values, list) else []
+    return [rule["const"]] if "const" in rule else rule.get("enum", [])
 
 
-# Leaves.
+# Fields.
 
 _LONG_NAMES = {"body", "content", "html", "markdown", "message", "prompt", "script", "source", "text"}
 
 
-def _rest(path: tuple[str, ...], label: str) -> Leaf:
+def _rest(path: tuple[str, ...], label: str) -> Field:
     rule = {"type": "object"}
-    field = Field(name=_name(path), label=label, kind="json", required=False, help=allowed(rule))
-    return Leaf(field=field, path=path, rule=rule, needed=False, nullable=False, values={})
+    return Field(path=path, label=label, kind="json", rule=rule, help=allowed(rule))
 
 
-def _leaf(
+def _field(
     rule: Mapping[str, Any], path: tuple[str, ...], *, needed: bool, nullable: bool, firm: bool
-) -> Leaf:
+) -> Field:
     required = firm and needed and not nullable
     values = _choices(rule, offers_blank=not required)
     field = Field(
-        name=_name(path),
+        path=path,
         label=label_of(path),
         kind=_kind(rule, path[-1]) if values is None else "choice",
+        rule=rule,
         required=required,
+        needed=needed,
+        nullable=nullable,
+        values=values or {},
         choices=() if values is None else tuple(values) if required else ("", *values),
     )
-    leaf = Leaf(field=field, path=path, rule=rule, needed=needed, nullable=nullable, values=values or {})
-    default = _default(leaf)
+    default = _default(field)
     words = [described(rule), "" if values is not None else allowed(rule)]
     if default and not firm:
-        words.append(f"{one_line(short(default))} by default")
-    shown = structs.replace(field, help="; ".join(filter(None, words)), initial=default if firm else "")
-    return structs.replace(leaf, field=shown)
-
-
-def _name(path: tuple[str, ...]) -> str:
-    return ".".join(("payload", *(_escaped(step) for step in path)))
+        words.append(f"default {one_line(short(default))}")
+    return structs.replace(field, help="; ".join(filter(None, words)), initial=default if firm else "")
 
 
 # A dot parts two names, so one inside a name is "~1", and "~" itself "~0", as in a JSON Pointer. What a
@@ -297,28 +288,26 @@ def _kind(rule: Mapping[str, Any], name: str) -> str:
 
 def _is_long(rule: Mapping[str, Any], name: str) -> bool:
     """Whether the text may well have more than one line."""
-    default, longest = rule.get("default"), count_in(rule, "maxLength")
+    default, longest = rule.get("default"), rule.get("maxLength", 100)
     if isinstance(default, str) and ("\n" in default or len(default) > 80):
         return True
-    if "format" in rule or (longest is not None and longest <= 80):
+    if "format" in rule or longest <= 80:
         return False
-    return (longest is not None and longest > 200) or re.split(r"[\W_]", name.lower())[-1] in _LONG_NAMES
+    return longest > 200 or re.split(r"[\W_]", name.lower())[-1] in _LONG_NAMES
 
 
-def _default(leaf: Leaf) -> str:
+def _default(field: Field) -> str:
     """The text that means the default; empty if there is none, as for one that breaks its own rules."""
-    default = leaf.rule.get("default")
+    default = field.rule.get("default")
     if default is None:
         return ""
-    is_text = leaf.field.kind in ("text", "long") and isinstance(default, str)
-    text: str = default if is_text else json_text(default)
-    if leaf.field.kind == "choice":
-        text = next(
-            (text for text, value in leaf.values.items() if json_text(value) == json_text(default)), ""
-        )
+    in_json = json_text(default)
+    text = default if field.is_text and isinstance(default, str) else in_json
+    if field.kind == "choice":
+        text = next((text for text, value in field.values.items() if json_text(value) == in_json), "")
     try:
         text.encode()
-        is_same = "\0" not in text and json_text(meaning(leaf, with_line_ends(text))) == json_text(default)
+        is_same = "\0" not in text and json_text(meaning(field, with_line_ends(text))) == in_json
     except (Wrong, UnicodeEncodeError):
         return ""
     return text if is_same else ""
@@ -329,9 +318,9 @@ def with_line_ends(text: str) -> str:
     return text.replace("\r\n", "\n")
 
 
-def meaning(leaf: Leaf, text: str) -> Any:
-    if leaf.field.kind != "choice":
-        return read_text(leaf.rule, leaf.field.kind, text)
-    if text not in leaf.values:
-        raise Wrong(f"must be one of: {short(', '.join(leaf.values))}")
-    return leaf.values[text]
+def meaning(field: Field, text: str) -> Any:
+    if field.kind != "choice":
+        return read_text(field.rule, field.kind, text)
+    if text not in field.values:
+        raise Wrong(f"must be one of: {short(', '.join(field.values))}")
+    return field.values[text]

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Request, Response
 
-from holdfast.core.clock import to_datetime
 from holdfast.core.job import FINISHED, Job, Status
 from holdfast.core.lifecycle import sources
 from holdfast.errors import ConfigError
-from holdfast.listing import Page
+from holdfast.listing.pages import Page
+from holdfast.observe.timeline import duration
 from holdfast.queue import Queue
-from holdfast.web.dashboard import words
+from holdfast.web.backend import backend_of
 from holdfast.web.dashboard.page import Form, page, query_of
 from holdfast.web.dashboard.selection import STATES, Selection, is_local_time, selection_from
-from holdfast.web.desk import desk_of
 
 router = APIRouter(include_in_schema=False)
 
@@ -35,32 +33,17 @@ def actions_for(job: Job) -> list[str]:
     return [action for action, is_allowed in allowed.items() if is_allowed]
 
 
-def duration(job: Job, now: datetime) -> float | None:
-    """How long its last attempt took, or takes until now; None if that is not known.
-
-    A job may be cancelled long after its last attempt has ended. A failed one knows when its handler began,
-    which may be later than its claim, unless its history was not read.
-    """
-    if job.status is Status.FAILED and job.errors:
-        last = job.errors[-1]
-        return max(0.0, (last.finished_at - last.started_at).total_seconds())
-    if job.started_at is None or job.status in (Status.PENDING, Status.SCHEDULED, Status.CANCELLED):
-        return None
-    end = now if job.status is Status.PROCESSING else job.finished_at
-    return None if end is None else max(0.0, (end - job.started_at).total_seconds())
-
-
 @router.get("/jobs")
 async def jobs(request: Request) -> Response:
     given = query_of(request)
     selection = selection_from(given)
-    desk = desk_of(request)
+    backend = backend_of(request)
     problem = None
     try:
-        view = await desk.read(request, bool(selection.q), _look, desk.queue, selection, given)
+        view = await backend.read(request, bool(selection.q), _view_of, selection, given)
     except ConfigError as error:
         problem = str(error)
-        view = await desk.call(_nothing, desk.queue, given)
+        view = await backend.call(_nothing, given)
     return page(
         request,
         "jobs.html",
@@ -78,24 +61,16 @@ async def jobs(request: Request) -> Response:
     )
 
 
-def _look(queue: Queue, selection: Selection, given: Form) -> dict[str, Any]:
-    now = to_datetime(queue.store.now())
-    filters = selection.filters(now)
-    found = queue.page(
-        **filters, limit=_size(given), cursor=given.get("cursor") or None, brief=True
-    )  # fmt: skip
-    total = None
-    if not selection.q:
-        counted = {name: filters[name] for name in filters.keys() - {"search", "ascending"}}
-        total = queue.count(**counted, cap=words.CAP + 1)
-    return _nothing(queue, given) | {"now": now, "page": found, "total": total}
+def _view_of(queue: Queue, selection: Selection, given: Form) -> dict[str, Any]:
+    cursor = given.get("cursor") or None
+    found = queue.page(selection.filter, limit=_size(given), cursor=cursor, brief=True, with_total=True)
+    return _nothing(queue, given) | {"now": queue.now(), "page": found}
 
 
 def _nothing(queue: Queue, given: Form) -> dict[str, Any]:
     """A list without jobs: what the filters and the paging need all the same."""
     return {
         "page": Page(jobs=[], next=None, previous=None),
-        "total": None,
         "size": _size(given),
         "size_given": _size(given) if given.get("size") else None,
         "is_first": not given.get("cursor"),

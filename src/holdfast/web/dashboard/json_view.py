@@ -43,7 +43,10 @@ def _size(value: Any, most: int) -> int:
 def _as_text(value: Any) -> Markup:
     text = json.dumps(value, indent=2, ensure_ascii=False)
     shown, is_cut = text[:LONGEST_TEXT], len(text) > LONGEST_TEXT
-    note = Markup('<p class="quiet">Cut: the first %d of %d characters.</p>') % (LONGEST_TEXT, len(text))
+    note = Markup('<p class="quiet">Truncated: the first %s of %s characters.</p>') % (
+        f"{LONGEST_TEXT:,}",
+        f"{len(text):,}",
+    )
     return Markup('<pre tabindex="0">\n%s</pre>%s') % (shown, note if is_cut else "")
 
 
@@ -69,7 +72,6 @@ def _write(value: Any, pieces: list[str], *, is_outermost: bool = False) -> None
 
 
 def _leaf(value: Any) -> Markup:
-    kind = {str: "text", bool: "word", type(None): "word", dict: "word", list: "word"}.get(
-        type(value), "figure"
-    )
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    kind = "text" if isinstance(value, str) else "figure" if is_number else "word"
     return Markup('<span class="%s">%s</span>') % (kind, json.dumps(value, ensure_ascii=False))

@@ -1,4 +1,4 @@
-"""The first page: is the queue well, what does it do, and what has failed?"""
+"""The first page: is the queue healthy, what is it doing, and what has failed?"""
 
 from __future__ import annotations
 
@@ -8,51 +8,50 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from msgspec import Struct
 
-from holdfast.core.clock import SECOND, to_datetime
+from holdfast.core.clock import MINUTE, SECOND, from_datetime, to_datetime
 from holdfast.core.job import Status
-from holdfast.observe.overview import MOST_RUNNING, stuck, without_worker
-from holdfast.observe.pulse import Pulse, Tally, first_minute, pulse
+from holdfast.listing.pages import COUNTED
+from holdfast.observe import words
+from holdfast.observe.overview import stuck, without_worker
+from holdfast.observe.pulse import Pulse, Tally, pulse
 from holdfast.queue import Queue
-from holdfast.store.protocol import Running, WorkerRecord
-from holdfast.web.dashboard import words
-from holdfast.web.dashboard.page import page
+from holdfast.store.records import HOUR, Running, WorkerRecord
+from holdfast.web.backend import backend_of
+from holdfast.web.dashboard.page import Headline, page, query_of
 from holdfast.web.dashboard.reconcile import last_differences
-from holdfast.web.desk import desk_of
 
 router = APIRouter(include_in_schema=False)
 
 MOST_TYPES = 12
+"""Types that are shown at first."""
+
 MOST_WORKERS = 20
 MOST_GROUPS = 8
 RECENT_FAILURES = 10
-_MINUTE = 60 * SECOND
 _LONG_WAIT = 30.0
 """Seconds after which it is odd that a ready job waits while nothing runs."""
 
-_WAITING = (Status.PENDING, Status.PROCESSING)
+_OPEN = (Status.PENDING, Status.PROCESSING, Status.FAILED)
 
 
 @router.get("/")
 async def overview(request: Request) -> Response:
-    desk = desk_of(request)
-    view = await desk.call(_look, desk.queue)
+    has_all_types = query_of(request).get("types") == "all"
+    view = await backend_of(request).call(_view_of, has_all_types)
     return page(request, "overview.html", events="limit=1", **view)
 
 
-def _look(queue: Queue) -> dict[str, Any]:
+def _view_of(queue: Queue, has_all_types: bool) -> dict[str, Any]:
     """All that the page shows, read one after another."""
-    store = queue.store
-    now = store.now()
-    moment = to_datetime(now)
+    moment = queue.now()
+    now = from_datetime(moment)
     counts = queue.stats()
     workers = queue.workers(restarting=True)
-    running = store.list_running(MOST_RUNNING)
-    paused = sorted(store.list_paused())
-    last_hour = pulse(
-        store.list_statistics(first_minute(now // _MINUTE)), now // _MINUTE, now % _MINUTE / SECOND
-    )
+    running = queue.running()
+    paused = queue.paused()
+    last_hour = pulse(queue.statistics(HOUR - 1), now // MINUTE, now % MINUTE / SECOND)
     unserved = without_worker(counts, workers)
-    oldest = store.oldest_waiting()
+    oldest = queue.oldest_waiting()
     groups = queue.error_groups(MOST_GROUPS + 1)
     return {
         "now": moment,
@@ -76,12 +75,13 @@ def _look(queue: Queue) -> dict[str, Any]:
         "stuck": stuck(queue, running, moment),
         "unserved": unserved,
         "differences": last_differences(queue),
-        "types": type_bars(counts["by_type"]),
+        "types": type_bars(counts["by_type"], None if has_all_types else MOST_TYPES),
         "type_count": len(counts["by_type"]),
+        "most_types": MOST_TYPES,
         "failures": queue.page(status="failed", sort="finished", limit=RECENT_FAILURES, brief=True).jobs,
         "groups": groups[:MOST_GROUPS],
         "has_more_groups": len(groups) > MOST_GROUPS,
-        "retrying": queue.count(status="retrying", cap=words.CAP + 1),
+        "retrying": queue.count(status="retrying", cap=COUNTED + 1),
         "oldest": oldest,
         "outlook": outlook(counts, workers, paused, unserved, last_hour),
     }
@@ -89,20 +89,7 @@ def _look(queue: Queue) -> dict[str, Any]:
 
 def _worker(worker: WorkerRecord, running: Sequence[Running]) -> dict[str, Any]:
     mine = [job for job in running if job.worker_id == worker.id]
-    return {
-        "record": worker,
-        "running": mine[:3],
-        "more": max(0, len(mine) - 3),
-        "count": len(mine),
-    }
-
-
-class Headline(Struct, frozen=True):
-    """The state of the whole queue in a word and a sentence. `level` is good, busy, warning or problem."""
-
-    level: str
-    word: str
-    text: str
+    return {"record": worker, "running": mine[:3], "more": max(0, len(mine) - 3), "count": len(mine)}
 
 
 def headline(
@@ -115,52 +102,42 @@ def headline(
 ) -> Headline:
     """What an operator wants to know first. No workers is not the same as busy ones."""
     pending = counts["pending"]
+    waiting = _waiting(pending)
     slots = sum(worker.concurrency for worker in workers)
     if "" in paused:
-        return Headline("warning", "Paused", f"No job starts until the queue is resumed; {_waits(pending)}.")
+        return Headline("warning", "Paused", f"No jobs start until the queue is resumed; {waiting}.")
     if not workers:
         total = pending + counts["scheduled"] + counts["processing"]
-        if total:
-            return Headline(
-                "problem",
-                "No workers",
-                f"Nothing runs the jobs: {_waits(total)}. Start one: queuectl worker start.",
-            )
-        return Headline("warning", "No workers", "No worker is running; nothing waits either.")
-    if pending and not any(
-        states[Status.PENDING] for type, states in counts["by_type"].items() if type not in unserved
-    ):
-        whose = "its type" if pending == 1 else "their types"
-        return Headline("problem", "Not served", f"{_waits(pending)}, and no running worker handles {whose}.")
+        if not total:
+            return Headline("warning", "No workers", "No worker is running, and no jobs are waiting.")
+        text = f"No worker is running; {_waiting(total)}. Start one: `queuectl worker start`."
+        return Headline("problem", "No workers", text)
+    if pending and not _runnable(counts, (), unserved):
+        return Headline("problem", f"No worker for {_types(unserved)}", f"{waiting.capitalize()}.")
     if pending and not _runnable(counts, paused, unserved):
-        return Headline(
-            "warning", "Held back", f"{_waits(pending)}, only of types that are paused or not served."
-        )
+        text = f"{waiting.capitalize()}, all of types that are paused or have no worker."
+        return Headline("warning", "Blocked", text)
     if pending and not running and (oldest_seconds or 0) > _LONG_WAIT:
-        return Headline(
-            "warning",
-            "Waiting",
-            f"Nothing runs though {words.plural(slots, 'slot')} {'is' if slots == 1 else 'are'} free;"
-            f" {_waits(pending)}, the oldest for"
-            f" {words.seconds(oldest_seconds)}. A limit may hold them back: the oldest job's page says why.",
-        )
+        free = f"{words.plural(slots, 'slot')} {'is' if slots == 1 else 'are'} free"
+        waiting += f", the oldest for {words.seconds(oldest_seconds)}"
+        advice = "A limit may be holding them back: the oldest job's page shows why."
+        return Headline("warning", "Waiting", f"No jobs are running although {free}; {waiting}. {advice}")
     if running >= slots and pending:
-        return Headline("busy", "Busy", f"All {words.plural(slots, 'slot')} in use; {_waits(pending)}.")
-    if pending:
-        return Headline(
-            "busy", "Working", f"{running:,} of {words.plural(slots, 'slot')} in use; {_waits(pending)}."
-        )
-    if running:
-        return Headline(
-            "good", "Working", f"{running:,} of {words.plural(slots, 'slot')} in use; nothing waits."
-        )
-    return Headline("good", "Idle", "Nothing waits and nothing runs.")
+        used = "The only slot is" if slots == 1 else f"All {slots:,} slots are"
+        return Headline("busy", "Busy", f"{used} in use; {waiting}.")
+    if pending or running:
+        text = f"{running:,} of {words.plural(slots, 'slot')} in use; {waiting}."
+        return Headline("busy" if pending else "good", "Working", text)
+    return Headline("good", "Idle", "No jobs are waiting or running.")
 
 
-def _waits(count: int) -> str:
-    if not count:
-        return "nothing waits"
-    return "1 job waits" if count == 1 else f"{count:,} jobs wait"
+def _waiting(count: int) -> str:
+    return f"{words.plural(count)} waiting" if count else "no jobs waiting"
+
+
+def _types(unserved: dict[str, int]) -> str:
+    """The only type, or how many there are."""
+    return f"`{next(iter(unserved))}`" if len(unserved) == 1 else f"{len(unserved):,} types"
 
 
 def _runnable(counts: dict[str, Any], paused: Sequence[str], unserved: dict[str, int]) -> int:
@@ -179,18 +156,18 @@ def outlook(
     unserved: dict[str, int],
     last_hour: Pulse,
 ) -> str:
-    """When what waits will be done, at the pace of the last minutes."""
+    """How long it takes to run the waiting jobs, at the pace of the last minutes."""
     if not counts["pending"]:
-        return "nothing waits"
+        return "no jobs waiting"
     if "" in paused:
-        return "never: the queue is paused"
+        return "blocked: queue paused"
     if not workers:
-        return "never: no worker runs"
+        return "blocked: no workers"
     waiting = _runnable(counts, paused, unserved)
     if not waiting:
-        return "never: nothing of it can run"
+        return "blocked"
     left = last_hour.seconds_until_empty(waiting)
-    return "not known: nothing ended lately" if left is None else f"in {words.seconds(left)}"
+    return "no estimate yet" if left is None else f"about {words.seconds(left)}"
 
 
 # Pictures.
@@ -216,7 +193,7 @@ def chart(minutes: Sequence[Tally]) -> dict[str, Any]:
     for place, tally in enumerate(minutes):
         completed = _height(tally.completed, top)
         failed = _height(tally.failed, top)
-        when = to_datetime(tally.minute * _MINUTE)
+        when = to_datetime(tally.minute * MINUTE)
         bars.append(
             Bar(
                 round(place * step, 2),
@@ -231,7 +208,7 @@ def chart(minutes: Sequence[Tally]) -> dict[str, Any]:
         "bars": bars,
         "top": top,
         "width": round(step * 0.8, 2),
-        "from": to_datetime(minutes[0].minute * _MINUTE) if minutes else None,
+        "from": to_datetime(minutes[0].minute * MINUTE) if minutes else None,
     }
 
 
@@ -250,10 +227,16 @@ def _round_up(value: int) -> int:
         size *= 10
 
 
-def type_bars(by_type: dict[str, dict[str, int]]) -> list[dict[str, Any]]:
-    """The types with most to do, each with its counts as parts of a bar; all bars on one scale."""
-    ranked = sorted(by_type.items(), key=lambda item: (-_open(item[1]), -sum(item[1].values()), item[0]))
-    ranked = ranked[:MOST_TYPES]
+def type_bars(
+    by_type: dict[str, dict[str, int]], most_types: int | None = MOST_TYPES
+) -> list[dict[str, Any]]:
+    """The types with the most to do, or all; each with its counts as parts of a bar, on one scale."""
+
+    def rank(item: tuple[str, dict[str, int]]) -> tuple[int, int, str]:
+        type, counts = item
+        return -sum(counts[state] for state in _OPEN), -sum(counts.values()), type
+
+    ranked = sorted(by_type.items(), key=rank)[:most_types]
     most = max((sum(counts.values()) for _, counts in ranked), default=0)
     bars = []
     for type, counts in ranked:
@@ -266,7 +249,3 @@ def type_bars(by_type: dict[str, dict[str, int]]) -> list[dict[str, Any]]:
             x += width
         bars.append({"type": type, "counts": counts, "total": sum(counts.values()), "parts": parts})
     return bars
-
-
-def _open(counts: dict[str, int]) -> int:
-    return sum(counts[state] for state in _WAITING) + counts[Status.FAILED]

@@ -13,14 +13,17 @@ from urllib.parse import parse_qs, quote, unquote
 from fastapi import Request
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
+from msgspec import Struct
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from holdfast.core.clock import system_clock, to_datetime
 from holdfast.core.job import Status
+from holdfast.core.payload import decode_strictly
+from holdfast.errors import InvalidPayload
+from holdfast.observe import words
 from holdfast.web.auth import Access, Right, outer_scheme
-from holdfast.web.dashboard import words
+from holdfast.web.backend import root_of
 from holdfast.web.dashboard.json_view import tree
-from holdfast.web.desk import root_of
 from holdfast.web.errors import Refused
 
 FORM_COOKIE = "holdfast_form"
@@ -32,6 +35,9 @@ REFRESH = "holdfast-refresh"
 _MOST_FIELDS = 2_000
 _NOTICE_SECONDS = 30
 _LONGEST_NOTICE = 300  # characters of up to 12 bytes in a cookie, which may have 4,096
+_WORDS = "ago seconds bound percent number capped first_line plural sentence iso moment"
+"""What is said in the same words by `queuectl`, as filters of the templates."""
+
 _TOKEN = re.compile(r"[0-9a-f]{32}")
 
 
@@ -50,18 +56,8 @@ def _templates() -> Environment:
         pretty=lambda value: json.dumps(value, indent=2, ensure_ascii=False),
         marked=_marked,
         tree=tree,
-        ago=words.ago,
-        seconds=words.seconds,
-        bound=words.bound,
-        percent=words.percent,
-        number=words.number,
-        capped=words.capped,
-        first_line=words.first_line,
-        plural=words.plural,
-        sentence=words.sentence,
-        iso=words.iso,
-        moment=words.moment,
         number_text=words.setting,
+        **{name: getattr(words, name) for name in _WORDS.split()},
     )
     environment.globals.update(states=[status.value for status in Status])
     return environment
@@ -114,18 +110,23 @@ def page(
     }
     response = Html(_templates().get_template(name).render(common | values), status)
     if is_new and right is Right.CHANGE:
-        _set_cookie(request, response, FORM_COOKIE, form_token, None)
+        set_cookie(request, response, FORM_COOKIE, form_token)
     if notice is not None:
-        response.delete_cookie(NOTICE_COOKIE, path=root_of(request) or "/", httponly=True, samesite="strict")
+        delete_cookie(request, response, NOTICE_COOKIE)
     return response
 
 
 def done(request: Request, path: str, notice: str, *, is_problem: bool = False) -> Response:
     """The answer to a change: to a page, on which a notice is shown once."""
-    response = RedirectResponse(f"{root_of(request)}{local_path(path)}", 303)
+    response = redirect(request, path)
     value = quote(("!" if is_problem else ".") + words.first_line(notice, _LONGEST_NOTICE), safe="")
-    _set_cookie(request, response, NOTICE_COOKIE, value, _NOTICE_SECONDS)
+    set_cookie(request, response, NOTICE_COOKIE, value, _NOTICE_SECONDS)
     return response
+
+
+def redirect(request: Request, path: str) -> Response:
+    """To a page of ours, whatever the path says."""
+    return RedirectResponse(f"{root_of(request)}{local_path(path)}", 303)
 
 
 def _notice(value: str) -> dict[str, Any]:
@@ -133,7 +134,9 @@ def _notice(value: str) -> dict[str, Any]:
     return {"text": text[1:], "is_problem": text.startswith("!")}
 
 
-def _set_cookie(request: Request, response: Response, name: str, value: str, seconds: int | None) -> None:
+def set_cookie(
+    request: Request, response: Response, name: str, value: str, seconds: int | None = None
+) -> None:
     response.set_cookie(
         name,
         value,
@@ -143,6 +146,10 @@ def _set_cookie(request: Request, response: Response, name: str, value: str, sec
         httponly=True,
         samesite="strict",
     )
+
+
+def delete_cookie(request: Request, response: Response, name: str) -> None:
+    response.delete_cookie(name, path=root_of(request) or "/", httponly=True, samesite="strict")
 
 
 def scheme(request: Request) -> str:
@@ -155,6 +162,14 @@ def local_path(path: str) -> str:
     """A path on this server, never another site: no //host, no scheme, nothing but plain characters."""
     is_plain = path.isascii() and path.isprintable() and "\\" not in path
     return path if is_plain and path.startswith("/") and not path.startswith("//") else "/"
+
+
+class Headline(Struct, frozen=True):
+    """How something is, in a word and a sentence. `level` is good, busy, warning, problem or unknown."""
+
+    level: str
+    word: str
+    text: str
 
 
 class Form:
@@ -171,7 +186,7 @@ class Form:
                 text, keep_blank_values=True, max_num_fields=most, encoding="utf-8", errors=errors
             )
         except ValueError:
-            raise Refused(400, "invalid_request", "the form or the address can't be read") from None
+            raise Refused(400, "invalid_request", "the form or the URL can't be parsed") from None
         return cls(values)
 
     def get(self, name: str, default: str = "") -> str:
@@ -203,11 +218,24 @@ async def submitted(request: Request) -> Form:
     if not _TOKEN.fullmatch(expected) or not hmac.compare_digest(
         expected.encode(), form.get(FORM_FIELD).encode("utf-8", "replace")
     ):
-        raise Refused(403, "stale_form", "the form was not made here, or too long ago; load the page again")
+        raise Refused(403, "stale_form", "the form has expired or was sent from elsewhere; reload the page")
     return form
+
+
+def payload_from(text: str) -> dict[str, Any]:
+    """A payload that somebody has written as JSON."""
+    try:
+        payload = decode_strictly(text)
+    except RecursionError:
+        raise InvalidPayload("payload", "is nested too deeply") from None
+    except ValueError as error:
+        raise InvalidPayload("payload", f"is not valid JSON: {error}") from None
+    if not isinstance(payload, dict):
+        raise InvalidPayload("payload", "must be a JSON object")
+    return payload
 
 
 def require_change(request: Request) -> None:
     """For pages that only lead to a change: with a read token there is nothing behind them."""
     if request.scope["holdfast.right"] is not Right.CHANGE:
-        raise Refused(403, "read_only", "this token may only look")
+        raise Refused(403, "read_only", "a read-only token can't make changes")

@@ -5,16 +5,14 @@ from __future__ import annotations
 import logging
 from http import HTTPStatus
 
-from fastapi.exceptions import RequestValidationError
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
-from holdfast.errors import HoldfastError, one_line
 from holdfast.events import LOGGER
+from holdfast.text import one_line
 from holdfast.web.dashboard.page import page
-from holdfast.web.errors import Refused, error_response, invalid_request, methods_at, refusal, worded
+from holdfast.web.errors import Refused, error_response, methods_at, refusal
 
 
 def answer_to(scope: Scope, refused: Refused) -> Response:
@@ -31,7 +29,7 @@ def answer_to(scope: Scope, refused: Refused) -> Response:
             code=refused.code,
         )
     except Exception:
-        logging.getLogger(LOGGER).exception("the page of a problem failed")
+        logging.getLogger(LOGGER).exception("the error page failed")
         return error_response(refused)
     response.headers.update(refused.headers or {})
     return response
@@ -42,18 +40,8 @@ def _is_for_people(request: Request) -> bool:
     return "text/html" in request.headers.get("accept", "") and not path.startswith("/api/")
 
 
-async def on_holdfast_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HoldfastError)
-    return answer_to(request.scope, refusal(error))
-
-
-async def on_refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        error.headers = {"Allow": ", ".join(sorted(methods_at(request)))}
-    return answer_to(request.scope, worded(error))
-
-
-async def on_invalid_request(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    return answer_to(request.scope, invalid_request(error))
+async def on_error(request: Request, error: Exception) -> Response:
+    refused = refusal(error)
+    if refused.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        refused.headers = {"Allow": ", ".join(sorted(methods_at(request)))}
+    return answer_to(request.scope, refused)

@@ -1,20 +1,17 @@
-"""Whether the world is as the completed jobs left it: the last report, and a new one on demand."""
+"""Whether the effects of completed jobs still exist: the last report, and a new one on demand."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 from fastapi import APIRouter, Request, Response
-from msgspec import Struct
 
-from holdfast.core.clock import to_datetime
+from holdfast.observe import words
 from holdfast.queue import Queue
-from holdfast.reconcile import Report, checkable_types
-from holdfast.web.dashboard import words
-from holdfast.web.dashboard.page import done, page, submitted
-from holdfast.web.desk import desk_of
+from holdfast.reconcile import Report, checkable_types, last_report
+from holdfast.web.backend import backend_of
+from holdfast.web.dashboard.page import Headline, done, page, submitted
 from holdfast.web.reconciler import Asked, latest_report
 
 router = APIRouter(include_in_schema=False)
@@ -25,19 +22,19 @@ _SHORT_SECONDS = 0.5
 
 @router.get("/reconcile")
 async def reconcile(request: Request) -> Response:
-    desk = desk_of(request)
-    running = desk.reconciler.running  # before the report: one that ends meanwhile is in it
-    view = await desk.call(_look, desk.queue, desk.reconciler.last)
-    failure, report = desk.reconciler.failure, view["report"]
+    backend = backend_of(request)
+    running = backend.reconciler.running  # before the report: one that ends meanwhile is in it
+    view = await backend.call(_view_of, backend.reconciler.last)
+    failure, report = backend.reconciler.failure, view["report"]
     if failure is not None and report is not None and report.started_at > failure.at:
         failure = None
     return page(request, "reconcile.html", events="limit=1", running=running, failure=failure, **view)
 
 
-def _look(queue: Queue, own: Report | None) -> dict[str, Any]:
+def _view_of(queue: Queue, own: Report | None) -> dict[str, Any]:
     report = latest_report(queue, own)
     return {
-        "now": to_datetime(queue.store.now()),
+        "now": queue.now(),
         "report": report,
         "verdict": verdict(report, checkable_types(queue)),
         "left_out": 0 if report is None else report.differing + report.unchecked - len(report.discrepancies),
@@ -47,69 +44,54 @@ def _look(queue: Queue, own: Report | None) -> dict[str, Any]:
 @router.post("/reconcile")
 async def start(request: Request) -> Response:
     await submitted(request)
-    run = desk_of(request).reconciler.start(Asked())
+    run = backend_of(request).reconciler.start(Asked())
     if run.asked != Asked():
-        return done(request, "/reconcile", "Another check is under way; ask again when it is over.")
+        return done(request, "/reconcile", "Another check is running; try again when it is done.")
     if not await run.wait_briefly(_SHORT_SECONDS):
-        return done(request, "/reconcile", "The check runs; its report comes here when it is over.")
+        return done(request, "/reconcile", "The check is running; its report will appear here.")
     if run.outcome.exception() is not None:
-        return done(request, "/reconcile", "The check has ended without a report.", is_problem=True)
-    return done(request, "/reconcile", "The completed jobs were compared with the world.")
+        return done(request, "/reconcile", "The check failed.", is_problem=True)
+    return done(request, "/reconcile", "The check is complete.")
 
 
-class Verdict(Struct, frozen=True):
-    """A report in a word and a sentence. `level` is good, warning, problem or unknown."""
-
-    level: str
-    word: str
-    text: str
-
-
-def verdict(report: Report | None, checkable: Sequence[str]) -> Verdict:
+def verdict(report: Report | None, checkable: Sequence[str]) -> Headline:
+    """A report in a word and a sentence."""
     if report is None:
-        return Verdict(
-            "unknown", "Not checked yet", "Nobody has compared the completed jobs with the world so far."
+        return Headline(
+            "unknown", "Not checked yet", "The effects of completed jobs have not been checked yet."
         )
     if not report.jobs:
-        types = f": {', '.join(checkable)}" if checkable else "; this server has no handler that can"
-        return Verdict(
-            "unknown", "Nothing to check", f"There was no completed job of a type that can be checked{types}."
+        types = f" ({', '.join(checkable)})" if checkable else "; this server has no handler for such a type"
+        return Headline(
+            "unknown", "Nothing to check", f"No completed job is of a type that can be checked{types}."
         )
     told = differences(report.differing, report.unchecked)
     if report.differing:
-        return Verdict("problem", "Differs", f"{told}.")
+        return Headline("problem", "Differences found", f"{told}.")
     if report.unchecked:
-        return Verdict("warning", "Not all checked", f"{told}.")
-    asked = f" Not asked about: {', '.join(report.left_out)}." if report.left_out else ""
-    return Verdict("good", "As it should be", f"What the completed jobs have done is still there.{asked}")
+        return Headline("warning", "Partly checked", f"{told}.")
+    skipped = f" Not covered: {', '.join(report.left_out)}." if report.left_out else ""
+    return Headline("good", "No differences", f"The effects of the completed jobs still exist.{skipped}")
 
 
 def differences(differing: int, unchecked: int) -> str:
     """What a report has found, in half a sentence; empty if nothing."""
     if not differing:
         return f"{_completed(unchecked)} could not be checked" if unchecked else ""
-    told = f"{_completed(differing)} {'differs' if differing == 1 else 'differ'} from the world"
-    return f"{told}, and {unchecked:,} could not be checked" if unchecked else told
+    effects = (
+        "The effect of 1 completed job is"
+        if differing == 1
+        else f"The effects of {_completed(differing)} are"
+    )
+    told = f"{effects} missing or changed"
+    return f"{told}; {unchecked:,} could not be checked" if unchecked else told
 
 
 def _completed(count: int) -> str:
     return words.plural(count, "completed job")
 
 
-class _Counts(Struct):
-    """As much of a stored report as the overview reads."""
-
-    differing: int
-    unchecked: int
-
-
 def last_differences(queue: Queue) -> str:
     """The differences of the last report."""
-    text = queue.store.read_reconciliation()
-    if text is None:
-        return ""
-    try:
-        counts = msgspec.json.decode(text, type=_Counts)
-    except msgspec.DecodeError:  # whoever can write to the database can write anything
-        return ""
-    return differences(counts.differing, counts.unchecked)
+    report = last_report(queue)
+    return "" if report is None else differences(report.differing, report.unchecked)

@@ -9,18 +9,24 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from holdfast.web.backend import root_of
 from holdfast.web.dashboard.page import page, scheme
-from holdfast.web.desk import root_of
-from holdfast.web.openapi import example_of
+from holdfast.web.openapi import example_of, make_document
+from holdfast.web.responses import json_response
 
 router = APIRouter(include_in_schema=False)
 _DEEPEST = 4
 """How deep the fields of a body are listed."""
 
 
+@router.get("/openapi.json")
+async def openapi(request: Request) -> Response:
+    return json_response(await make_document(request))
+
+
 @router.get("/docs")
 async def docs(request: Request) -> Response:
-    document = await request.app.state.document(request)
+    document = await make_document(request)
     # Not request.base_url: below a mounted application it lacks the path that we are mounted at.
     base = f"{scheme(request)}://{request.headers['host']}{root_of(request)}"
     return page(request, "docs.html", document=document, sections=_sections(document, base))
@@ -32,7 +38,8 @@ def _sections(document: dict[str, Any], base: str) -> list[dict[str, Any]]:
     sections: dict[str, list[dict[str, Any]]] = {"tasks": []}
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
-            bodies = _bodies(operation, schemas)
+            content = _json(operation.get("requestBody", {}))
+            bodies = _bodies(content, schemas)
             sections.setdefault(operation["tags"][0], []).append(
                 {
                     "method": method.upper(),
@@ -41,7 +48,7 @@ def _sections(document: dict[str, Any], base: str) -> list[dict[str, Any]]:
                     "summary": operation["summary"],
                     "description": operation.get("description", ""),
                     "parameters": operation.get("parameters", []),
-                    "fields": _fields(_choices(_body_schema(operation))[-1], schemas),
+                    "fields": _fields(_choices(content.get("schema"))[-1], schemas),
                     "bodies": bodies,
                     "curl": _curl(method, f"{base}{path}", bodies, operation, document),
                     "responses": _responses(operation, schemas),
@@ -50,8 +57,10 @@ def _sections(document: dict[str, Any], base: str) -> list[dict[str, Any]]:
     return [{"name": name, "operations": found} for name, found in sections.items()]
 
 
-def _body_schema(operation: dict[str, Any]) -> Any:
-    return operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema")
+def _json(part: dict[str, Any]) -> dict[str, Any]:
+    """The JSON of a body or an answer: its schema and examples; empty if it has none."""
+    found: dict[str, Any] = part.get("content", {}).get("application/json", {})
+    return found
 
 
 def _choices(schema: Any) -> list[Any]:
@@ -108,10 +117,9 @@ def _kind(field: Any, schemas: dict[str, Any]) -> str:
     return " or ".join(dict.fromkeys(word for word in words if word != "null"))
 
 
-def _bodies(operation: dict[str, Any], schemas: dict[str, Any]) -> list[dict[str, Any]]:
+def _bodies(content: dict[str, Any], schemas: dict[str, Any]) -> list[dict[str, Any]]:
     """Examples of a body; where there are several, each is a job type's, with the fields of its payload."""
-    content = operation.get("requestBody", {}).get("content", {}).get("application/json")
-    if content is None:
+    if not content:
         return []
     if "examples" not in content:
         return [{"name": "", "example": example_of(content["schema"], schemas), "fields": []}]
@@ -152,10 +160,8 @@ def _curl(
 def _responses(operation: dict[str, Any], schemas: dict[str, Any]) -> list[dict[str, Any]]:
     answers = []
     for status, response in sorted(operation["responses"].items()):
-        content = response.get("content", {}).get("application/json", {})
-        example = None
-        if status.startswith("2") and "schema" in content:
-            example = _whole_example(content["schema"], schemas)
+        schema = _json(response).get("schema") if status.startswith("2") else None
+        example = None if schema is None else _whole_example(schema, schemas)
         answers.append({"status": status, "description": response["description"], "example": example})
     return answers
 

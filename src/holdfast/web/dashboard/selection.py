@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
-from typing import Any
 from urllib.parse import urlencode
 
-from msgspec import Struct
+from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
-from holdfast.core.job import RETRYING, Status, check_type, parse_status
-from holdfast.durations import parse_duration
-from holdfast.errors import ConfigError, shown
+from holdfast.core.filter import Filter, parse_filter
+from holdfast.core.job import RETRYING, Status, parse_status
+from holdfast.errors import ConfigError
+from holdfast.text import shown
 from holdfast.web.dashboard.page import Form
 
 STATES = (*(status.value for status in Status), RETRYING)
-SORTS = ("created", "finished", "priority")
 _ORDERS = ("desc", "asc")
-_LONGEST_AGO = 10 * 365 * 86_400.0
 _LOCAL_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d(:\d\d(\.\d{1,3})?)?")
 
 
-class Selection(Struct, frozen=True, kw_only=True):
-    """The filters of a list and its order, as they were given; `filters` says whether they can be."""
+class Selection(
+    Struct, frozen=True, kw_only=True, rename={"statuses": "status", "since": "from", "until": "to"}
+):
+    """The filters of a list and its order, as they were given; `filter` says whether they can be.
+
+    Under its encoded names, each is a field of a form or an address.
+    """
 
     statuses: tuple[str, ...] = ()
     type: str = ""
@@ -47,54 +50,43 @@ class Selection(Struct, frozen=True, kw_only=True):
         """What a time range is about."""
         return "finished" if self.sort == "finished" else "created"
 
-    def filters(self, now: datetime) -> dict[str, Any]:
-        """As `Queue.page` takes them. Raises ConfigError for what can't be."""
-        if self.sort not in SORTS:
-            raise ConfigError(f"{shown(self.sort)} is not an order; allowed: {', '.join(SORTS)}")
+    @property
+    def filter(self) -> Filter:
+        """As the queue takes it. Raises ConfigError for what can't be."""
         if self.order not in _ORDERS:
             raise ConfigError(f"order must be asc or desc, not {shown(self.order)}")
-        return {
-            "status": list(self.statuses) or None,
-            "type": check_type(self.type) if self.type else None,
-            "search": self.q or None,
-            "since": _instant("from", self.since, now),
-            "until": _instant("to", self.until, now),
-            "error": self.error or None,
-            "sort": self.sort,
-            "ascending": self.ascending,
-        }
+        return parse_filter(
+            status=self.statuses,
+            type=self.type or None,
+            search=self.q or None,
+            since=_in_utc(self.since),
+            until=_in_utc(self.until),
+            error=self.error or None,
+            sort=self.sort,
+            ascending=self.ascending,
+        )
 
     def pinned(self, now: datetime) -> Selection:
         """The same, but for what comes later: its time range stands still and ends now."""
-        since, until = _instant("from", self.since, now), _instant("to", self.until, now)
+        fixed = self.filter.at(now)
         end = now + timedelta(microseconds=1)
+        since, until = fixed.since, fixed.until
         return replace(
             self,
-            since="" if since is None else since.isoformat(),
-            until=(end if until is None else min(until, end)).isoformat(),
+            since=since.isoformat() if isinstance(since, datetime) else "",
+            until=(min(until, end) if isinstance(until, datetime) else end).isoformat(),
         )
 
     def pairs(self) -> list[tuple[str, str]]:
         """What differs from the plain list, as fields of a form or an address."""
-        named = (
-            ("type", self.type),
-            ("q", self.q),
-            ("from", self.since),
-            ("to", self.until),
-            ("error", self.error),
-            ("sort", "" if self.sort == "created" else self.sort),
-            ("order", "" if self.order == "desc" else self.order),
-        )
-        return [*(("status", word) for word in self.statuses), *(pair for pair in named if pair[1])]
+        plain = to_builtins(Selection())
+        given = {name: value for name, value in to_builtins(self).items() if value != plain[name]}
+        return [*(("status", word) for word in given.pop("status", ())), *given.items()]
 
     def query(self, **more: str | int | None) -> str:
         """An address's query, with what it says beside the selection."""
         pairs = [*self.pairs(), *((name, str(value)) for name, value in more.items() if value is not None)]
         return "?" + urlencode(pairs) if pairs else ""
-
-    def without(self, name: str) -> Selection:
-        """The same with one filter less."""
-        return replace(self, **{name: () if name == "statuses" else ""})
 
     def sorted_by(self, sort: str) -> Selection:
         """The same in another order; asked for once more, turned round."""
@@ -102,15 +94,21 @@ class Selection(Struct, frozen=True, kw_only=True):
 
     def chips(self) -> list[tuple[str, Selection]]:
         """The filters in words, each with the selection that is left without it."""
+        since, until, event = self.since, self.until, self.event
         texts = {
             "statuses": "status: " + " or ".join(self.statuses),
             "type": f"type: {self.type}",
             "q": f"search: {self.q}",
-            "since": f"{self.event} {_since_words(self.since)}",
-            "until": f"{self.event} {_until_words(self.until)}",
+            "since": f"{event} in the last {since}" if _is_duration(since) else f"{event} since {since}",
+            "until": f"{event} more than {until} ago" if _is_duration(until) else f"{event} before {until}",
             "error": f"error: {self.error}",
         }
-        return [(text, self.without(name)) for name, text in texts.items() if getattr(self, name)]
+        plain = Selection()
+        return [
+            (text, replace(self, **{name: getattr(plain, name)}))
+            for name, text in texts.items()
+            if getattr(self, name)
+        ]
 
 
 def selection_from(given: Form) -> Selection:
@@ -140,32 +138,17 @@ def is_local_time(text: str) -> bool:
     return not text or bool(_LOCAL_TIME.fullmatch(text))
 
 
-def _since_words(since: str) -> str:
-    return f"in the last {since}" if _is_duration(since) else f"since {since}"
-
-
-def _until_words(until: str) -> str:
-    return f"more than {until} ago" if _is_duration(until) else f"before {until}"
-
-
 def _is_duration(text: str) -> bool:
     try:
-        return 0 <= parse_duration(text) <= _LONGEST_AGO
-    except ValueError:
+        return parse_filter(since=text).is_relative
+    except ConfigError:
         return False
 
 
-def _instant(name: str, text: str, now: datetime) -> datetime | None:
-    """An instant, in UTC where it does not say otherwise, as a browser's date field; or so long ago."""
-    if not text:
-        return None
-    if _is_duration(text):
-        return now - timedelta(seconds=parse_duration(text))
+def _in_utc(text: str) -> datetime | str | None:
+    """A browser's date field knows no time zone: what it says is meant in UTC."""
     try:
-        moment = datetime.fromisoformat(text)
-        moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-        return moment.astimezone(UTC)
-    except (ValueError, OverflowError):
-        raise ConfigError(
-            f"{name} must be an instant such as 2026-01-15T10:00 or a duration such as 1h, not {shown(text)}"
-        ) from None
+        moment = datetime.fromisoformat(text) if "-" in text else None
+    except ValueError:
+        moment = None
+    return moment.replace(tzinfo=UTC) if moment and moment.tzinfo is None else text or None

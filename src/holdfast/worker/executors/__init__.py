@@ -1,27 +1,37 @@
-"""Executors run handlers and report how they ended. They know no SQL.
-
-Each takes attempts with `start`, tells one to stop with `interrupt`, and reports through a callback, which
-may hand the reporting thread its next attempt.
-"""
+"""Executors run handlers and report how they ended. They know no SQL."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import ABC, abstractmethod
+from contextvars import Context
 
 from holdfast.context import Attempt
+from holdfast.store.protocol import Store
+from holdfast.worker.run import Report
 
 
-class Executor(Protocol):
-    """Runs the attempts of one kind of handler."""
+class Executor(ABC):
+    """Runs the attempts of one kind of handler, each in a copy of `context`.
 
+    It reports the end of each through a callback, which may hand the reporting thread its next attempt.
+    """
+
+    def __init__(self, report: Report, store: Store, context: Context | None = None) -> None:
+        self._report = report
+        self._store = store
+        self._context = context or Context()
+
+    @abstractmethod
     def start(self, attempt: Attempt) -> None:
         """Begin; must not block."""
 
-    def ask(self, attempt: Attempt) -> None:
-        """Let the handler see that it should stop at its next safe point."""
+    def ask(self, attempt: Attempt) -> None:  # noqa: B027 -- where it shares the attempt, it sees that
+        """Let the handler see its `stop_reason` at its next safe point."""
 
+    @abstractmethod
     def interrupt(self, attempt: Attempt) -> bool:
         """Stop the handler for its `stop_reason`; False if that can only be asked, not enforced."""
 
+    @abstractmethod
     def close(self) -> None:
         """End without waiting for what would not stop."""

@@ -18,23 +18,11 @@ from holdfast import worker
 from holdfast.context import Attempt
 from holdfast.core.clock import lease_clock
 from holdfast.core.lifecycle import Errored, Released
-from holdfast.function import JobFunction
-from holdfast.handler import Handler
-from holdfast.lifeline import KERNEL_KILLS, kill_group_at_end
+from holdfast.handlers.handler import Handler
 from holdfast.queue import Queue
-from holdfast.worker.executors.wire import (
-    Ask,
-    End,
-    JobCompleted,
-    Lease,
-    Overdue,
-    Progress,
-    Run,
-    Setup,
-    Started,
-    ToChild,
-    send,
-)
+from holdfast.queue.function import JobFunction
+from holdfast.system.lifeline import KERNEL_KILLS, kill_group_at_end
+from holdfast.worker.executors import wire
 from holdfast.worker.run import Ending, describe, run_here
 
 MAIN = "__holdfast_main__"
@@ -52,12 +40,12 @@ class ChildProgram:
         self._commands = commands
         self._replies = replies
         self._lock = threading.Lock()
-        self._runs: queues.SimpleQueue[Run] = queues.SimpleQueue()
-        self._leases: queues.SimpleQueue[Lease] = queues.SimpleQueue()
+        self._runs: queues.SimpleQueue[wire.Run] = queues.SimpleQueue()
+        self._leases: queues.SimpleQueue[wire.Lease] = queues.SimpleQueue()
         self._attempt: Attempt | None = None
         self._asked: str | None = None
         self._main: dict[str, Any] | None = None
-        self._setup: Setup | None = None
+        self._setup: wire.Setup | None = None
         self._queue: Queue | None = None
 
     def serve(self) -> None:
@@ -76,25 +64,25 @@ class ChildProgram:
             self._queue.close_idle()
 
     def _read(self) -> None:
-        decode = msgspec.json.Decoder(ToChild).decode
+        decode = msgspec.json.Decoder(wire.ToChild).decode
         for line in self._commands:
             if not line.endswith(b"\n"):
                 break  # the worker died in the middle of it
             message = decode(line)
-            if isinstance(message, Setup):
+            if isinstance(message, wire.Setup):
                 self._setup = message
                 sys.path[:] = message.path
-            elif isinstance(message, Run):
+            elif isinstance(message, wire.Run):
                 self._runs.put(message)
-            elif isinstance(message, Lease):
+            elif isinstance(message, wire.Lease):
                 self._leases.put(message)
-            elif isinstance(message, Ask):
+            elif isinstance(message, wire.Ask):
                 self._asked = message.reason
                 if self._attempt is not None:
                     self._attempt.stop_reason = message.reason
         _die_with_the_worker()
 
-    def _run(self, message: Run) -> None:
+    def _run(self, message: wire.Run) -> None:
         children: list[Any] = []
         try:
             handler, queue = self._find(message)
@@ -104,33 +92,36 @@ class ChildProgram:
             attempt = Attempt(message.claim, handler, queue, max_result_bytes=message.max_result_bytes)
             attempt.on_progress = self._progress
             attempt.on_wait = self._close_idle
-            attempt.on_commit = lambda: self._reply(JobCompleted())
+            attempt.on_commit = lambda: self._reply(wire.JobCompleted())
             self._attempt = attempt
             attempt.stop_reason = self._asked  # it may have come while the handler was imported
-            self._reply(Started())
+            self._reply(wire.Started())
             ending = copy_context().run(run_here, attempt) if self._is_leased(message) else Released()
             self._attempt = self._asked = None
             children = attempt.children
-        self._reply(End(ending, children))
+        try:
+            self._reply(wire.End(ending, children))
+        except TypeError as error:  # it holds what can't be sent
+            self._reply(wire.End(Errored(describe(error)), []))
 
-    def _is_leased(self, message: Run) -> bool:
+    def _is_leased(self, message: wire.Run) -> bool:
         """Whether the attempt still owns its job; after a long import only the worker knows."""
         if lease_clock() < message.leased_until:
             return True
-        self._reply(Overdue())
+        self._reply(wire.Overdue())
         return lease_clock() < self._leases.get().until
 
     def _progress(self, _: Attempt, fraction: float, message: str | None) -> None:
-        self._reply(Progress(fraction, message))
+        self._reply(wire.Progress(fraction, message))
 
     def _reply(self, message: object) -> None:
         with self._lock:
             try:
-                send(self._replies, message)
+                wire.send(self._replies, message)
             except BrokenPipeError:
                 _die_with_the_worker()
 
-    def _find(self, message: Run) -> tuple[Handler, Queue]:
+    def _find(self, message: wire.Run) -> tuple[Handler, Queue]:
         """The handler, and the queue it belongs to, pointed at the worker's database."""
         assert self._setup is not None
         found = self._resolve(message.module, message.name)
@@ -148,7 +139,10 @@ class ChildProgram:
 
     def _resolve(self, module: str, name: str) -> Any:
         first, *rest = name.split(".")
-        found = self._main_namespace()[first] if module == "__main__" else getattr(_import(module), first)
+        if module == "__main__":
+            found = self._main_namespace()[first]
+        else:
+            found = getattr(importlib.import_module(module), first)
         for part in rest:
             found = getattr(found, part)
         return found
@@ -170,7 +164,7 @@ def _die_with_the_worker() -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def _registered(queue: Queue, function: Any, message: Run) -> Handler:
+def _registered(queue: Queue, function: Any, message: wire.Run) -> Handler:
     """The handler of a plain function, as the worker's program has registered it."""
     known = queue.registry.find(message.handler_type)
     if known is not None:
@@ -182,10 +176,6 @@ def _registered(queue: Queue, function: Any, message: Run) -> Handler:
     )
     queue.registry.add(handler)
     return handler
-
-
-def _import(module: str) -> Any:
-    return importlib.import_module(module)
 
 
 def main() -> None:

@@ -8,20 +8,17 @@ import threading
 from contextvars import Context
 
 from holdfast.context import Attempt
-from holdfast.core.clock import Clock
 from holdfast.events import LOGGER
 from holdfast.store.protocol import Store
+from holdfast.worker.executors import Executor
 from holdfast.worker.run import Ending, Report, begin_call, ending_of_error, ending_of_value
 
 
-class LoopExecutor:
-    """An event loop that is started with the first async job. Each attempt gets a copy of `context`."""
+class LoopExecutor(Executor):
+    """An event loop that is started with the first async job."""
 
-    def __init__(self, clock: Clock, report: Report, store: Store, context: Context | None = None) -> None:
-        self._context = context or Context()
-        self._clock = clock
-        self._report = report
-        self._store = store
+    def __init__(self, report: Report, store: Store, context: Context | None = None) -> None:
+        super().__init__(report, store, context)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._closing = False
@@ -41,9 +38,6 @@ class LoopExecutor:
                     raise
                 self._loop, self._thread = loop, thread
         self._loop.call_soon_threadsafe(self._spawn, attempt)
-
-    def ask(self, attempt: Attempt) -> None:
-        pass  # it shares the attempt, and sees its stop_reason
 
     def interrupt(self, attempt: Attempt) -> bool:
         assert self._loop is not None
@@ -67,7 +61,7 @@ class LoopExecutor:
             attempt.handle.cancel()
 
     async def _run(self, attempt: Attempt) -> None:
-        attempt.start(self._clock)
+        attempt.start(self._store.now)
         following = self._report(attempt, await self._ending(attempt))
         if following is not None:
             self._spawn(following)
@@ -85,7 +79,11 @@ class LoopExecutor:
         asyncio.set_event_loop(loop)
         try:
             while not self._closing:
-                self._run_until_stopped(loop)
+                try:
+                    loop.run_forever()
+                except (SystemExit, KeyboardInterrupt):
+                    # Raised by a task of a handler's own, these end the loop; the other jobs go on.
+                    logging.getLogger(LOGGER).exception("a task started by a handler tried to exit")
         finally:
             for task in asyncio.all_tasks(loop):
                 task.cancel()
@@ -93,10 +91,3 @@ class LoopExecutor:
             loop.run_until_complete(loop.shutdown_default_executor())
             loop.close()
             self._store.close_thread()
-
-    def _run_until_stopped(self, loop: asyncio.AbstractEventLoop) -> None:
-        try:
-            loop.run_forever()
-        except (SystemExit, KeyboardInterrupt):
-            # Raised by a task of a handler's own, these end the loop; the other jobs go on.
-            logging.getLogger(LOGGER).exception("a task that a handler had started tried to exit")

@@ -1,7 +1,7 @@
 """Handlers that must be killable or burn CPU: warm child processes, each lent to one attempt at a time.
 
 A thread of the worker waits for each running child, so a process handler is to the rest of the worker just
-a handler that takes its time. Children are started anew (`python -m …`, never forked), import the
+a handler that takes its time. Children are new processes (`python -m …`, never forked), import the
 application, and find the handler by its name. They die with their worker: the end of their pipe tells them.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Mapping
@@ -23,61 +22,31 @@ from holdfast.context import Attempt
 from holdfast.core.clock import Clock
 from holdfast.core.lifecycle import Errored
 from holdfast.errors import ProcessDied
-from holdfast.lifeline import Lifeline
 from holdfast.store.protocol import Store
+from holdfast.system.lifeline import PYTHON, start_program
+from holdfast.system.process_group import KILL_AFTER, signal_group
+from holdfast.worker.executors import wire
 from holdfast.worker.executors.threads import ThreadExecutor
-from holdfast.worker.executors.wire import (
-    Ask,
-    End,
-    FromChild,
-    JobCompleted,
-    Lease,
-    LineReader,
-    Overdue,
-    Progress,
-    Run,
-    Setup,
-    Started,
-    send,
-)
-from holdfast.worker.run import (
-    Committed,
-    Ending,
-    Report,
-    describe,
-    ending_of_stop,
-    ending_unstarted,
-    may_start,
-)
-
-KILL_AFTER = 2.0
-"""Seconds between SIGTERM and SIGKILL."""
-
+from holdfast.worker.run import Committed, Ending, Report, describe, ending_of_stop, ending_unstarted
 
 START_ALLOWANCE = 60.0
 """Seconds a new child has to import the application before the attempt's own timeout begins."""
 
 
-class ProcessExecutor:
+class ProcessExecutor(ThreadExecutor):
     """Runs each attempt in a child, through a thread that waits for it."""
 
-    def __init__(
-        self, clock: Clock, report: Report, store: Store, *, url: str, defaults: Mapping[str, Value]
-    ) -> None:
-        self._clock = clock
-        self._threads = ThreadExecutor(clock, report, store, self._run)
-        self._setup = Setup(url, defaults, list(sys.path), *_main_program())
-        self._lock = threading.Lock()
-        self._idle: list[Child] = []
+    def __init__(self, report: Report, store: Store, *, url: str, defaults: Mapping[str, Value]) -> None:
+        super().__init__(report, store)
+        self._setup = wire.Setup(url, defaults, list(sys.path), *_main_program())
+        self._children = threading.Lock()
+        self._idle_children: list[Child] = []
         self._closed = False
-
-    def start(self, attempt: Attempt) -> None:
-        self._threads.start(attempt)
 
     def ask(self, attempt: Attempt) -> None:
         child = attempt.handle
         if child is not None and attempt.stop_reason is not None:
-            child.ask(attempt.stop_reason)
+            child.send(wire.Ask(attempt.stop_reason))
 
     def interrupt(self, attempt: Attempt) -> bool:
         child = attempt.handle
@@ -86,12 +55,12 @@ class ProcessExecutor:
         return True  # one that has no child yet sees its stop_reason before it gets one
 
     def close(self) -> None:
-        with self._lock:
+        with self._children:
             self._closed = True
-            idle, self._idle = self._idle, []
+            idle, self._idle_children = self._idle_children, []
         for child in idle:
             child.close()
-        self._threads.close()
+        super().close()
 
     def _run(self, attempt: Attempt) -> Ending:
         if attempt.deadline is not None:
@@ -101,7 +70,7 @@ class ProcessExecutor:
         except OSError as error:
             return Errored(f"the handler's process could not be started: {error}")
         attempt.handle = child
-        ending = child.run(attempt, self._clock) if may_start(attempt) else ending_unstarted(attempt)
+        ending = ending_unstarted(attempt) or child.run(attempt, self._store.now)
         attempt.handle = None
         if child.is_alive:
             self._give_back(child)
@@ -110,18 +79,18 @@ class ProcessExecutor:
         return ending
 
     def _borrow(self) -> Child:
-        with self._lock:
-            while self._idle:
-                child = self._idle.pop()
+        with self._children:
+            while self._idle_children:
+                child = self._idle_children.pop()
                 if child.is_alive:
                     return child
                 child.close()
         return Child(self._setup)
 
     def _give_back(self, child: Child) -> None:
-        with self._lock:
+        with self._children:
             if not self._closed:
-                self._idle.append(child)
+                self._idle_children.append(child)
                 return
         child.close()
 
@@ -129,35 +98,26 @@ class ProcessExecutor:
 class Child:
     """A handler's process, seen from its worker."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: wire.Setup) -> None:
         commands_read, commands_write = os.pipe()
         replies_read, replies_write = os.pipe()
-        self._lifeline = Lifeline()
-        theirs = (commands_read, replies_write, self._lifeline.theirs)
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "holdfast.worker.executors.child", *map(str, theirs)],
-                pass_fds=theirs,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,  # its own group: it can be killed with all it started
+            self._process, self._lifeline = start_program(
+                [*PYTHON, "holdfast.worker.executors.child"], [commands_read, replies_write]
             )
         except BaseException:
-            for descriptor in (commands_write, replies_read):
-                os.close(descriptor)
-            self._lifeline.close()
+            os.close(commands_write)
+            os.close(replies_read)
             raise
-        finally:
-            for descriptor in theirs:
-                os.close(descriptor)
         self._commands: BinaryIO = os.fdopen(commands_write, "wb")
         self._replies = replies_read
-        self._lines = LineReader(replies_read, lambda: self._process.poll() is not None)
+        self._lines = wire.LineReader(replies_read, lambda: self._process.poll() is not None)
         self._closed = False
         self._lock = threading.Lock()
         self._sending = threading.Lock()  # a lock of its own: a full pipe must not hold up a kill
         self._killer: threading.Timer | None = None
-        self._decode = msgspec.json.Decoder(FromChild).decode
-        self._send(setup)
+        self._decode = msgspec.json.Decoder(wire.FromChild).decode
+        self.send(setup)
 
     @property
     def is_alive(self) -> bool:
@@ -165,32 +125,23 @@ class Child:
 
     def run(self, attempt: Attempt, clock: Clock) -> Ending:
         """Run an attempt and wait for its end, or the child's."""
-        handler = attempt.handler
-        module, name = handler.address()
-        self._send(
-            Run(
-                attempt.claim,
-                attempt.leased_until,
-                handler.type,
-                module,
-                name,
-                handler.whole,
-                handler.options,
-                attempt.result_limit,
-            )
+        handler, until, limit = attempt.handler, attempt.leased_until, attempt.result_limit
+        address = handler.address()
+        self.send(
+            wire.Run(attempt.claim, until, handler.type, *address, handler.whole, handler.options, limit)
         )
         while (line := self._lines.read_line()) is not None:
             message = self._decode(line)
-            if isinstance(message, Started):
+            if isinstance(message, wire.Started):
                 attempt.start(clock)
-            elif isinstance(message, Overdue):
-                self._send(Lease(attempt.leased_until))
-            elif isinstance(message, JobCompleted):
+            elif isinstance(message, wire.Overdue):
+                self.send(wire.Lease(attempt.leased_until))
+            elif isinstance(message, wire.JobCompleted):
                 attempt.committed = True
-            elif isinstance(message, Progress):
+            elif isinstance(message, wire.Progress):
                 if attempt.on_progress is not None:
                     attempt.on_progress(attempt, message.fraction, message.message)
-            elif isinstance(message, End):
+            elif isinstance(message, wire.End):
                 attempt.children = message.children
                 return message.ending
         self.close()
@@ -199,9 +150,6 @@ class Child:
         attempt.exception = ProcessDied(self._process.returncode)
         error = describe(attempt.exception)
         return Committed(error) if attempt.committed else Errored(error)
-
-    def ask(self, reason: str) -> None:
-        self._send(Ask(reason))
 
     def kill(self) -> None:
         """SIGTERM to the child and all it started, SIGKILL after the grace."""
@@ -224,8 +172,7 @@ class Child:
             # Until its status is collected, the process keeps its number, and with it the group's.
             with suppress(ChildProcessError):  # collected already
                 os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        signal_group(self._process.pid, signal.SIGKILL)
         self._process.wait()
         if self._killer is not None:
             self._killer.cancel()
@@ -234,14 +181,13 @@ class Child:
         os.close(self._replies)
         self._lifeline.close()
 
-    def _send(self, message: object) -> None:
+    def send(self, message: object) -> None:
         with self._sending, suppress(OSError, ValueError):  # a dead child is found when its replies end
-            send(self._commands, message)
+            wire.send(self._commands, message)
 
     def _signal(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError, PermissionError):
-            if self._process.returncode is None:
-                os.killpg(self._process.pid, number)
+        if self._process.returncode is None:
+            signal_group(self._process.pid, number)
 
 
 def _main_program() -> tuple[str | None, str | None]:

@@ -5,33 +5,21 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable
 from contextvars import Context
 
 from holdfast.context import Attempt
-from holdfast.core.clock import Clock
 from holdfast.core.lifecycle import Errored
 from holdfast.events import LOGGER
 from holdfast.store.protocol import Store
+from holdfast.worker.executors import Executor
 from holdfast.worker.run import Ending, Report, describe, run_here
 
 
-class ThreadExecutor:
-    """A pool of daemon threads that grows to what runs at a time. Each attempt gets a copy of `context`."""
+class ThreadExecutor(Executor):
+    """A pool of daemon threads that grows to what runs at a time."""
 
-    def __init__(
-        self,
-        clock: Clock,
-        report: Report,
-        store: Store,
-        run: Callable[[Attempt], Ending] = run_here,
-        context: Context | None = None,
-    ) -> None:
-        self._run = run
-        self._context = context or Context()
-        self._clock = clock
-        self._report = report
-        self._store = store
+    def __init__(self, report: Report, store: Store, context: Context | None = None) -> None:
+        super().__init__(report, store, context)
         self._inbox: queue.SimpleQueue[Attempt | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._idle = 0
@@ -47,9 +35,6 @@ class ThreadExecutor:
                     target=self._work, name=f"holdfast-handler-{self._threads}", daemon=True
                 ).start()
         self._inbox.put(attempt)
-
-    def ask(self, attempt: Attempt) -> None:
-        pass  # it shares the attempt, and sees its stop_reason
 
     def interrupt(self, attempt: Attempt) -> bool:
         if attempt.on_interrupt is None:
@@ -71,12 +56,15 @@ class ThreadExecutor:
             while (attempt := self._inbox.get()) is not None:
                 following: Attempt | None = attempt
                 while following is not None:
-                    following.start(self._clock)
+                    following.start(self._store.now)
                     following = self._report(following, self._ending(following))
                 with self._lock:
                     self._idle += 1
         finally:
             self._store.close_thread()
+
+    def _run(self, attempt: Attempt) -> Ending:
+        return run_here(attempt)
 
     def _ending(self, attempt: Attempt) -> Ending:
         try:

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from holdfast.config import Value
-from holdfast.store.protocol import Claim, NewJob
+from holdfast.store.records import Claim, NewJob
 from holdfast.worker.run import Ending
 
 

@@ -14,7 +14,7 @@ export function startCopying() {
     if (!button) return;
     const isCopied = await copy(textOf(button));
     button.classList.toggle("copied", isCopied);
-    tell(isCopied ? "Copied." : "Copying did not work; select the text instead.");
+    tell(isCopied ? "Copied." : "Couldn't copy; select the text instead.");
     setTimeout(() => button.classList.remove("copied"), 1500);
   });
 }

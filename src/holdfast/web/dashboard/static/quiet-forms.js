@@ -24,7 +24,7 @@ export function startQuietForms(refreshWith) {
       else if (new URL(response.url).pathname === pathOfPage()) await refreshWith(response);
       else location.assign(response.url);
     } catch {
-      tell("The server can't be reached: whether this was done is not known.");
+      tell("The server can't be reached; it is unknown whether the request was carried out.");
     } finally {
       if (button) button.disabled = false;
       if (!button?.isConnected) document.getElementById("notice").focus();
@@ -34,7 +34,7 @@ export function startQuietForms(refreshWith) {
 
 async function problemIn(response) {
   const page = new DOMParser().parseFromString(await response.text(), "text/html");
-  return page.querySelector("[role=alert]")?.textContent || `The server answered ${response.status}.`;
+  return page.querySelector("[role=alert]")?.textContent || `The server returned status ${response.status}.`;
 }
 
 // What was wrong, where the outcome would have been told.

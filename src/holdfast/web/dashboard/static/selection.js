@@ -49,7 +49,7 @@ function update() {
   whole.indeterminate = ticked > 0 && ticked < all.length;
   for (const box of all) box.closest("tr").classList.toggle("ticked", box.checked);
   const label = document.getElementById("selected");
-  const text = ticked ? `${ticked} selected, the list holds still:` : "0 selected:";
+  const text = ticked ? `${ticked} selected (list paused):` : "0 selected:";
   if (label.textContent !== text) label.textContent = text;
   for (const button of document.querySelectorAll("#bulk button[name=action]")) button.disabled = ticked === 0;
 }

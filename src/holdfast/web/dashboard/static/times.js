@@ -18,7 +18,8 @@ export function tellTimes() {
     const moment = new Date(element.dateTime);
     const text = ago((now - moment) / 1000);
     if (element.textContent !== text) element.textContent = text;
-    const title = `${moment.toLocaleString()} (local time)\n${element.dateTime}`;
+    const utc = element.dateTime.slice(0, 19).replace("T", " ");
+    const title = `${utc} UTC\n${moment.toLocaleString()} (local time)`;
     if (element.title !== title) element.title = title;
   }
 }

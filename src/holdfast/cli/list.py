@@ -1,0 +1,143 @@
+"""queuectl list: jobs page by page, and the options that say which jobs a command is about."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+
+from holdfast.cli.command import Call, Command, argument, say, type_argument
+from holdfast.cli.output import Column, console, on_terminal, print_json, print_table
+from holdfast.cli.show import Shown, print_job, reveal_argument, shown_by
+from holdfast.core.filter import CREATED, SORTS, Filter, parse_filter
+from holdfast.core.job import Job
+from holdfast.errors import ConfigError
+from holdfast.listing.pages import COUNTED
+from holdfast.observe import shapes, words
+
+FILTERS = ("type", "parent_id", "error", "search", "since", "until")
+"""The options that say which jobs."""
+
+filter_arguments = (
+    type_argument,
+    argument("--parent-id --parent ID", "only children of this job"),
+    argument("--error TEXT", "only failed jobs with this error; numbers and ids are ignored"),
+    argument(
+        "--search TEXT", "words in the id, key or error, or payload.FIELD:VALUE; reads up to 10000 jobs"
+    ),
+    argument("--since WHEN", "created at or after this time; 1h means an hour ago"),
+    argument("--until WHEN", "created before this time; 1h means an hour ago"),
+)
+
+_SORT_HELP = "sort order (default: created); with finished, --since and --until refer to when jobs finished"
+page_arguments = (
+    *filter_arguments,
+    argument("--sort", _SORT_HELP, choices=SORTS, default=CREATED),
+    argument("--reverse", "oldest or lowest first"),
+    argument("--limit N", "number of jobs to show (default: 50)", type=int, default=50),
+    argument("--offset N", "number of jobs to skip (default: 0)", type=int, default=0),
+    argument("--cursor C", "nextCursor of the previous page; deep pages are as fast as the first one"),
+    argument("--full", "include payload, result and full errors"),
+    reveal_argument,
+)
+
+
+@Command(
+    "queuectl list --status failed --status cancelled",
+    "queuectl list --type send_email --limit 10 --json",
+    "queuectl list --search 'timeout payload.user.id:42' --since 1d",
+    arguments=(
+        argument(
+            "--status --state S",
+            "scheduled, pending, processing, completed, failed, cancelled or retrying; repeatable",
+            action="append",
+        ),
+        *page_arguments,
+    ),
+)
+def list_jobs(call: Call) -> None:
+    """List jobs, newest first."""
+    print_jobs(call, call.arguments.status)
+
+
+def filter_of(call: Call, status: list[str] | None) -> Filter:
+    """What filter_arguments and page_arguments ask for."""
+    arguments = vars(call.arguments)
+    given = {name: arguments.get(name) for name in FILTERS}
+    order = {"sort": arguments["sort"], "ascending": arguments["reverse"]} if "sort" in arguments else {}
+    return parse_filter(status=status, **given, **order)
+
+
+def print_jobs(call: Call, status: list[str] | None) -> None:
+    """The page of jobs that page_arguments ask for."""
+    arguments = call.arguments
+    for name, low in (("limit", 1), ("offset", 0)):
+        if not low <= getattr(arguments, name) < 2**31:
+            raise ConfigError(
+                f"--{name} must be a whole number from {low} up, not {getattr(arguments, name)}"
+            )
+    if arguments.cursor is not None and arguments.cursor.startswith("<"):  # these pages go forward only
+        raise ConfigError("--cursor must be the nextCursor of an earlier page")
+    queue = call.queue
+    page = queue.page(
+        filter_of(call, status),
+        limit=arguments.limit,
+        offset=arguments.offset,
+        cursor=arguments.cursor,
+        with_total=call.wants_json or on_terminal(),
+    )
+    jobs, shown = page.jobs, shown_by(call)
+    if arguments.full:
+        jobs = queue.get_whole([job.id for job in jobs])
+    if call.wants_json:
+        tasks = [shapes.task(job, shown) if arguments.full else shapes.task_item(job) for job in jobs]
+        print_json(shapes.task_list(tasks, page, limit=arguments.limit, offset=arguments.offset))
+        return
+    if arguments.full:
+        for job in jobs:
+            print_job(job, queue.now(), shown)
+    else:
+        _print_rows(jobs, queue.now(), shown)
+        if on_terminal() and page.next is not None and page.total is not None:
+            of = f"more than {COUNTED}" if page.total > COUNTED else str(page.total)
+            console().print(
+                f"showing {len(jobs)} of {of}; use --limit and --offset to see more", style="bright_black"
+            )
+    if page.next is not None and page.examined is not None:
+        say(f"{words.plain_plural(page.examined, 'job')} searched; continue with --cursor {page.next}")
+
+
+def _print_rows(jobs: list[Job], now: datetime, shown: Shown) -> None:
+    columns = [
+        Column("ID", whole=True),
+        Column("STATUS", whole=True),
+        Column("TYPE"),
+        Column("TRIES", right=True, whole=True),
+        Column("AGE", right=True, whole=True),
+        Column("DETAIL", below=True),
+    ]
+    rows = [
+        (
+            job.id,
+            job.status.value,
+            job.type,
+            str(job.attempts) if job.limit_is_open else f"{job.attempts}/{job.max_attempts}",
+            words.age(job.created_at, now),
+            _what(job, now, shown),
+        )
+        for job in jobs
+    ]
+    print_table(columns, rows, empty="no jobs")
+
+
+def _what(job: Job, now: datetime, shown: Shown) -> str:
+    """The one thing to know about a job in a list."""
+    if job.next_retry_at is not None:
+        return f"retry in {words.age(now, job.next_retry_at)}: {words.first_line(job.error)}"
+    if job.error:
+        return words.first_line(job.error)
+    if job.run_at is not None and job.run_at > now:
+        return f"starts in {words.age(now, job.run_at)}"
+    command = job.payload.get("command")
+    if isinstance(command, str):
+        return words.first_line(command)
+    return json.dumps(shown(job.payload), ensure_ascii=False) if job.payload else ""

@@ -1,0 +1,1 @@
+"""Storing jobs: what is checked before, and who commits."""

@@ -1,0 +1,344 @@
+"""Enqueueing: options checked, payloads validated, and the jobs stored."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from holdfast.core import check
+from holdfast.core.clock import to_datetime
+from holdfast.core.ids import new_id
+from holdfast.core.job import Job, check_id, check_type
+from holdfast.core.payload import decode, encode_payload
+from holdfast.core.settings import Settings
+from holdfast.enqueueing.shared_commits import SharedCommits
+from holdfast.errors import BatchRefused, ConfigError, HoldfastError, NestedWrite
+from holdfast.events import Events, JobEnqueued
+from holdfast.handlers.registry import Registry
+from holdfast.store.protocol import Store
+from holdfast.store.records import NewJob, Verdict
+from holdfast.store.scope import is_inside
+from holdfast.text import shown
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from holdfast.handlers.handler import Handler
+
+BATCH = 10_000
+"""Jobs that enqueue_many puts into one commit."""
+
+_BREATH = 0.002
+MAX_KEY_LENGTH = 512
+_INTEGERS = range(-(2**31), 2**31)
+
+
+OPTIONS = ("id", "priority", "max_attempts", "timeout", "delay", "run_at", "key", "key_for")
+"""What a caller may say about one job, beside its type and payload."""
+_KNOWN = frozenset(OPTIONS)
+_WHEN = frozenset({"run_at", "delay"})
+"""Two ways to say the same."""
+
+
+def check_options(names: AbstractSet[str]) -> None:
+    """Unknown ones are an error that lists the known ones. What is given for these is checked by `admit`."""
+    unknown = names - _KNOWN
+    if unknown:
+        raise ConfigError(f"there is no option {min(unknown, key=str)!r}; allowed: {', '.join(OPTIONS)}")
+
+
+class Admission:
+    """Turns calls into NewJobs, refusing what is wrong before anything is stored."""
+
+    def __init__(
+        self, registry: Registry, *, strict_types: bool, built_in: Callable[[str, object], Handler | None]
+    ) -> None:
+        """`built_in` finds what checks the payload of a built-in type; None if there is nothing to check."""
+        self._registry = registry
+        self._built_in = built_in
+        self._strict_types = strict_types
+
+    def admit(
+        self,
+        type: str,
+        payload: object,
+        options: Mapping[str, Any],
+        settings: Settings,
+        parent_id: str | None = None,
+    ) -> NewJob:
+        """The job to insert."""
+        if options:
+            check_options(options.keys())
+        type = check_type(type)
+        text, defaults = self._prepared(type, payload, settings)
+        if defaults:
+            options = _with_defaults(options, defaults)
+        entropy = os.urandom(20)  # at once: each call lets go of the interpreter lock
+        run_at, delay = _when(options)
+        key, key_for = _key(options)
+        id = options.get("id")
+        return NewJob(
+            id=new_id(entropy[12:]) if id is None else check_id(id),
+            type=type,
+            payload=text,
+            token=entropy[:12].hex(),
+            priority=check.whole_number("priority", options.get("priority", 0), _INTEGERS),
+            max_attempts=_max_attempts(options.get("max_attempts")),
+            key=key,
+            key_for=key_for,
+            run_at=run_at,
+            delay=delay,
+            timeout=check.optional_duration("timeout", options.get("timeout"), above_zero=True),
+            parent_id=parent_id,
+            max_depth=settings.get("max_depth", type),
+            has_new_id=id is None,
+        )
+
+    def admit_again(self, job: Job, payload: object, settings: Settings) -> tuple[str, str | None]:
+        """The text of another payload for a job, and its new key, if the one it has came from its payload."""
+        text, defaults = self._prepared(job.type, payload, settings)
+        try:
+            before = self._prepared(job.type, job.payload, settings)[1]
+        except Exception:  # what is stored may be from before this handler
+            before = {}
+        if job.key is None or before.get("key") != job.key or "key" not in defaults:
+            return text, None
+        return text, _key({"key": defaults["key"]})[0]
+
+    def _prepared(self, type: str, payload: object, settings: Settings) -> tuple[str, dict[str, Any]]:
+        """The payload's text as it is stored, and the options that its handler gives the job.
+
+        Raises InvalidPayload if it can't be stored, or does not fit the handler, where that is known.
+        """
+        limit = settings.get("max_payload_bytes", type)
+        text = encode_payload(payload, limit)
+        handler = self._registry.require(type) if self._strict_types else self._registry.find(type)
+        handler = handler or self._built_in(type, payload)
+        if handler is None:
+            return text, {}
+        handler.spec.bind(decode(text))
+        if handler.prepare is None:
+            return text, {}
+        prepared = handler.prepare(decode(text))
+        if not (isinstance(prepared, tuple) and len(prepared) == 2 and isinstance(prepared[1], dict)):
+            raise ConfigError(
+                f"prepare= of {type!r} must return a payload and a dict of options, not {shown(prepared)}"
+            )
+        return encode_payload(prepared[0], limit), prepared[1]
+
+
+def _with_defaults(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The options with what a handler says of those that the caller has left out."""
+    check_options(defaults.keys())
+    said = {name for name, value in options.items() if value is not None}
+    if said & _WHEN:
+        said |= _WHEN
+    return {**options, **{name: value for name, value in defaults.items() if name not in said}}
+
+
+class Enqueuer:
+    """Stores admitted jobs: one, many, from asyncio, or through the caller's own connection."""
+
+    def __init__(
+        self,
+        store: Store,
+        admission: Admission,
+        settings: Callable[[], Settings],
+        events: Events,
+        with_limit: Callable[[Job], Job],
+    ) -> None:
+        self._store = store
+        self._admission = admission
+        self._settings = settings
+        self._events = events
+        self._with_limit = with_limit
+        self._commits = SharedCommits(store)
+        self._turns: WeakKeyDictionary[Any, asyncio.Lock] = WeakKeyDictionary()
+
+    def close(self) -> None:
+        self._commits.close()
+
+    def enqueue(self, type: str, payload: object, options: Mapping[str, Any], connection: Any) -> Job:
+        if connection is None:
+            self._refuse_nested()
+        new = self._admit(type, payload, options)
+        if connection is None:
+            return self._settle(new, self._commits.insert(new))
+        return self._settle(new, self._store.insert_jobs_with(connection, [new])[0])
+
+    async def enqueue_async(
+        self, type: str, payload: object, options: Mapping[str, Any], connection: Any = None
+    ) -> tuple[Job, bool]:
+        """The job, and whether it is new."""
+        if connection is None:
+            self._refuse_nested()
+        new = self._admit(type, payload, options)
+        if connection is None:
+            verdict = await self._commits.insert_async(new)
+        elif hasattr(connection, "run_sync"):  # SQLAlchemy's way into its asyncio connections and sessions
+            async with self._turn_with(connection):
+                [verdict] = await _whole(connection.run_sync(self._store.insert_jobs_with, [new]), new)
+        elif _is_awaited(connection):
+            async with self._turn_with(connection):
+                [verdict] = await _whole(self._store.insert_jobs_awaiting(connection, [new]), new)
+        else:
+            verdict = self._store.insert_jobs_with(connection, [new])[0]
+        return self._settle(new, verdict), verdict.inserted
+
+    def _turn_with(self, connection: Any) -> asyncio.Lock:
+        """One at a time: the savepoints of two tasks on one connection would roll back each other's jobs."""
+        import asyncio
+
+        return self._turns.setdefault(connection, asyncio.Lock())
+
+    def enqueue_batch(self, items: Iterable[tuple[str, object, Mapping[str, Any]]]) -> list[tuple[Job, bool]]:
+        """Store jobs of any types and options in one commit: all of them, or none and BatchRefused."""
+        self._refuse_nested()
+        new: list[NewJob] = []
+        for item in check.items("items", items, "(type, payload, options)"):
+            try:
+                type, payload, options = _three(item)
+                new.append(self._admit(type, payload, check.mapping("options", options)))
+            except HoldfastError as error:
+                raise BatchRefused(len(new), error) from None
+        verdicts = self._store.insert_jobs(new, atomic=True)
+        for index, verdict in enumerate(verdicts):
+            if verdict.error is not None:
+                raise BatchRefused(index, verdict.error)
+        return [
+            (self._settle(n, verdict), verdict.inserted) for n, verdict in zip(new, verdicts, strict=True)
+        ]
+
+    def enqueue_many(
+        self,
+        type: str,
+        payloads: Iterable[object],
+        options: Mapping[str, Any],
+        *,
+        atomic: bool,
+        connection: Any,
+    ) -> list[Job]:
+        check_options(options.keys())
+        if options.get("id") is not None or options.get("key") is not None:
+            raise ConfigError("id and key each identify one job; enqueue those jobs one by one")
+        if connection is None:
+            self._refuse_nested()
+        given = check.items("payloads", payloads, "payloads")
+        settings = self._settings()
+        new = [self._admission.admit(type, payload, options, settings) for payload in given]
+        if connection is not None:
+            return self._settle_all(new, self._store.insert_jobs_with(connection, new))
+        jobs: list[Job] = []
+        size = max(1, len(new)) if atomic else BATCH
+        for start in range(0, len(new), size):
+            if start:
+                time.sleep(_BREATH)  # lets other writers in between two long commits
+            batch = new[start : start + size]
+            jobs += self._settle_all(batch, self._store.insert_jobs(batch, atomic=True))
+        return jobs
+
+    def _refuse_nested(self) -> None:
+        """Refuse what would wait for itself. First of all: to read a setting is to wait, too."""
+        # Before joining a shared commit: others must not wait for the lock that our caller holds.
+        if is_inside(self._store.url):
+            raise NestedWrite
+        # What a signal handler has interrupted may be rolled back yet, and we would be part of it.
+        if self._store.in_transaction:
+            raise NestedWrite(interrupted=True)
+
+    def _admit(self, type: str, payload: object, options: Mapping[str, Any]) -> NewJob:
+        return self._admission.admit(type, {} if payload is None else payload, options, self._settings())
+
+    def _settle_all(self, new: Sequence[NewJob], verdicts: Sequence[Verdict]) -> list[Job]:
+        for verdict in verdicts:
+            if verdict.error is not None:
+                raise verdict.error
+        return [self._settle(job, verdict) for job, verdict in zip(new, verdicts, strict=True)]
+
+    def _settle(self, new: NewJob, verdict: Verdict) -> Job:
+        """The job that a verdict speaks of, or its error."""
+        if verdict.error is not None:
+            raise verdict.error
+        if verdict.inserted:
+            if self._events.wanted(JobEnqueued):
+                self._events.emit(JobEnqueued(job_id=new.id, type=new.type, status=verdict.status))
+            return self._with_limit(as_inserted(new, verdict))
+        # Inside a caller's transaction the holder of the key may not be visible to us yet.
+        return self._with_limit(self._store.get_job(verdict.id) or as_inserted(new, verdict))
+
+
+def _three(item: object) -> tuple[Any, Any, Any]:
+    if not isinstance(item, tuple | list) or len(item) != 3:
+        raise ConfigError(f"a job must be given as (type, payload, options), not {shown(item)}")
+    return item[0], item[1], item[2]
+
+
+async def _whole(insert: Coroutine[Any, Any, list[Verdict]], job: NewJob) -> list[Verdict]:
+    """Insert, also if the task is cancelled meanwhile: a statement that is cut short fails the transaction.
+
+    A job that may have to wait for somebody else's transaction is in a savepoint, and is cut short.
+    """
+    if job.key is not None or not job.has_new_id:
+        return await insert
+    import asyncio
+
+    task = asyncio.ensure_future(insert)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # nobody is there to be told
+        raise
+
+
+def _is_awaited(connection: Any) -> bool:
+    from inspect import iscoroutinefunction
+
+    return iscoroutinefunction(getattr(connection, "execute", None))
+
+
+_SHARED = tuple(name for name in NewJob.__struct_fields__ if name in Job.__struct_fields__)
+"""What a job has of the one that was inserted."""
+_shared_of = attrgetter(*_SHARED)
+
+
+def as_inserted(new: NewJob, verdict: Verdict) -> Job:
+    """The job as it was just inserted."""
+    values = dict(zip(_SHARED, _shared_of(new), strict=True))
+    values["id"] = verdict.id
+    values["payload"] = decode(new.payload)
+    values["run_at"] = None if verdict.run_at is None else to_datetime(verdict.run_at)
+    created_at = to_datetime(verdict.created_at)
+    return Job(**values, status=verdict.status, created_at=created_at, updated_at=created_at)
+
+
+def _when(options: Mapping[str, Any]) -> tuple[int | None, float | None]:
+    run_at, delay = options.get("run_at"), options.get("delay")
+    if run_at is None:
+        return None, check.optional_duration("delay", delay)
+    if delay is not None:
+        raise ConfigError("and delay are mutually exclusive", option="run_at")
+    return check.instant("run_at", run_at), None
+
+
+def _key(options: Mapping[str, Any]) -> tuple[str | None, float | None]:
+    key, key_for = options.get("key"), options.get("key_for")
+    if key is None:
+        if key_for is not None:
+            raise ConfigError("needs a key", option="key_for")
+        return None, None
+    if not isinstance(key, str) or not 0 < len(key) <= MAX_KEY_LENGTH or not key.isprintable():
+        raise ConfigError(
+            f"must be 1 to {MAX_KEY_LENGTH} printable characters, not {shown(key)}", option="key"
+        )
+    return str.__str__(key), check.optional_duration("key_for", key_for)
+
+
+def _max_attempts(given: object) -> int | None:
+    return None if given is None else check.whole_number("max_attempts", given, range(1, 2**31))

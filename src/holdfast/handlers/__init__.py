@@ -1,0 +1,1 @@
+"""What runs jobs: handlers, their options, and which there are."""

@@ -1,0 +1,68 @@
+"""What callers may say in keyword arguments, for type checkers: misspelt names and wrong values are errors.
+
+The values themselves are checked where they are used, as not everybody has a type checker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import datetime
+from typing import Any, Literal, TypedDict
+
+from holdfast.config import BackoffStrategy
+from holdfast.durations import Duration
+
+Executor = Literal["thread", "async", "process"]
+
+
+class HandlerOptions(TypedDict, total=False):
+    """Options of a type, in `job` and `register`: settings given in code."""
+
+    max_attempts: int
+    timeout: Duration | None
+    concurrency: int
+    rate_limit: float
+    max_running: int | None
+    max_depth: int | None
+    max_payload_bytes: int
+    max_result_bytes: int
+    backoff_strategy: BackoffStrategy
+    backoff_base: float
+    backoff_factor: float
+    backoff_max: Duration
+    backoff_jitter: float
+
+
+class ManyOptions(TypedDict, total=False):
+    """Options that several jobs can share, in `enqueue_many`."""
+
+    priority: int
+    max_attempts: int | None
+    timeout: Duration | None
+    delay: Duration | None
+    run_at: datetime | None
+
+
+class EnqueueOptions(ManyOptions, total=False):
+    """Options of one job, in `enqueue`, `enqueue_async` and `ctx.enqueue`."""
+
+    id: str | None
+    key: str | None
+    key_for: Duration | None
+
+
+class CallOptions(EnqueueOptions, total=False):
+    """Options in `with_options` of a job's function."""
+
+    lane: str | None
+    connection: Any
+
+
+class WorkerOptions(TypedDict, total=False):
+    """Options of a worker."""
+
+    concurrency: int | None
+    types: Collection[str] | None
+    batch_size: int | None
+    recycle: bool
+    drain: bool

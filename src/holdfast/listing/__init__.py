@@ -1,0 +1,1 @@
+"""Finding jobs: pages of a filter, the same done to many, and why one does not run."""

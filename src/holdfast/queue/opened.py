@@ -1,0 +1,244 @@
+"""Opening and closing a queue's database, and its settings."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from holdfast.config import SETTINGS, default_database_url, parse_setting
+from holdfast.core import check
+from holdfast.core.clock import Clock, system_clock
+from holdfast.core.job import Job, base_type, could_be_id
+from holdfast.core.settings import Settings
+from holdfast.enqueueing.enqueuer import Admission, Enqueuer
+from holdfast.errors import ConfigError, HoldfastError, JobNotFound, StoreBusy, StoreError
+from holdfast.events import Events
+from holdfast.handlers.registry import Registry
+from holdfast.jobs import BUILT_IN, checker
+from holdfast.queue.wait import FinishWatcher
+from holdfast.store.open import anchored, open_store
+from holdfast.store.protocol import Store
+from holdfast.store.scope import is_inside
+from holdfast.system.threads import Threads
+
+if TYPE_CHECKING:
+    from holdfast.transaction import TransactionThreads
+
+_CALLS = 8
+"""Threads in which calls of coroutines run."""
+_OLD_AFTER = 0.5
+"""Seconds after which settings are read again."""
+
+
+class RunningWorker(Protocol):
+    """What a queue knows of a worker on its own connections, which so ends before those are closed."""
+
+    def is_calling(self) -> bool:
+        """Whether this code was called by it: a handler, or a subscriber to its events."""
+
+    def ask_to_stop(self) -> None:
+        """Stop in order, and do not wait for it."""
+
+    def wait_until_stopped(self) -> None:
+        """Wait for its end, however it ends."""
+
+
+class OpenQueue:
+    """What every part of a queue works with: its open database, its handlers, events and settings."""
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        create: bool = True,
+        strict_types: bool = False,
+        defaults: Mapping[str, object] | None = None,
+        clock: Clock = system_clock,
+        notify: bool = True,
+    ) -> None:
+        self.url = anchored(check.text("url", url or default_database_url()))
+        given = {} if defaults is None else check.mapping("defaults", defaults)
+        self.create = create
+        self.notify = notify
+        self.events = Events()
+        self.registry = Registry(self.events)
+        self.admission = Admission(self.registry, strict_types=strict_types, built_in=checker)
+        self.defaults = dict(parse_setting(key, value) for key, value in given.items())
+        self.clock = clock
+        self._lock = threading.RLock()
+        self._store: Store | None = None
+        self._enqueuer: Enqueuer | None = None
+        self._finish_watcher = FinishWatcher(lambda: self.store, self.get)
+        self._threads = Threads("holdfast-call", _CALLS)
+        self.running_workers: list[RunningWorker] = []
+        self._settings: tuple[float, int, Settings] | None = None
+        """The settings, when they were read, and the generation of the handlers whose options they have."""
+
+    @cached_property
+    def transaction_threads(self) -> TransactionThreads:
+        from holdfast.transaction import TransactionThreads
+
+        return TransactionThreads()
+
+    @property
+    def store(self) -> Store:
+        """The open store."""
+        store = self._store  # another thread may close the queue at any moment
+        if store is None:
+            with self._lock:
+                store = self._store
+                if store is None:
+                    store = open_store(self.url, self.clock, create=self.create, notify=self.notify)
+                    self._enqueuer = Enqueuer(
+                        store, self.admission, self.settings, self.events, self._with_limit
+                    )
+                    self._store = store
+        return store
+
+    def enqueuer(self, connection: Any = None) -> Enqueuer:
+        """What stores jobs in the open store; `connection` is the one that they are to be written with."""
+        if self._enqueuer is None:
+            try:
+                self.open()
+            except StoreBusy as error:
+                if connection is None:
+                    raise
+                raise ConfigError(
+                    "the queue's tables can't be created while your own transaction holds the lock",
+                    hint="call queue.open() before the transaction begins",
+                ) from error
+        assert self._enqueuer is not None
+        return self._enqueuer
+
+    @property
+    def address(self) -> str:
+        """The address of the open database, without its password."""
+        return self.store.url
+
+    def open(self) -> Self:
+        """Open the database now, and create the tables if needed; otherwise the first use does.
+
+        An application that first enqueues inside its own write transaction must call this beforehand.
+        """
+        self.store  # noqa: B018 -- opens it
+        return self
+
+    def migrate(self) -> Self:
+        """Open the database, and create the tables or migrate older ones.
+
+        On SQLite, opening is enough. On PostgreSQL, other machines may still use the older tables, so a
+        migration must be requested explicitly.
+        """
+        self.close()
+        open_store(self.url, self.clock, migrate=True).close()
+        return self.open()
+
+    def close(self) -> None:
+        """Close the database connections. The queue reopens when it is used again.
+
+        This queue's workers in this process are stopped first, as by `worker.stop()`; calls that wait for a
+        job raise QueueClosed.
+        """
+        self._stop_workers()
+        self._finish_watcher.close()
+        with self._lock:
+            store, enqueuer = self._store, self._enqueuer
+            self._store = self._enqueuer = None
+            self._settings = None
+        if enqueuer is not None:
+            enqueuer.close()
+        if store is not None:
+            store.close()
+
+    def _stop_workers(self) -> None:
+        """Stop them all, side by side, as `worker.stop()` does."""
+        workers = list(self.running_workers)
+        if any(worker.is_calling() for worker in workers):
+            raise HoldfastError(
+                "a handler or subscriber can't close the queue of the worker that calls it",
+                hint="it would wait for itself; close the queue in another thread",
+            )
+        for worker in workers:
+            worker.ask_to_stop()
+        for worker in workers:
+            worker.wait_until_stopped()
+
+    def close_idle(self) -> None:
+        """Close the connections that nobody uses at the moment; they are made again when they are needed."""
+        if (store := self._store) is not None:
+            store.close_idle()
+
+    def close_thread(self) -> None:
+        """Close the connection of this thread, which is about to end."""
+        if (store := self._store) is not None:
+            store.close_thread()
+
+    def check_place(self) -> None:
+        """Raise DatabaseReplaced if the address leads to another database than the one that is open."""
+        if (store := self._store) is not None:
+            store.check_place()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def settings(self) -> Settings:
+        """The settings, cached for up to 0.5 s; the last known values if the database is down.
+
+        Inside ctx.transaction() what is known will do: who is in the block must not wait for a connection,
+        and those who wait for this one would wait for him.
+        """
+        known = self._settings
+        if known is None:
+            return self.refresh_settings()
+        read_at, generation, settings = known
+        is_old = time.monotonic() - read_at > _OLD_AFTER or generation != self.registry.generation
+        if is_old and not is_inside(self.store.url):
+            try:
+                return self.refresh_settings()
+            except StoreError:  # what is known will do: a handler's work must not fail for it
+                self._settings = time.monotonic(), generation, settings
+        return settings
+
+    def refresh_settings(self) -> Settings:
+        """The settings as they stand now."""
+        generation = self.registry.generation
+        found = self.store.get_settings()
+        # Others are of a newer release, or no settings at all.
+        stored = {(name, type): value for (name, type), value in found.items() if name in SETTINGS}
+        known = self._settings
+        if known is not None and known[1] == generation and known[2].stored == stored:
+            settings = known[2]  # with all that it has looked up already
+        else:
+            settings = Settings(stored, declared=self.registry.declared, defaults=self.defaults)
+        self._settings = time.monotonic(), generation, settings
+        return settings
+
+    def get(self, job_id: str) -> Job | None:
+        """The job with its history, or None."""
+        job = self.store.get_job(job_id) if could_be_id(job_id) else None
+        return None if job is None else self._with_limit(job)
+
+    def require(self, job_id: str) -> Job:
+        """The job with its history. Raises JobNotFound if there is none."""
+        job = self.get(job_id)
+        if job is None:
+            raise JobNotFound(job_id)
+        return job
+
+    def _with_limit(self, job: Job) -> Job:
+        """The job with the attempt limit that will hold for it, where that is still open."""
+        if job.max_attempts is not None:
+            return job
+        from msgspec.structs import replace
+
+        found = self.settings().resolve("max_attempts", job.type)
+        is_open = (
+            not found.source and self.registry.find(job.type) is None and base_type(job.type) not in BUILT_IN
+        )
+        return replace(job, max_attempts=found.value, limit_is_open=is_open)

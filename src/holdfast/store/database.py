@@ -1,0 +1,80 @@
+"""What the engines' databases have in common: one SQL for all, but for the words in which they differ.
+
+Its parameters are `?`, or `?1` where they are numbered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+PATIENCE = 5.0
+"""Seconds to wait for a lock or a connection before it is an error."""
+
+
+class Reader(Protocol):
+    """A database to be read, and the words of its engine."""
+
+    among_numbers: str
+    """Follows a column, and asks whether it is in a JSON array of numbers, which is the one parameter."""
+    among_texts: str
+    elements: str
+    """A table with one column `value`: the texts of a JSON array, which is the one parameter."""
+    clock: str
+    """Follows WITH: a table `clock` with one column `now`, the present instant. Its parameter is `?1`: that
+    instant, or None where the server's own clock decides."""
+    reads_whole_types: bool
+    """Whether there is an index of all jobs by type, whatever their state."""
+
+    seq_within: str
+    """How `seq` stands in the indexes by type and priority."""
+    orders_recursion: bool
+    """Whether a recursive query may go on with the highest first, and stop when it has enough."""
+
+    def read(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        """All rows of a query."""
+
+    def read_one(self, sql: str, parameters: Sequence[Any] = ()) -> Any:
+        """The first row, or None."""
+
+    def snapshot(self) -> AbstractContextManager[None]:
+        """Around reads that must see one state of the database; inside a transaction, what that sees."""
+
+    def by_index(self, name: str | None) -> str:
+        """Follows a table, and has it read along an index, or along none; empty where that can't be said."""
+
+    def skip_locked(self, table: str, key: str) -> str:
+        """Follows a query for rows of a table that are to be written: those that others have locked are left
+        out, and the others locked in the order of a key."""
+
+
+class Session(Protocol):
+    """An open transaction that writes."""
+
+    wakes: bool
+    """Whether workers are to be told of it once it is committed."""
+
+    def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        """All rows that a statement gives."""
+
+    def count(self, sql: str, parameters: Sequence[Any] = ()) -> int:
+        """How many rows a statement has changed."""
+
+    def each(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
+        """Run a statement with one row of parameters after another."""
+
+
+class Database(Reader, Protocol):
+    """A database that is written, too."""
+
+    url: str
+
+    def transaction(self, *, patience: float = PATIENCE) -> AbstractContextManager[Session]:
+        """A transaction of this thread; entered again inside, it is the same one."""
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether this thread is inside one."""
+
+    def close(self) -> None: ...

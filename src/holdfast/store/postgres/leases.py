@@ -1,0 +1,82 @@
+"""The leases of running attempts, renewed by heartbeats; and what attempts report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from holdfast.core.clock import microseconds
+from holdfast.store.postgres.arrays import given, transposed
+from holdfast.store.postgres.finish import STILL_HELD, is_held
+from holdfast.store.postgres.server_clock import CLOCK
+from holdfast.store.postgres.session import Session
+from holdfast.store.records import Beat
+
+_BEAT = f"""
+WITH {CLOCK}
+UPDATE holdfast_workers AS w SET heartbeat_at = clock.now, turned_at = clock.now - $4::bigint, state = $3
+FROM clock WHERE w.id = $2
+"""
+
+# A locked job is being finished, or inside ctx.transaction(): in both cases nobody takes it from us.
+_RENEW = f"""
+WITH {CLOCK}
+UPDATE holdfast_jobs AS j SET lease_expires_at = clock.now + $5::bigint
+FROM clock WHERE j.seq = ANY (ARRAY(
+    SELECT held.seq FROM {given("$2::bigint[], $3::bigint[]")} AS h (seq, version)
+    JOIN holdfast_jobs AS held ON held.seq = h.seq AND {is_held("held", "h.version", "$4")}
+    ORDER BY held.seq FOR UPDATE OF held SKIP LOCKED))
+"""
+
+CANCELLING = """
+SELECT seq, version FROM holdfast_jobs WHERE status = 'processing' AND cancel_requested AND worker_id = $1
+"""
+
+# Inside ctx.transaction() a job is all but complete, and its row locked: nobody is to wait for it.
+_PROGRESS = f"""
+WITH {CLOCK}, p AS MATERIALIZED (
+    SELECT held.seq, p.fraction, p.message
+    FROM {given("$3::bigint[], $4::bigint[], $5::double precision[], $6::text[]")}
+        AS p (seq, version, fraction, message)
+    JOIN holdfast_jobs AS held ON held.seq = p.seq AND {is_held("held", "p.version", "$2")}
+    ORDER BY held.seq FOR UPDATE OF held SKIP LOCKED)
+UPDATE holdfast_jobs AS j SET progress = p.fraction, progress_message = p.message, updated_at = clock.now
+FROM clock, p WHERE j.seq = p.seq
+RETURNING j.seq
+"""
+
+
+def heartbeat(
+    session: Session,
+    worker_id: str,
+    held: Sequence[tuple[int, int]],
+    state: str,
+    turn_age: float,
+    lease_seconds: float,
+    now: int | None,
+) -> Beat:
+    found = session.count(_BEAT, [now, worker_id, state, microseconds(turn_age)])
+    lost: set[tuple[int, int]] = set()
+    if held:
+        seqs, versions = transposed(held)
+        renewed = session.count(_RENEW, [now, seqs, versions, worker_id, microseconds(lease_seconds)])
+        if renewed != len(held):
+            lost = set(held) - set(session.rows(STILL_HELD, [seqs, versions, [worker_id] * len(held)]))
+    cancelled = frozenset(session.rows(CANCELLING, [worker_id]))
+    return Beat(frozenset(lost), cancelled, registered=found == 1)
+
+
+def write_progress(
+    session: Session,
+    worker_id: str,
+    reports: Sequence[tuple[int, int, float, str | None]],
+    now: int | None,
+) -> set[int]:
+    if not reports:
+        return set()
+    seqs, versions, fractions, messages = transposed(sorted(reports, key=lambda report: report[0]))
+    fractions = [*map(float, fractions)]
+    rows = session.rows(_PROGRESS, [now, worker_id, seqs, versions, fractions, messages])
+    if len(rows) == len(reports):
+        return set()
+    held = session.rows(STILL_HELD, [seqs, versions, [worker_id] * len(seqs)])
+    return {seq for seq, _ in held} - {seq for (seq,) in rows}

@@ -1,0 +1,360 @@
+"""The part of a store that writes: each operation in a transaction of its own, or in the one around it.
+
+What is the same SQL on every engine is here. The rest calls the engine's own function in the transaction.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from holdfast.config import Value
+from holdfast.core.clock import microseconds
+from holdfast.core.job import Job, Status
+from holdfast.store import statistics
+from holdfast.store.database import PATIENCE, Session
+from holdfast.store.prune import PrunePass
+from holdfast.store.reads import Reads
+from holdfast.store.records import (
+    Beat,
+    Claimed,
+    Demand,
+    Finish,
+    Minute,
+    StopRequest,
+    TypeRecord,
+    WorkerRecord,
+)
+from holdfast.store.rows import TYPE, WORKER
+
+Ended = dict[tuple[int, int], Status]
+Retried = tuple[int, list[tuple[str, str]], int | None]
+
+_REDATE = """
+WITH {clock}, ahead AS MATERIALIZED (
+    SELECT j.seq, coalesce(w.heartbeat_at, j.started_at) AS heard_at
+    FROM clock CROSS JOIN holdfast_jobs AS j {by_leases}
+    LEFT JOIN holdfast_workers AS w ON w.id = j.worker_id
+    WHERE j.status = 'processing' AND j.lease_expires_at > clock.now + ?2
+        AND coalesce(w.heartbeat_at, j.started_at) > clock.now
+    {skip_locked_jobs})
+UPDATE holdfast_jobs AS j SET
+    lease_expires_at = clock.now + CASE WHEN j.lease_expires_at - ahead.heard_at > ?2
+        THEN j.lease_expires_at - ahead.heard_at ELSE ?2 END,
+    started_at = CASE WHEN j.started_at > clock.now THEN clock.now ELSE j.started_at END
+FROM clock, ahead WHERE j.seq = ahead.seq
+"""
+_REDATE_WORKERS = """
+WITH {clock}
+UPDATE holdfast_workers AS w SET heartbeat_at = clock.now,
+    turned_at = CASE WHEN w.turned_at > clock.now THEN clock.now ELSE w.turned_at END
+FROM clock WHERE w.id IN (
+    SELECT o.id FROM holdfast_workers AS o WHERE o.heartbeat_at > (SELECT now FROM clock)
+    {skip_locked_workers})
+"""
+
+_TIMES = ("started_at", "heartbeat_at", "turned_at")
+_REGISTERED = [name for name in WORKER.names if name not in _TIMES]
+_REGISTER = f"""
+WITH {{clock}}
+INSERT INTO holdfast_workers ({", ".join(_REGISTERED)}, started_at, heartbeat_at)
+SELECT {", ".join(f"?{number}" for number, _ in enumerate(_REGISTERED, 2))}, clock.now, clock.now
+FROM clock WHERE true
+ON CONFLICT (id) DO UPDATE SET state = excluded.state, concurrency = excluded.concurrency,
+    types = excluded.types, slots = excluded.slots
+"""
+# Looked at first: workers that start together would wait for one another, to write what is there already.
+_KNOW_TYPE = f"""
+INSERT INTO holdfast_types ({TYPE.columns}) SELECT ?1, ?2, ?3
+WHERE NOT EXISTS (SELECT 1 FROM holdfast_types WHERE ({TYPE.columns}) = (?1, ?2, ?3))
+ON CONFLICT (type) DO UPDATE SET executor = excluded.executor, schema = excluded.schema
+"""
+_FORGET_SILENT = """
+WITH {clock}
+DELETE FROM holdfast_workers WHERE id IN (
+    SELECT o.id FROM holdfast_workers AS o WHERE o.heartbeat_at < (SELECT now FROM clock) - ?2
+        AND NOT EXISTS (SELECT 1 FROM holdfast_jobs AS j WHERE j.status = 'processing' AND j.worker_id = o.id)
+    {skip_locked_workers})
+RETURNING id
+"""
+
+_PAUSE = """
+WITH {clock}
+INSERT INTO holdfast_pauses (type, paused_at) SELECT ?2, clock.now FROM clock WHERE true
+ON CONFLICT DO NOTHING
+"""
+
+
+class Writes(Reads):
+    """What a Store writes; see the protocol."""
+
+    # What each engine does in its own way; the first argument is the session of the open transaction.
+    _claim_jobs: Callable[..., Claimed]
+    _finish_jobs: Callable[..., Ended]
+    _write_progress: Callable[..., Collection[int]]
+    _promote_jobs: Callable[..., list[tuple[str, str]]]
+    _prune_jobs: Callable[..., list[str]]
+    _heartbeat: Callable[..., Beat]
+    _cancel_job: Callable[..., None]
+    _retry_job: Callable[..., None]
+    _retry_failed_jobs: Callable[..., Retried]
+    _delete_job: Callable[..., None]
+
+    @property
+    def url(self) -> str:
+        return self.database.url
+
+    def _worded(self, sql: str) -> str:
+        """SQL in the words of the engine."""
+        words = self.database
+        return sql.format(
+            clock=words.clock,
+            by_leases=words.by_index("holdfast_jobs_leased"),
+            skip_locked_jobs=words.skip_locked("j", "seq"),
+            skip_locked_workers=words.skip_locked("o", "id"),
+        )
+
+    def close(self) -> None:
+        self.database.close()
+
+    def transaction(self) -> AbstractContextManager[Any]:
+        """Run several writes of this thread in one commit; entered again inside, it is the same one."""
+        return self.database.transaction()
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether this thread is inside one."""
+        return self.database.in_transaction
+
+    # The turn.
+
+    def claim_jobs(
+        self, worker_id: str, demands: Sequence[Demand], *, limit: int, lease_seconds: float
+    ) -> Claimed:
+        """Take pending jobs: by priority, then in the order they came, within every limit. Paused types
+        are left alone."""
+        if not demands or limit <= 0:
+            return Claimed([])
+        with self.database.transaction() as session:
+            return self._claim_jobs(
+                session,
+                worker_id,
+                demands,
+                limit=limit,
+                lease_seconds=lease_seconds,
+                now=self._instant(),
+            )
+
+    def finish_jobs(self, finishes: Sequence[Finish]) -> Ended:
+        """Write the ends of attempts; return the state each accepted one led to, by (seq, version).
+
+        An attempt that no longer holds its job is left out, not raised: another worker owns that job now. One
+        that would have to wait for somebody's open transaction, for its job or for its children, stays
+        PROCESSING: it is to be offered again.
+        """
+        if not finishes:
+            return {}
+        with self.database.transaction() as session:
+            return self._finish_jobs(session, finishes, self._instant())
+
+    def finish_and_claim(
+        self,
+        finishes: Sequence[Finish],
+        worker_id: str,
+        demands: Sequence[Demand],
+        *,
+        limit: int,
+        lease_seconds: float,
+        meanwhile: Callable[[], None],
+    ) -> tuple[Ended, Claimed]:
+        """Both, without a pause between them if the ends are plain completions.
+
+        `meanwhile` is called once, where there is a server while it is at work.
+        """
+        with self.database.transaction():
+            meanwhile()
+            ended = self.finish_jobs(finishes)
+            return ended, self.claim_jobs(worker_id, demands, limit=limit, lease_seconds=lease_seconds)
+
+    def write_progress(
+        self, worker_id: str, reports: Iterable[tuple[int, int, float, str | None]]
+    ) -> Collection[int]:
+        """Note (seq, version, fraction, message) of attempts that still hold their jobs.
+
+        Returns the seqs of those that would have to wait for an open transaction: to be offered again.
+        """
+        with self.database.transaction() as session:
+            return self._write_progress(session, worker_id, list(reports), self._instant())
+
+    def promote_jobs(self, limit: int) -> list[tuple[str, str]]:
+        """Make due jobs pending, the most urgent first; return their (id, type)."""
+        with self.database.transaction() as session:
+            promoted = self._promote_jobs(session, limit, self._instant())
+            session.wakes |= bool(promoted)
+            return promoted
+
+    def prune_jobs(
+        self,
+        *,
+        finished_before: int,
+        statuses: Sequence[Status],
+        limit: int,
+        prune_pass: PrunePass | None = None,
+    ) -> list[str]:
+        """Delete up to `limit` finished jobs, but none that still holds its key; return their ids.
+
+        A bounded number of jobs is read, so fewer than `limit` may be found before the pass is over.
+        """
+        with self.database.transaction() as session:
+            return self._prune_jobs(
+                session, finished_before, statuses, limit, prune_pass or PrunePass(), self._instant()
+            )
+
+    # Leases and workers.
+
+    def heartbeat(
+        self,
+        worker_id: str,
+        held: Sequence[tuple[int, int]],
+        *,
+        state: str,
+        lease_seconds: float,
+        turn_age: float = 0.0,
+        patience: float = math.inf,
+    ) -> Beat:
+        # Not more patient than the lease allows: the worker must still have time to stop its handlers.
+        """Renew the leases of the (seq, version) held, and show that the worker lives.
+
+        Its loop last came round `turn_age` seconds ago. It waits for a lock as long as the lease allows, but
+        not longer than `patience`.
+        """
+        with self.database.transaction(patience=min(PATIENCE, lease_seconds / 6, patience)) as session:
+            return self._heartbeat(session, worker_id, held, state, turn_age, lease_seconds, self._instant())
+
+    def redate_leases(self, lease_seconds: float) -> None:
+        """Let leases and heartbeats from the future begin now: the clock has been set back since.
+
+        The leases that are meant reach further ahead than `lease_seconds`, and their workers were last heard
+        of (or, where those are forgotten, their claims were made) in the future. The living renew anyway.
+        """
+        with self.database.transaction() as session:
+            session.rows(self._worded(_REDATE), [self._instant(), microseconds(lease_seconds)])
+            session.rows(self._worded(_REDATE_WORKERS), [self._instant()])
+
+    def register_worker(self, worker: WorkerRecord, types: Sequence[TypeRecord]) -> None:
+        told = dict(zip(WORKER.names, WORKER.row(worker), strict=True))
+        with self.database.transaction() as session:
+            session.rows(self._worded(_REGISTER), [self._instant(), *(told[name] for name in _REGISTERED)])
+            session.each(_KNOW_TYPE, [TYPE.row(each) for each in sorted(types, key=lambda each: each.type)])
+
+    def remove_workers(self, worker_ids: Sequence[str]) -> None:
+        with self.database.transaction() as session:
+            session.rows(
+                f"DELETE FROM holdfast_workers WHERE id {self.database.among_texts}",
+                [json.dumps(list(worker_ids))],
+            )
+
+    def remove_silent_workers(self, silent_seconds: float) -> list[str]:
+        """Forget workers that were not heard of for so long and hold no job."""
+        with self.database.transaction() as session:
+            parameters = [self._instant(), microseconds(silent_seconds)]
+            return [row[0] for row in session.rows(self._worded(_FORGET_SILENT), parameters)]
+
+    def request_stop(self, worker_ids: Sequence[str], request: StopRequest) -> None:
+        """Ask workers to stop, wherever they run; a stronger request is not taken back by a weaker one."""
+        with self.database.transaction() as session:
+            session.rows(
+                f"UPDATE holdfast_workers SET stop = ? WHERE stop < ? AND id {self.database.among_texts}",
+                [int(request), int(request), json.dumps(list(worker_ids))],
+            )
+            session.wakes = True
+
+    # Operating.
+
+    def cancel_job(self, job_id: str) -> Job:
+        """Cancel a waiting job now, or ask the worker of a running one."""
+        return self._change_job(self._cancel_job, job_id)
+
+    def retry_job(self, job_id: str, payload: str | None, key: str | None = None) -> Job:
+        """Make a job pending again, with another payload and key if they are given."""
+        return self._change_job(self._retry_job, job_id, payload, key)
+
+    def _change_job(self, change: Callable[..., None], job_id: str, *given: str | None) -> Job:
+        with self.database.transaction() as session:
+            change(session, job_id, *given, self._instant())
+            session.wakes = True
+            job = self.get_job(job_id)
+            assert job is not None  # or it would have been refused
+            return job
+
+    def retry_failed_jobs(self, type: str | None, *, after: int, limit: int) -> Retried:
+        """Retry up to `limit` failed jobs whose `seq` is above `after`, but for those whose key is held.
+
+        Returns how many were looked at, the (id, type) of those retried, and where to go on, or None.
+        """
+        with self.database.transaction() as session:
+            session.wakes = True
+            return self._retry_failed_jobs(session, type, after, limit, self._instant())
+
+    def delete_job(self, job_id: str) -> None:
+        with self.database.transaction() as session:
+            self._delete_job(session, job_id)
+
+    # Settings, pauses, statistics, the last reconciliation.
+
+    def set_setting(self, name: str, type: str, value: Value) -> None:
+        with self.database.transaction() as session:
+            session.rows(
+                "INSERT INTO holdfast_settings (name, type, value) VALUES (?, ?, ?)"
+                " ON CONFLICT (name, type) DO UPDATE SET value = excluded.value",
+                [name, type, json.dumps(value)],
+            )
+            session.wakes = True
+
+    def unset_setting(self, name: str, type: str) -> bool:
+        with self.database.transaction() as session:
+            session.wakes = True
+            return (
+                session.count("DELETE FROM holdfast_settings WHERE name = ? AND type = ?", [name, type]) > 0
+            )
+
+    def set_paused(self, type: str, paused: bool) -> None:
+        with self.database.transaction() as session:
+            session.wakes = True
+            if paused:
+                session.rows(self._worded(_PAUSE), [self._instant(), type])
+            else:
+                session.rows("DELETE FROM holdfast_pauses WHERE type = ?", [type])
+
+    def write_statistics(self, minutes: Sequence[Minute]) -> None:
+        """Replace a worker's own rows by their new sums."""
+        with self.database.transaction() as session:
+            statistics.write(session, minutes)
+
+    def fold_hours(self, before_minute: int) -> None:
+        """Add older rows up into one row per type and hour, which stands at the hour's first minute."""
+        with self.database.transaction() as session:
+            if self._may_fold(session):
+                statistics.fold_hours(session, before_minute)
+
+    def fold_statistics(self, before_minute: int) -> None:
+        """Add older rows up into one lifetime row per type."""
+        with self.database.transaction() as session:
+            if self._may_fold(session):
+                statistics.fold_all(session, before_minute)
+
+    def _may_fold(self, _session: Session) -> bool:
+        """Whether nobody else adds up the same rows."""
+        return True
+
+    def write_reconciliation(self, report: str) -> None:
+        """Keep the report of the last reconciliation."""
+        with self.database.transaction() as session:
+            session.rows(
+                "INSERT INTO holdfast_reconciliation (number, report) VALUES (1, ?)"
+                " ON CONFLICT (number) DO UPDATE SET report = excluded.report",
+                [report],
+            )

@@ -1,0 +1,245 @@
+"""What the HTTP API takes, and what it alone answers: the other answers are in observe/shapes.py."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from holdfast.core.job import Instant, JobId
+from holdfast.observe.shapes import Accepted, Answer
+from holdfast.reconcile import Report
+
+MOST_IN_BATCH = 10_000
+MOST_IDS = 1_000
+
+Text = Annotated[str, Meta(max_length=65_536)]
+TypeName = Annotated[
+    str, Meta(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9_.:\-]+$", examples=["send_email"])
+]
+Duration = Annotated[
+    float | Text, Meta(description="seconds, or a number with ms, s, m, h, d or w", examples=[30, "5m"])
+]
+
+
+class Body(Struct, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """What a client sends: numbers are not text, and unknown fields are errors."""
+
+    EXAMPLE: ClassVar[dict[str, Any] | None] = None
+
+
+class Options(Body):
+    """Job options."""
+
+    id: Annotated[Text | None, Meta(description="the job's id; default: a generated UUIDv7")] = None
+    priority: Annotated[int | None, Meta(description="higher runs first; default 0")] = None
+    max_attempts: Annotated[
+        int | None, Meta(description="how many times the job may start", examples=[3])
+    ] = None
+    timeout: Annotated[Duration | None, Meta(description="how long an attempt may run")] = None
+    delay: Annotated[Duration | None, Meta(description="how long to wait before the job may start")] = None
+    run_after: Annotated[
+        Text | None,
+        Meta(
+            examples=["2026-01-15T10:00:00Z"],
+            description="earliest time to start; mutually exclusive with delay",
+        ),
+    ] = None
+    idempotency_key: Annotated[
+        Text | None,
+        Meta(description="deduplication key: returns the unfinished job of this type that has it, if any"),
+    ] = None
+    key_for: Annotated[
+        Duration | None, Meta(description="how long the key is kept after the job has finished")
+    ] = None
+
+
+class NewTask(Body):
+    """A job to enqueue."""
+
+    EXAMPLE = {
+        "type": "send_email",
+        "payload": {"to": "user@example.com", "subject": "Welcome"},
+        "options": {"maxAttempts": 3, "runAfter": "2026-01-15T10:00:00Z"},
+    }
+
+    type: Annotated[TypeName, Meta(description="the job type, which selects the handler")]
+    payload: Annotated[dict[str, Any] | None, Meta(description="the arguments of the handler")] = None
+    options: Options | None = None
+
+
+class NewTasks(Body):
+    """Jobs to enqueue in one commit: all of them, or none."""
+
+    EXAMPLE = {"tasks": [{"type": "send_email", "payload": {"to": "user@example.com"}}]}
+
+    tasks: Annotated[list[NewTask], Meta(min_length=1, max_length=MOST_IN_BATCH)]
+
+
+class Retry(Body):
+    EXAMPLE = {}
+
+    payload: Annotated[
+        dict[str, Any] | None,
+        Meta(description="a new payload; a field that shows [redacted] keeps its stored value"),
+    ] = None
+
+
+class OfType(Body):
+    EXAMPLE = {"type": "send_email"}
+
+    type: Annotated[TypeName | None, Meta(description="only this type; default: the whole queue")] = None
+
+
+class RateLimit(OfType, kw_only=True):
+    EXAMPLE = {"tasksPerSecond": 10}
+
+    tasks_per_second: Annotated[
+        float,
+        Meta(
+            ge=0, le=1e6, description="maximum number of job starts per second; 0 = unlimited", examples=[10]
+        ),
+    ]
+
+
+class Filter(Body):
+    """Filters, as for the list of jobs."""
+
+    status: Annotated[
+        Text | list[Text] | None, Meta(description="one state or a list, which may include retrying")
+    ] = None
+    type: Text | None = None
+    parent_id: Annotated[Text | None, Meta(description="jobs that this job enqueued")] = None
+    error: Annotated[Text | None, Meta(description="failed jobs with this error")] = None
+    since: Annotated[Text | None, Meta(description="created at this time or later")] = None
+    until: Annotated[Text | None, Meta(description="created before this time")] = None
+    search: Annotated[
+        Text | None, Meta(description="a search among the newest 10,000 jobs that match the other filters")
+    ] = None
+
+
+class Bulk(Body):
+    """An action on many jobs: those listed, or all that match a filter."""
+
+    EXAMPLE = {"action": "retry", "filter": {"status": "failed", "type": "send_email"}, "expectedCount": 12}
+
+    action: Annotated[
+        Literal["retry", "cancel", "delete"], Meta(extra_json_schema={"type": "string"}, examples=["retry"])
+    ]
+    ids: Annotated[list[Text], Meta(min_length=1, max_length=MOST_IDS)] | None = None
+    filter: Filter | None = None
+    expected_count: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(description="how many jobs you expect; if the number differs, nothing is done (409)"),
+    ] = None
+
+
+class SettingValue(Body):
+    EXAMPLE = {"value": "30s"}
+
+    value: Annotated[Text | int | float | None, Meta(description="the new value", examples=["30s"])]
+    type: Annotated[TypeName | None, Meta(description="only for this type")] = None
+
+
+class OfTypes(Body):
+    EXAMPLE = {"types": ["create_file"]}
+
+    types: Annotated[
+        Annotated[list[TypeName], Meta(min_length=1, max_length=MOST_IDS)] | None,
+        Meta(description="only jobs of these types; default: all"),
+    ] = None
+
+
+# Answers.
+
+
+class Problem(Answer):
+    code: Annotated[str, Meta(examples=["not_found"])]
+    message: Annotated[str, Meta(examples=["there is no job 'job1'"])]
+
+
+class Error(Answer):
+    """What went wrong: a code for programs and one line for people."""
+
+    error: Problem
+
+
+class AcceptedTasks(Answer):
+    tasks: list[Accepted]
+    count: int
+
+
+class Deleted(Answer):
+    deleted: int
+
+
+class Refusal(Answer):
+    id: JobId
+    code: str
+    message: str
+
+
+class BulkDone(Answer):
+    """The outcome. At most 100 of the refusals are listed."""
+
+    action: str
+    matched: int
+    done: int
+    refused: int
+    refusals: list[Refusal]
+
+
+class Log(Answer):
+    id: JobId
+    log: str
+
+
+OneType = Annotated[
+    str | UnsetType, Meta(description="present if the request named a type", examples=["send_email"])
+]
+
+
+class Paused(Answer):
+    paused: bool
+    type: OneType = UNSET
+
+
+class RateLimited(Answer):
+    tasks_per_second: float
+    type: OneType = UNSET
+
+
+class JobType(Answer):
+    type: str
+    executor: Annotated[str, Meta(examples=["thread"])]
+    built_in: bool
+    enqueueable: Annotated[bool, Meta(description="whether it is accepted over HTTP")]
+    workers: Annotated[int, Meta(description="how many running workers handle it")]
+    payload_schema: Annotated[dict[str, Any], Meta(description="the JSON Schema of its payload")]
+
+
+class Reconciliation(Report):
+    """The report of a reconciliation, with the first 1,000 discrepancies, latest jobs first."""
+
+
+class Reconciling(Answer):
+    done: Annotated[int, Meta(description="jobs read so far")]
+    total: Annotated[int, Meta(description="jobs to read; 0 until they are counted")]
+    started_at: Instant
+
+
+class ReconciliationState(Answer):
+    """The reconciliation now running in this server, and the last report from any process."""
+
+    running: Reconciling | None
+    report: Reconciliation | None
+
+
+class Health(Answer):
+    status: str
+
+
+class Readiness(Answer):
+    status: Annotated[Literal["ready", "not ready"], Meta(examples=["ready"])]
+    database: str
+    workers: int

@@ -1,0 +1,220 @@
+"""Running what a worker holds: attempts start as slots come free, and their ends go to the outbox.
+
+Some are ended from outside: by timeouts, cancellations, lost leases, shutdown. Then async handlers are
+cancelled and processes killed. A thread can only be asked: when its time is up, its attempt is ended without
+it and its slot written off until the handler returns.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextvars import Context
+from typing import TYPE_CHECKING
+
+from holdfast import events as e
+from holdfast.context import CANCELLED, LOST, STOPPING, TIMED_OUT, Attempt
+from holdfast.core.lifecycle import Errored, Released, Stopped
+from holdfast.store.scope import handler_of
+from holdfast.worker.executors import Executor
+from holdfast.worker.executors.loop import LoopExecutor
+from holdfast.worker.executors.processes import ProcessExecutor
+from holdfast.worker.executors.threads import ThreadExecutor
+from holdfast.worker.outbox import Outbox
+from holdfast.worker.run import Committed, Ending, LetGo, describe, ending_despite_error, ending_of_stop
+from holdfast.worker.settle import Ended
+from holdfast.worker.slots import LONGEST_HELD, Slots
+
+if TYPE_CHECKING:
+    from holdfast.queue import Queue
+
+GRACE = 5.0
+"""Seconds that a handler has to end after it was really stopped, before its slot is written off."""
+
+
+class Runner:
+    """The executors of a worker, used by the dispatcher's thread; `lose` and `cancel` take notes for it.
+
+    `wake` is called when an attempt has ended, in the handler's thread.
+    """
+
+    def __init__(
+        self, queue: Queue, worker_id: str, slots: Slots, outbox: Outbox, wake: Callable[[], None]
+    ) -> None:
+        self._worker_id = worker_id
+        self._events = queue.events
+        self._slots = slots
+        self._outbox = outbox
+        self._wake = wake
+        context = Context()
+        context.run(handler_of.set, worker_id)
+        self._executors: dict[str, Executor] = {
+            "thread": ThreadExecutor(self._report, queue.store, context),
+            "async": LoopExecutor(self._report, queue.store, context),
+            "process": ProcessExecutor(self._report, queue.store, url=queue.url, defaults=queue.defaults),
+        }
+        self.let_go: set[tuple[int, int]] = set()
+        """Started attempts that were let go, as (seq, version): for the reaper to count, not to give back."""
+        self._lost: deque[Attempt] = deque()
+        self._cancelled: deque[tuple[int, int]] = deque()
+        self.winding_down = False
+        self.cut_short = 0
+        """Attempts that the shutdown deadline ended."""
+
+    def start_held(self) -> None:
+        """Start what a slot is free for."""
+        self._start(self._slots.refill())
+
+    def close(self) -> None:
+        for executor in self._executors.values():
+            executor.close()
+
+    def lose(self, attempts: Sequence[Attempt]) -> None:
+        """These no longer own their jobs."""
+        self._lost.extend(attempts)
+
+    def cancel(self, claims: Collection[tuple[int, int]]) -> None:
+        """The jobs of these (seq, version) are to be cancelled."""
+        self._cancelled.extend(claims)
+
+    def enforce(self, now: float) -> None:
+        """Carry out what was noted and what the clock says."""
+        while self._lost:
+            self._let_go(self._lost.popleft(), now)
+        if self._cancelled:
+            self._stop_cancelled({self._cancelled.popleft() for _ in range(len(self._cancelled))}, now)
+        for attempt in self._in_hand():
+            if attempt.deadline is not None and now >= attempt.deadline:
+                self._interrupt(attempt, TIMED_OUT, now)
+            if attempt.interrupted_at is not None and now >= attempt.interrupted_at + GRACE:
+                self._write_off(attempt)
+
+    def give_back_held(self, now: float, *, everything: bool) -> None:
+        """Release what was held ready and did not get its slot: another worker may have one."""
+        since = self._slots.held_since()
+        if since is not None and (everything or now >= since + LONGEST_HELD):
+            late = self._slots.take_back(lambda held: everything or now >= held.claimed + LONGEST_HELD)
+            self._end_unstarted(late, Released())
+
+    def wind_down(self, now: float, deadline: float) -> None:
+        """Give back what has not started, ask what runs, and at the deadline end what is left."""
+        self._end_unstarted(self._slots.take_back(lambda _: True), Released())
+        if not self.winding_down:
+            self.winding_down = True
+            running = self._slots.running()
+            self._events.emit(e.WorkerStopping(worker_id=self._worker_id, running=len(running)))
+            for attempt in running:
+                if attempt.stop_reason is None:
+                    attempt.stop_reason = STOPPING
+                    self._executor_of(attempt).ask(attempt)
+        if now >= deadline:
+            for attempt in self._in_hand():
+                if attempt.interrupted_at is None:
+                    self.cut_short += 1
+                    self._interrupt(attempt, attempt.stop_reason or STOPPING, now, last_call=True)
+
+    def is_idle(self) -> bool:
+        """Whether no handler is left whose end matters."""
+        return not any(True for _ in self._in_hand())
+
+    def stuck(self) -> list[Attempt]:
+        """The attempts whose slots are written off."""
+        return [attempt for attempt in self._slots.running() if attempt.written_off]
+
+    def moments(self) -> Iterator[float]:
+        """When `enforce` will have something to do."""
+        since = self._slots.held_since()
+        if since is not None:
+            yield since + LONGEST_HELD
+        for attempt in self._in_hand():
+            if attempt.interrupted_at is not None:
+                yield attempt.interrupted_at + GRACE
+            elif attempt.deadline is not None:
+                yield attempt.deadline
+
+    def _in_hand(self) -> Iterator[Attempt]:
+        return (attempt for attempt in self._slots.running() if not attempt.written_off)
+
+    def _executor_of(self, attempt: Attempt) -> Executor:
+        return self._executors[attempt.handler.executor]
+
+    def _start(self, attempts: Sequence[Attempt]) -> None:
+        waiting = deque(attempts)
+        while waiting:
+            attempt = waiting.popleft()
+            try:
+                self._executor_of(attempt).start(attempt)
+            except RuntimeError as error:  # no more threads to be had
+                following = self._end(attempt, Errored(describe(error)))
+                if following is not None:
+                    waiting.append(following)
+
+    def _report(self, attempt: Attempt, ending: Ending) -> Attempt | None:
+        """A handler has ended, in its own thread. Returns the attempt this thread may run next."""
+        following = self._end(attempt, ending)
+        if following is None or following.handler.executor == attempt.handler.executor:
+            return following
+        self._start([following])
+        return None
+
+    def _end(self, attempt: Attempt, ending: Ending) -> Attempt | None:
+        """Returns the attempt to start in the slot that is free now."""
+        if attempt.interrupted_at is not None:
+            ending = ending_despite_error(attempt, ending)
+        end = Ended(attempt, ending)
+        if isinstance(ending, LetGo):
+            self.let_go.add(attempt.name)
+        elif not attempt.written_off:
+            self._outbox.put(end)
+        # What was given back says nothing of the pace of its type.
+        following = self._slots.free(attempt, None if isinstance(ending, Released) else end.seconds)
+        self._wake()
+        return following
+
+    def _end_unstarted(self, attempts: Sequence[Attempt], ending: Ending) -> None:
+        for attempt in attempts:
+            self._outbox.put(Ended(attempt, ending))
+
+    def _let_go(self, attempt: Attempt, now: float) -> None:
+        if attempt.committed or self._slots.take_back(lambda held: held is attempt):
+            return
+        if any(running is attempt for running in self._in_hand()):
+            self.let_go.add(attempt.name)
+            self._interrupt(attempt, LOST, now)
+
+    def _stop_cancelled(self, claims: Collection[tuple[int, int]], now: float) -> None:
+        def chosen(attempt: Attempt) -> bool:
+            return attempt.name in claims
+
+        self._end_unstarted(self._slots.take_back(chosen), Stopped())
+        for attempt in self._in_hand():
+            if chosen(attempt) and attempt.stop_reason != CANCELLED:
+                self._interrupt(attempt, CANCELLED, now)
+
+    def _interrupt(self, attempt: Attempt, reason: str, now: float, *, last_call: bool = False) -> None:
+        if attempt.written_off or attempt.interrupted_at is not None:
+            return  # once is enough: its clean-up must not be interrupted again
+        attempt.stop_reason = reason
+        attempt.interrupted_at = now  # before it is: the handler may end at once
+        if self._executor_of(attempt).interrupt(attempt):
+            return
+        attempt.interrupted_at = None
+        if reason != CANCELLED or last_call:  # a cancelled thread goes on to its next ctx.check()
+            self._write_off(attempt)
+            self._executor_of(attempt).interrupt(attempt)  # it may be able to, by now
+
+    def _write_off(self, attempt: Attempt) -> None:
+        """End the attempt without its handler, which keeps the slot until it returns."""
+        attempt.written_off = True
+        ending = Committed() if attempt.committed else ending_of_stop(attempt)
+        if not isinstance(ending, LetGo):
+            self._outbox.put(Ended(attempt, ending))
+        if attempt.stop_reason != STOPPING:
+            self._events.emit(
+                e.HandlerStuck(
+                    job_id=attempt.claim.id,
+                    type=attempt.claim.type,
+                    worker_id=self._worker_id,
+                    reason=attempt.stop_reason or "",
+                )
+            )
