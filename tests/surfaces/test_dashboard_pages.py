@@ -15,12 +15,11 @@ import pytest
 
 from holdfast import Context, Job, Queue
 from holdfast.core.clock import SECOND
-from holdfast.core.filter import Sort
+from holdfast.core.filter import COUNTED, Sort
 from holdfast.core.lifecycle import Errored, Stopped
 from holdfast.errors import HoldfastError
 from holdfast.jobs.output_log import log_folder, log_path
 from holdfast.listing import pages as listing
-from holdfast.listing.pages import COUNTED
 from holdfast.store.records import BUCKETS, Minute, WorkerRecord
 from holdfast.store.sqlite.database import Database
 from holdfast.testing import MovableClock

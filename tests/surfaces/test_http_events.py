@@ -287,6 +287,20 @@ def test_a_page_has_fifty_jobs_unless_it_is_told_otherwise(jobs: Queue, api: htt
             assert len(stream.until("tasks").data["ids"]) == length
 
 
+def test_any_filter_of_the_list_but_a_search_can_be_followed(jobs: Queue, api: httpx.Client) -> None:
+    first, second = (jobs.enqueue("ok", priority=number).id for number in (7, 1))
+    for parameters, ids in (
+        ({"sort": "priority", "order": "desc"}, [first, second]),
+        ({"sort": "priority", "order": "asc"}, [second, first]),
+        ({"parentId": first}, []),
+        ({"since": "1h"}, [second, first]),
+        ({"until": "1h"}, []),
+        ({"error": "boom"}, []),
+    ):
+        with listening(api, **parameters) as stream:
+            assert stream.until("tasks").data["ids"] == ids, parameters
+
+
 @pytest.mark.parametrize(
     "query",
     [
@@ -296,6 +310,9 @@ def test_a_page_has_fifty_jobs_unless_it_is_told_otherwise(jobs: Queue, api: htt
         "status=odd",
         "id=a&status=pending",
         "id=a&type=ok",
+        "id=a&parentId=b",
+        "search=needle",
+        "since=yesterday",
         "once=perhaps",
         "type=%00",
     ],

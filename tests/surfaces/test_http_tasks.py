@@ -1020,6 +1020,13 @@ def test_cleanup_goes_through_many_jobs(queue: Queue, api: httpx.Client, clock: 
     assert listed(api) == []
 
 
+def test_olderthan_may_be_a_duration(one_of_each: Queue, api: httpx.Client, clock: MovableClock) -> None:
+    clock.advance(days=7)
+    assert got(api.delete("/api/tasks?olderThan=8d")) == {"deleted": 0}
+    clock.advance(1)
+    assert got(api.delete("/api/tasks?olderThan=7d")) == {"deleted": 2}
+
+
 def test_olderthan_with_a_plus_that_was_not_escaped_is_taken(one_of_each: Queue, api: httpx.Client) -> None:
     assert got(api.delete("/api/tasks?olderThan=2030-01-01T02:00:00+02:00")) == {"deleted": 0}
     assert got(api.delete("/api/tasks?olderThan=2030-01-01T02:00:01%2B02:00&status=failed")) == {"deleted": 1}
@@ -1029,13 +1036,13 @@ def test_olderthan_with_a_plus_that_was_not_escaped_is_taken(one_of_each: Queue,
 def test_each_wrong_cleanup_is_refused_and_deletes_nothing(one_of_each: Queue, api: httpx.Client) -> None:
     wrong = {
         "": "olderThan: is required",
-        "olderThan=": "olderThan must be an ISO 8601 time",
-        "olderThan=yesterday": "olderThan must be an ISO 8601 time",
-        "olderThan=7d": "olderThan must be an ISO 8601 time",
+        "olderThan=": "olderThan must be a time such as",
+        "olderThan=yesterday": "olderThan must be a time such as",
+        "olderThan=-7d": "olderThan must be a time such as",
         "olderThan=1893456000": "olderThan",
         "olderThan=2031-01-01T00:00:00": "needs a time zone",
         "olderThan=2031-01-01": "needs a time zone",
-        "olderThan=2031-13-01T00:00:00Z": "olderThan must be an ISO 8601 time",
+        "olderThan=2031-13-01T00:00:00Z": "olderThan must be a time such as",
         "olderThan=2031-01-01T00:00:00Z&status=pending": "status must be failed or omitted",
         "olderThan=2031-01-01T00:00:00Z&status=completed": "status must be failed or omitted",
         "olderThan=2031-01-01T00:00:00Z&type=echo": "unknown parameter 'type'",

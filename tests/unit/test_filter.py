@@ -8,8 +8,12 @@ from typing import Any, get_type_hints
 import pytest
 
 from holdfast import Filter
-from holdfast.core.filter import SORTS, FilterWords, as_filter, parse_filter
+from holdfast.cli.list import FILTERS
+from holdfast.core.filter import MEANINGS, SORTS, FilterWords, as_filter, parse_filter
 from holdfast.errors import ConfigError
+from holdfast.store.ranges import conditions
+from holdfast.store.records import JobFilter, Place
+from holdfast.web.api.messages import Filter as BodyFilter
 
 NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
@@ -19,6 +23,35 @@ def test_keyword_arguments_are_the_fields_of_a_filter() -> None:
     hints = get_type_hints(Filter)
     for name, hint in get_type_hints(FilterWords).items():
         assert hint == hints[name], name
+
+
+def test_each_field_that_a_person_can_type_is_explained_and_taken_everywhere() -> None:
+    """Help texts, the OpenAPI document, query parameters and bodies follow from MEANINGS."""
+    typed = set(Filter.__struct_fields__) - {"ascending"}  # each surface has its own word for this
+    assert set(MEANINGS) == typed
+    assert set(FILTERS) == typed - {"status", "sort"}  # beside options of their own
+    assert set(BodyFilter.__struct_fields__) == typed | {"order"}
+
+
+def test_no_field_of_a_filter_is_dropped_on_its_way_to_the_store() -> None:
+    """One that was would make every list, count and bulk action reach more jobs than asked for."""
+    asked = set(Filter.__struct_fields__) - {"search"}  # which the store knows nothing of
+    paging = {"limit", "offset", "after", "brief"}
+    assert set(JobFilter.__struct_fields__) == (asked - {"status"}) | {"statuses"} | paging
+    other = {
+        "statuses": ("failed",), "type": "a", "parent_id": "p", "error": "boom", "since": 1, "until": 2,
+        "sort": "priority", "ascending": True, "after": Place(1, 1),
+    }  # fmt: skip
+    sql = {name: _sql(**{name: value}) for name, value in other.items()}
+    assert set(sql) == set(JobFilter.__struct_fields__) - {"limit", "offset", "brief"}
+    assert len({_sql(), *sql.values()}) == len(sql) + 1, "a field that changes no statement"
+
+
+def _sql(**fields: Any) -> tuple[str, ...]:
+    """What a filter asks of the database: its conditions, and the order that follows from the rest."""
+    filter = JobFilter(**fields)
+    where, parameters = conditions(filter)
+    return where, str(parameters), filter.sort, str(filter.ascending)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ import pytest
 from msgspec import to_builtins
 
 from holdfast.core.explain import Reason
+from holdfast.core.filter import COUNTED
 from holdfast.core.job import Failure, Job, Progress, Status
-from holdfast.listing.pages import COUNTED, Page
+from holdfast.listing.pages import Page
 from holdfast.observe import shapes
 from holdfast.store.records import ErrorGroup, Running, WorkerRecord
 

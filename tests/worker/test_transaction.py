@@ -178,7 +178,7 @@ def test_value_returned_after_the_block_is_an_error_in_a_test(queue: Queue, reco
     queue.job(handlers.insert_and_return)
     job = queue.enqueue("insert_and_return", {"value": "x", "answer": {"stored": "y"}})
     with pytest.raises(ResultIgnored, match=r"set ctx\.result inside the block"):
-        queue.drain(raise_errors=True)
+        queue.drain()
     assert (get(queue, job.id).status, get(queue, job.id).result) == ("completed", {"stored": "x"})
     assert recorder.wait(HandlerErrorIgnored).exception is not None
 

@@ -11,15 +11,15 @@ from holdfast.cli.command import DONE, FAILED, Call, Command, UsageError, argume
 from holdfast.cli.enqueue import parse_object
 from holdfast.cli.list import FILTERS, filter_arguments, filter_of, page_arguments, print_jobs
 from holdfast.cli.output import print_json, print_line
+from holdfast.core.filter import MOST_SEARCHED
 from holdfast.core.secret_reuse import restore_secrets
 from holdfast.errors import ConfigError, HoldfastError, InvalidPayload, StoreError, WrongState
 from holdfast.jobs import install
-from holdfast.listing.pages import MOST_SEARCHED
 from holdfast.observe import shapes, words
 
 _ids = argument("ids ID", "one or more job ids", nargs="+")
 _older_than = argument(
-    "--older-than AGE", "delete jobs that finished longer ago than this: 12h, 7d, 2w", required=True
+    "--older-than AGE", "delete jobs that finished longer ago than this: 12h, 7d, 2w; or before a time", required=True
 )
 
 

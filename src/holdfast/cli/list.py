@@ -5,33 +5,29 @@ from __future__ import annotations
 import json
 from datetime import datetime
 
-from holdfast.cli.command import Call, Command, argument, say, type_argument
+from holdfast.cli.command import Call, Command, argument, say
 from holdfast.cli.output import Column, console, on_terminal, print_json, print_table
 from holdfast.cli.show import Shown, print_job, reveal_argument, shown_by
-from holdfast.core.filter import CREATED, SORTS, Filter, parse_filter
+from holdfast.core.filter import COUNTED, CREATED, MEANINGS, SORTS, Filter, parse_filter
 from holdfast.core.job import Job
 from holdfast.errors import ConfigError
-from holdfast.listing.pages import COUNTED
 from holdfast.observe import shapes, words
 
-FILTERS = ("type", "parent_id", "error", "search", "since", "until")
-"""The options that say which jobs."""
+FILTERS = {
+    "type": "--type T",
+    "parent_id": "--parent-id --parent ID",
+    "error": "--error TEXT",
+    "search": "--search TEXT",
+    "since": "--since WHEN",
+    "until": "--until WHEN",
+}
+"""The options that say which jobs, and how they are written."""
 
-filter_arguments = (
-    type_argument,
-    argument("--parent-id --parent ID", "only children of this job"),
-    argument("--error TEXT", "only failed jobs with this error; numbers and ids are ignored"),
-    argument(
-        "--search TEXT", "words in the id, key or error, or payload.FIELD:VALUE; reads up to 10000 jobs"
-    ),
-    argument("--since WHEN", "created at or after this time; 1h means an hour ago"),
-    argument("--until WHEN", "created before this time; 1h means an hour ago"),
-)
+filter_arguments = tuple(argument(usage, MEANINGS[name]) for name, usage in FILTERS.items())
 
-_SORT_HELP = "sort order (default: created); with finished, --since and --until refer to when jobs finished"
 page_arguments = (
     *filter_arguments,
-    argument("--sort", _SORT_HELP, choices=SORTS, default=CREATED),
+    argument("--sort", MEANINGS["sort"], choices=SORTS, default=CREATED),
     argument("--reverse", "oldest or lowest first"),
     argument("--limit N", "number of jobs to show (default: 50)", type=int, default=50),
     argument("--offset N", "number of jobs to skip (default: 0)", type=int, default=0),
@@ -75,14 +71,13 @@ def print_jobs(call: Call, status: list[str] | None) -> None:
             raise ConfigError(
                 f"--{name} must be a whole number from {low} up, not {getattr(arguments, name)}"
             )
-    if arguments.cursor is not None and arguments.cursor.startswith("<"):  # these pages go forward only
-        raise ConfigError("--cursor must be the nextCursor of an earlier page")
     queue = call.queue
     page = queue.page(
         filter_of(call, status),
         limit=arguments.limit,
         offset=arguments.offset,
         cursor=arguments.cursor,
+        brief=arguments.full,
         with_total=call.wants_json or on_terminal(),
     )
     jobs, shown = page.jobs, shown_by(call)

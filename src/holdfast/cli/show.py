@@ -131,5 +131,5 @@ def _timeline(job: Job) -> Iterator[tuple[datetime, str, str]]:
 def why(call: Call) -> None:
     """Explain why a job isn't running, and when that will change."""
     job = call.queue.require(call.arguments.id)
-    found = call.queue.why(job.id)
+    found = call.queue.why(job)
     call.answer(shapes.reasons(job, found), *(reason.text for reason in found))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -55,14 +56,24 @@ def to_iso(instant: int) -> str:
 def parse_instant(name: str, text: object) -> datetime:
     """An instant that a person or a program wrote; raises ConfigError, under its `name`, if it is none."""
     try:
-        moment = datetime.fromisoformat(text)  # type: ignore[arg-type]
-    except (ValueError, TypeError):
+        moment = read_iso(text)
+    except ValueError:
         raise ConfigError(
             f"{name} must be an ISO 8601 time such as 2030-01-31T09:00:00Z, not {shown(text)}"
         ) from None
     if moment.tzinfo is None:
         raise ConfigError(f"{name} {shown(text)} needs a time zone, as in 2030-01-31T09:00:00Z")
     return moment
+
+
+def read_iso(text: object) -> datetime:
+    """ISO 8601; raises ValueError. A zone's + may be a space: that is what an unescaped URL makes of it."""
+    if not isinstance(text, str):
+        raise ValueError
+    return datetime.fromisoformat(_LOST_PLUS.sub(r"\1+\2", text))
+
+
+_LOST_PLUS = re.compile(r"(T[\d:.]+) (\d\d)")
 
 
 def microseconds(seconds: float) -> int:

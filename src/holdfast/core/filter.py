@@ -10,6 +10,7 @@ from msgspec import Struct
 from msgspec.structs import force_setattr, replace
 
 from holdfast.core import check
+from holdfast.core.clock import read_iso
 from holdfast.core.error_group import error_group
 from holdfast.core.job import Status, check_type, parse_status
 from holdfast.core.search import Search, parse_search
@@ -31,6 +32,12 @@ StatusWord = Status | Literal[
 
 Moment = datetime | timedelta | str
 """An instant, or a duration before now such as '1h'."""
+
+COUNTED = 10_000
+"""How far the jobs of a list, those that run and those ahead of one are counted for people."""
+
+MOST_SEARCHED = 10_000
+"""Jobs that one search reads."""
 
 _LONGEST = timedelta(seconds=LONGEST_DURATION)
 
@@ -83,7 +90,8 @@ class Filter(Struct, frozen=True, kw_only=True):
         if self.error is not None:  # a group's own group is itself
             force_setattr(self, "error", error_group(check.text("error", self.error)))
         for name in ("since", "until"):
-            force_setattr(self, name, _moment(name, getattr(self, name)))
+            if getattr(self, name) is not None:
+                force_setattr(self, name, read_moment(name, getattr(self, name)))
 
     @property
     def statuses(self) -> tuple[str, ...]:
@@ -103,6 +111,20 @@ class Filter(Struct, frozen=True, kw_only=True):
     def at(self, now: datetime) -> Filter:
         """The same with its durations counted back from an instant."""
         return replace(self, since=_before(now, self.since), until=_before(now, self.until))
+
+
+MEANINGS = {
+    "status": "only these states, or retrying; repeatable",
+    "type": "only this type",
+    "parent_id": "only jobs that this job enqueued",
+    "error": "only failed jobs with this error; numbers and ids in it are ignored",
+    "since": "created at or after this time; 1h means an hour ago",
+    "until": "created before this time; 1h means an hour ago",
+    "search": f'words and "phrases" in id, key or error, or payload.FIELD:VALUE; reads up to'
+    f" {MOST_SEARCHED:,} jobs",
+    "sort": "sort key; finished lists only finished jobs, and since and until refer to that time",
+}
+"""What each field that a person can type means, for help texts and the OpenAPI document."""
 
 
 def parse_filter(**words: Any) -> Filter:
@@ -130,9 +152,8 @@ def _statuses(given: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(parse_status(word) for word in words))
 
 
-def _moment(name: str, given: object) -> datetime | timedelta | None:
-    if given is None:
-        return None
+def read_moment(name: str, given: object) -> datetime | timedelta:
+    """An instant, or a duration before now, from what somebody gave; raises ConfigError under its `name`."""
     try:
         moment = given if isinstance(given, datetime | timedelta) else _read_moment(given)
         if isinstance(moment, timedelta):
@@ -156,7 +177,7 @@ def _read_moment(given: object) -> datetime | timedelta:
     try:
         return timedelta(seconds=parse_duration(given))
     except ValueError:
-        return datetime.fromisoformat(given)
+        return read_iso(given)
 
 
 def _before(now: datetime, moment: Moment | None) -> datetime | None:

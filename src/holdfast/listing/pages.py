@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 from itertools import islice
 from typing import Any
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from holdfast.core.check import text, whole_number
 from holdfast.core.clock import from_datetime, to_datetime
-from holdfast.core.filter import CREATED, PRIORITY, Filter, Moment
+from holdfast.core.filter import COUNTED, CREATED, MOST_SEARCHED, PRIORITY, Filter
 from holdfast.core.job import Job
 from holdfast.core.search import Search
 from holdfast.errors import ConfigError
 from holdfast.store.protocol import Store
 from holdfast.store.records import JobFilter, Place, Placed
-
-COUNTED = 10_000
-"""How far the jobs of a list, those that run and those ahead of one are counted for people."""
-
-MOST_SEARCHED = 10_000
-"""Jobs that one search reads."""
 
 SEARCH_SECONDS = 2.0
 """How long one search reads."""
@@ -100,25 +94,14 @@ def count(store: Store, filter: Filter, cap: int) -> int:
 
 
 def _query(store: Store, filter: Filter, **paging: Any) -> JobFilter:
-    """A filter as the store is asked."""
+    """A filter as the store is asked: with every field, so that none can be forgotten, but for the search."""
     if filter.is_relative:
         filter = filter.at(to_datetime(store.now()))
-    return JobFilter(
-        statuses=filter.statuses,
-        type=filter.type,
-        parent_id=filter.parent_id,
-        error=filter.error,
-        since=_instant(filter.since),
-        until=_instant(filter.until),
-        sort=filter.sort,
-        ascending=filter.ascending,
-        **paging,
-    )
-
-
-def _instant(moment: Moment | None) -> int | None:
-    assert moment is None or isinstance(moment, datetime)
-    return None if moment is None else from_datetime(moment)
+    fields = asdict(filter)
+    del fields["search"]
+    for name in ("since", "until"):
+        fields[name] = None if fields[name] is None else from_datetime(fields[name])
+    return JobFilter(statuses=fields.pop("status"), **fields, **paging)
 
 
 # Cursors.
@@ -188,7 +171,8 @@ def _searched(store: Store, filter: JobFilter, wanted: Search) -> Page:
             break
     jobs = [placed.job for placed in matches]
     if not filter.brief:
-        jobs = [replace(job, errors=()) for job in (store.get_job(job.id) for job in jobs) if job]
+        whole = store.get_whole_jobs([job.id for job in jobs], sys.maxsize)
+        jobs = [replace(job, errors=()) for job in whole]
     return Page(jobs=jobs, next=_cursor(following, filter.sort), previous=None, examined=examined)
 
 

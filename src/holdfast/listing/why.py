@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holdfast.core.explain import Facts
+from holdfast.core.filter import COUNTED
 from holdfast.core.job import Job, Status, base_type
 from holdfast.core.settings import Settings
-from holdfast.listing.pages import COUNTED
 from holdfast.store.protocol import Store
 from holdfast.store.records import Line, WorkerRecord
 

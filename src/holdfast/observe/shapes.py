@@ -16,9 +16,10 @@ from msgspec.structs import asdict
 
 from holdfast.config import Value
 from holdfast.core.explain import Reason
+from holdfast.core.filter import COUNTED
 from holdfast.core.job import Failure, Instant, Job, JobId, Status
 from holdfast.core.redact import redact
-from holdfast.listing.pages import COUNTED, Page
+from holdfast.listing.pages import Page
 from holdfast.observe.overview import Answers, Durations, Overview
 from holdfast.store.records import ErrorGroup, ReusedKey, Running, Waiting, WorkerRecord
 
@@ -129,7 +130,8 @@ class TaskList(Answer):
 
     tasks: list[FullOrItem]
     total: Annotated[
-        int, Meta(description="number of matching jobs, exact up to 10,000; for a search, those on this page")
+        int,
+        Meta(description=f"number of matching jobs, exact to {COUNTED:,}; for a search, those on this page"),
     ]
     total_is_capped: Annotated[bool, Meta(description="whether there are, or may be, more than total")]
     limit: int

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from holdfast.core.filter import COUNTED
 from holdfast.durations import in_words, rounded_down
-from holdfast.listing.pages import COUNTED
 
 
 def seconds(value: float | None) -> str:

@@ -205,7 +205,7 @@ class Queue(Operating):
         """Run the pending jobs in this thread and return how many ran.
 
         With `raise_errors`, an exception from a handler is also raised here, after its outcome is stored as
-        usual; Retry is not, because it is a request rather than an error.
+        usual; Retry is not, because it is a request rather than an error. ResultIgnored is always raised.
         """
         from holdfast.worker import drain
 

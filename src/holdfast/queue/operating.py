@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from datetime import datetime
+from contextlib import suppress
+from datetime import timedelta
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Unpack
@@ -14,10 +15,9 @@ from msgspec.structs import replace
 from holdfast.config import SETTINGS, Value, find_setting, parse_setting
 from holdfast.core import check
 from holdfast.core.clock import microseconds
-from holdfast.core.filter import Filter, FilterWords, as_filter
+from holdfast.core.filter import Filter, FilterWords, Moment, as_filter, read_moment
 from holdfast.core.job import Job, Status, check_type, require_possible_id
-from holdfast.durations import LONGEST_DURATION, Duration, parse_duration
-from holdfast.errors import ConfigError
+from holdfast.durations import parse_duration
 from holdfast.events import (
     JobCancelled,
     JobCancelRequested,
@@ -32,7 +32,6 @@ from holdfast.listing import pages as listing
 from holdfast.queue.reading import Reading
 from holdfast.store.prune import PrunePass
 from holdfast.store.records import StopRequest
-from holdfast.text import shown
 
 if TYPE_CHECKING:
     from holdfast.listing.actions import Acted, Action
@@ -125,15 +124,15 @@ class Operating(Reading):
         if job is not None:
             self.events.emit(JobDeleted(job_id=job.id, type=job.type))
 
-    def cleanup(self, older_than: Duration | datetime) -> int:
+    def cleanup(self, older_than: Moment | float) -> int:
         """Delete completed and cancelled jobs that finished before then, and return how many."""
         return self._prune(older_than, (Status.COMPLETED, Status.CANCELLED))
 
-    def purge(self, older_than: Duration | datetime) -> int:
+    def purge(self, older_than: Moment | float) -> int:
         """Delete failed jobs that finished before then, and return how many."""
         return self._prune(older_than, (Status.FAILED,))
 
-    def _prune(self, older_than: Duration | datetime, statuses: tuple[Status, ...]) -> int:
+    def _prune(self, older_than: Moment | float, statuses: tuple[Status, ...]) -> int:
         before = self._instant_before(older_than)
         total = 0
         prune_pass = PrunePass()
@@ -148,16 +147,13 @@ class Operating(Reading):
                 return total
             time.sleep(_BREATH)
 
-    def _instant_before(self, older_than: Duration | datetime) -> int:
-        if isinstance(older_than, datetime):
-            return check.instant("older_than", older_than)
-        try:
-            seconds = parse_duration(older_than)
-        except ValueError:
-            seconds = -1.0
-        if not 0 <= seconds <= LONGEST_DURATION:
-            raise ConfigError(f"older_than must be a duration or a datetime, not {shown(older_than)}")
-        return self.store.now() - microseconds(seconds)
+    def _instant_before(self, older_than: Moment | float) -> int:
+        with suppress(ValueError, OverflowError):  # seconds may be a number alone
+            older_than = timedelta(seconds=parse_duration(older_than))
+        moment = read_moment("older_than", older_than)
+        if isinstance(moment, timedelta):
+            return self.store.now() - microseconds(moment.total_seconds())
+        return check.instant("older_than", moment)
 
     # Settings.
 

@@ -14,12 +14,12 @@ from msgspec.structs import replace
 
 from holdfast.core import check
 from holdfast.core.clock import MINUTE, microseconds, to_datetime
-from holdfast.core.filter import Filter, FilterWords, StatusWord, as_filter
+from holdfast.core.filter import COUNTED, Filter, FilterWords, StatusWord, as_filter
 from holdfast.core.job import Job, Status, could_be_id, require_possible_id
 from holdfast.durations import Duration
 from holdfast.errors import JobNotFound
 from holdfast.listing import pages as listing
-from holdfast.listing.pages import COUNTED, Page
+from holdfast.listing.pages import Page
 from holdfast.queue.opened import OpenQueue
 from holdfast.store.protocol import Watch
 from holdfast.store.records import (

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
+from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from msgspec import ValidationError, convert, inspect
 
@@ -28,7 +29,7 @@ class StrictRoute(APIRoute):
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
-        allowed = sorted(parameter.alias for parameter in self.dependant.query_params)
+        allowed = sorted(_parameters(self.dependant))
 
         async def handle_strictly(request: Request) -> Response:
             for name in request.query_params:
@@ -38,6 +39,12 @@ class StrictRoute(APIRoute):
             return await handle(request)
 
         return handle_strictly
+
+
+def _parameters(dependant: Dependant) -> Iterator[str]:
+    yield from (parameter.alias for parameter in dependant.query_params)
+    for inner in dependant.dependencies:
+        yield from _parameters(inner)
 
 
 async def read_body(request: Request, kind: type[B]) -> B:

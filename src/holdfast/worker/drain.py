@@ -15,7 +15,7 @@ from holdfast.core.ids import new_id
 from holdfast.core.job import Status
 from holdfast.core.lifecycle import Released
 from holdfast.core.settings import Settings
-from holdfast.errors import NestedWrite, Retry, StoreBusy
+from holdfast.errors import NestedWrite, ResultIgnored, Retry, StoreBusy
 from holdfast.worker.claiming import Claiming
 from holdfast.worker.heartbeat import Heartbeat
 from holdfast.worker.maintenance import PROMOTE_BATCH
@@ -43,7 +43,8 @@ def drain(queue: Queue, limit: int | None, *, raise_errors: bool = False) -> int
     try:
         while (limit is None or count < limit) and drainer.run_one():
             count += 1
-            if raise_errors and drainer.raised is not None:
+            # A value that is lost is a mistake in the code: whoever runs it by hand is to learn of it.
+            if drainer.raised is not None and (raise_errors or isinstance(drainer.raised, ResultIgnored)):
                 raise drainer.raised
     finally:
         drainer.close()

@@ -10,13 +10,14 @@ from msgspec import UNSET
 from starlette.responses import StreamingResponse
 
 from holdfast.config import find_setting
-from holdfast.core.filter import parse_filter
+from holdfast.core.filter import Filter
 from holdfast.core.job import base_type
 from holdfast.errors import ConfigError
 from holdfast.jobs import BUILT_IN
 from holdfast.observe import shapes
 from holdfast.observe.overview import report as answer_questions
 from holdfast.queue import Queue
+from holdfast.web.api.filters import FilterInQuery
 from holdfast.web.api.messages import JobType, OfType, Paused, RateLimit, RateLimited, SettingValue
 from holdfast.web.api.operation import errors, operation
 from holdfast.web.backend import Backend, backend_of
@@ -183,28 +184,26 @@ async def _setting(backend: Backend, key: str, type: str | None) -> Response:
 )
 async def events(
     request: Request,
+    filter: FilterInQuery,
     id: Annotated[
         list[str] | None, Query(max_length=MOST_FOLLOWED, description="jobs to follow; repeatable")
     ] = None,
-    status: Annotated[
-        list[str] | None, Query(description="follow the first page of jobs in these states instead")
-    ] = None,
-    type: Annotated[
-        str | None, Query(description="follow the first page of jobs of this type instead")
-    ] = None,
-    limit: Annotated[int, Query(ge=1, le=100, description="length of that page")] = PAGE,
+    limit: Annotated[int, Query(ge=1, le=100, description="length of the page to follow")] = PAGE,
     once: Annotated[bool, Query(description="end after the current state")] = False,
 ) -> Response:
     """Server-sent events: first the current state, then every change, from any process, at most four times
     per second.
 
-    A `stats` event has the counts by state and type, what is paused, and attempts per second by type. A
+    The jobs followed are those named by `id`, or else the first page of those that match the filter. A
+    `stats` event has the counts by state and type, what is paused, and attempts per second by type. A
     `tasks` event has the jobs that are new or have changed, and under `ids` all jobs followed, in order.
     """
-    if id and (status or type):
+    if id and filter != Filter():
         raise ConfigError("id and a filter are mutually exclusive")
+    if filter.wanted is not None:  # each round would search again
+        raise ConfigError("search is not available for live events; list the jobs, then follow them by id")
     backend = backend_of(request)
-    interest = Interest(tuple(id or ()), parse_filter(status=status, type=type), limit)
+    interest = Interest(tuple(id or ()), filter, limit)
     if once or request.scope["holdfast.head"]:
         return Response(await backend.call(present_state, interest), media_type=_STREAM)
     listener = backend.broadcast.join(interest)

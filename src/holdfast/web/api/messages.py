@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType, defstruct
 
+from holdfast.core.filter import MEANINGS, Sort
 from holdfast.core.job import Instant, JobId
+from holdfast.enqueueing.enqueuer import BATCH
 from holdfast.observe.shapes import Accepted, Answer
 from holdfast.reconcile import Report
 
-MOST_IN_BATCH = 10_000
+MOST_IN_BATCH = BATCH
 MOST_IDS = 1_000
+
+Order = Literal["asc", "desc"]
+ORDER = "desc: latest or highest first"
 
 Text = Annotated[str, Meta(max_length=65_536)]
 TypeName = Annotated[
@@ -102,20 +107,27 @@ class RateLimit(OfType, kw_only=True):
     ]
 
 
-class Filter(Body):
-    """Filters, as for the list of jobs."""
+def _field(name: str, kind: Any, default: Any = None) -> tuple[str, Any, Any]:
+    return name, Annotated[kind, Meta(description=MEANINGS.get(name, ORDER))], default
 
-    status: Annotated[
-        Text | list[Text] | None, Meta(description="one state or a list, which may include retrying")
-    ] = None
-    type: Text | None = None
-    parent_id: Annotated[Text | None, Meta(description="jobs that this job enqueued")] = None
-    error: Annotated[Text | None, Meta(description="failed jobs with this error")] = None
-    since: Annotated[Text | None, Meta(description="created at this time or later")] = None
-    until: Annotated[Text | None, Meta(description="created before this time")] = None
-    search: Annotated[
-        Text | None, Meta(description="a search among the newest 10,000 jobs that match the other filters")
-    ] = None
+
+if TYPE_CHECKING:
+    Filter = Body
+else:
+    Filter = defstruct(
+        "Filter",
+        [
+            _field("status", Text | list[Text] | None),
+            *(_field(name, Text | None) for name in MEANINGS if name not in ("status", "sort")),
+            _field("sort", Sort, "created"),
+            _field("order", Order, "desc"),
+        ],
+        bases=(Body,),
+        namespace={"__doc__": "Filters, as for the list of jobs."},
+        module=__name__,
+        kw_only=True,
+        rename="camel",
+    )
 
 
 class Bulk(Body):

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from itertools import islice
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, HTTPException, Path, Query, Request, Response
 from msgspec import Struct
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
-from holdfast.core.clock import parse_instant
-from holdfast.core.filter import Filter, parse_filter
+from holdfast.core.filter import COUNTED, Filter, read_moment
 from holdfast.core.job import RESERVED_IDS, Job
 from holdfast.core.secret_reuse import restore_secrets
 from holdfast.errors import ConfigError
 from holdfast.jobs.output_log import from_whole_character, output_of
-from holdfast.listing.pages import COUNTED
 from holdfast.observe import shapes, words
 from holdfast.observe.overview import overview
 from holdfast.queue import Queue
+from holdfast.web.api.filters import FilterInQuery, filter_from
 from holdfast.web.api.messages import Bulk, BulkDone, Deleted, Log, Refusal, Retry
 from holdfast.web.api.operation import operation
 from holdfast.web.backend import backend_of
@@ -35,49 +33,13 @@ MOST_IN_BULK = 100_000
 LARGEST_PAGE = 8 * 1024 * 1024
 """Bytes of a page with payloads, results and errors; beyond that it ends early."""
 
-_LOST_PLUS = re.compile(r"(T[\d:.]+) (\d\d)")
-
 JobId = Annotated[str, Path(description="the job's id", examples=["job1"])]
 
 
 @router.get("", summary="List jobs", **operation(answer=shapes.TaskList))
 async def list_tasks(
     request: Request,
-    type: Annotated[str | None, Query(description="only this type")] = None,
-    status: Annotated[
-        list[str] | None, Query(description="only these states, or retrying; repeatable")
-    ] = None,
-    parentId: Annotated[str | None, Query(description="only jobs that this job enqueued")] = None,
-    error: Annotated[
-        str | None, Query(description="only failed jobs with this error; numbers and ids in it are ignored")
-    ] = None,
-    search: Annotated[
-        str | None,
-        Query(
-            description='words and "phrases" in id, key or error, or payload fields; reads up to 10,000 jobs',
-            examples=["timeout payload.user.id:42"],
-        ),
-    ] = None,
-    since: Annotated[
-        str | None,
-        Query(
-            description="created at this time or later; 1h means an hour ago",
-            examples=["2026-01-15T10:00:00Z"],
-        ),
-    ] = None,
-    until: Annotated[
-        str | None,
-        Query(
-            description="created before this time; 1h means an hour ago", examples=["2026-01-15T11:00:00Z"]
-        ),
-    ] = None,
-    sort: Annotated[
-        Literal["created", "finished", "priority"],
-        Query(
-            description="sort key; finished lists only finished jobs, and since and until refer to that time"
-        ),
-    ] = "created",
-    order: Annotated[Literal["asc", "desc"], Query(description="desc: latest or highest first")] = "desc",
+    filter: FilterInQuery,
     limit: Annotated[int, Query(ge=1, le=100, description="page size")] = 50,
     offset: Annotated[int, Query(ge=0, le=LARGEST_OFFSET, description="how many jobs to skip")] = 0,
     cursor: Annotated[
@@ -87,20 +49,7 @@ async def list_tasks(
     full: Annotated[bool, Query(description="include payload, result and errors")] = False,
 ) -> Response:
     """Jobs, newest first by default."""
-    filter = parse_filter(
-        type=type,
-        status=status,
-        parent_id=parentId,
-        error=error,
-        search=search,
-        since=unspaced(since),
-        until=unspaced(until),
-        sort=sort,
-        ascending=order == "asc",
-    )
-    if cursor is not None and cursor.startswith("<"):  # these pages go forward only
-        raise ConfigError("cursor must be the nextCursor of an earlier page")
-    is_slow = search is not None or full or offset > COUNTED
+    is_slow = filter.search is not None or full or offset > COUNTED
     page = await backend_of(request).read(
         request, is_slow, _page, filter, limit=limit, offset=offset, cursor=cursor, full=full
     )
@@ -139,7 +88,10 @@ async def clean_up(
     request: Request,
     olderThan: Annotated[
         str,
-        Query(description="delete jobs that finished before this time", examples=["2026-01-15T10:00:00Z"]),
+        Query(
+            description="delete jobs that finished before this time; 7d means 7 days ago",
+            examples=["2026-01-15T10:00:00Z"],
+        ),
     ],
     status: Annotated[
         str | None, Query(description="failed: delete failed jobs instead of completed and cancelled ones")
@@ -154,13 +106,8 @@ async def clean_up(
             "status must be failed or omitted; if omitted, completed and cancelled jobs are deleted"
         )
     delete = Queue.cleanup if status is None else Queue.purge
-    moment = parse_instant("olderThan", unspaced(olderThan))
+    moment = read_moment("olderThan", olderThan)
     return answer(Deleted(deleted=await backend_of(request).call_long(delete, moment)))
-
-
-def unspaced(instant: str | None) -> str | None:
-    """An instant from an address: the + of its zone, if it was not escaped there, has become a space."""
-    return None if instant is None else _LOST_PLUS.sub(r"\1+\2", instant)
 
 
 @router.get("/stats", summary="Count jobs", **operation(answer=shapes.Stats))
@@ -191,7 +138,7 @@ def _bulk(queue: Queue, order: Bulk) -> BulkDone:
         ids = list(dict.fromkeys(order.ids))
     else:
         assert order.filter is not None
-        ids = list(islice(queue.ids(parse_filter(**asdict(order.filter))), MOST_IN_BULK + 1))
+        ids = list(islice(queue.ids(filter_from(order.filter)), MOST_IN_BULK + 1))
     if len(ids) > MOST_IN_BULK:
         raise ConfigError(f"the filter matches more than {MOST_IN_BULK} jobs; narrow it down")
     count = len(ids)

@@ -9,11 +9,11 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from msgspec.structs import replace
 
+from holdfast.core.filter import COUNTED, MOST_SEARCHED
 from holdfast.core.job import FINISHED, RETRYING, Status
 from holdfast.durations import LONGEST_DURATION, parse_duration
 from holdfast.errors import ConfigError
 from holdfast.listing.actions import Acted, Action
-from holdfast.listing.pages import COUNTED, MOST_SEARCHED
 from holdfast.observe import words
 from holdfast.queue import Queue
 from holdfast.text import shown

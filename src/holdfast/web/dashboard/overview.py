@@ -9,8 +9,8 @@ from fastapi import APIRouter, Request, Response
 from msgspec import Struct
 
 from holdfast.core.clock import MINUTE, SECOND, from_datetime, to_datetime
+from holdfast.core.filter import COUNTED
 from holdfast.core.job import Status
-from holdfast.listing.pages import COUNTED
 from holdfast.observe import words
 from holdfast.observe.overview import stuck, without_worker
 from holdfast.observe.pulse import Pulse, Tally, pulse
