@@ -45,7 +45,7 @@ pythons: $(READY) ## run the tests without a browser or PostgreSQL on every othe
 		for python in python$$version $(PYENV)/$$version.*/bin/python; do \
 			"$$python" -c '$(IS_RECENT)' 2>/dev/null || continue; \
 			echo "Python $$version"; \
-			$(MAKE) $(or $(TARGET),most) PYTHON="$$python" VENV=$(VENV)-$$version || exit; \
+			$(MAKE) $(or $(TARGET),most) PYTHON="$$python" VENV=$(VENV)-$$version PACKAGES=test || exit; \
 			break; \
 		done; \
 	done
@@ -89,7 +89,7 @@ clean: ## remove the virtual environment, caches and build output
 
 # Running it needs fewer packages than testing it.
 $(RUNS): EXTRA = web
-$(READY): EXTRA = dev
+$(READY): EXTRA = $(or $(PACKAGES),dev)
 $(RUNS) $(READY): pyproject.toml
 	$(if $(BASE_PYTHON),,$(error $(TOO_OLD)))@echo "setting up $(VENV)"
 	@$(BASE_PYTHON) -m venv $(VENV)

@@ -10,6 +10,7 @@ import sys
 import typing
 from collections.abc import Callable
 from datetime import timedelta
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,7 @@ def pyright(folder: Path) -> list[tuple[str, int, str]]:
 
 
 @pytest.mark.process
+@pytest.mark.skipif(find_spec("mypy") is None, reason="mypy and pyright are installed for one Python only")
 @pytest.mark.parametrize("checker", [mypy, pyright], ids=lambda checker: checker.__name__)
 def test_every_planted_mistake_is_an_error_and_no_right_call(
     tmp_path: Path, checker: Callable[[Path], list[tuple[str, int, str]]]
