@@ -146,6 +146,8 @@ def test_list_says_the_error_of_a_failed_job(cli: Cli, every_state: Queue) -> No
     assert "retry in" in what["retrying"]
     assert "it broke" in what["retrying"]
     assert what["scheduled"].startswith("starts in ")
+    every_state.cancel("scheduled")
+    assert "starts in" not in cli("list").out
 
 
 @pytest.mark.parametrize("option", ["--status", "--state"])

@@ -19,7 +19,9 @@ from holdfast.observe import shapes, words
 
 _ids = argument("ids ID", "one or more job ids", nargs="+")
 _older_than = argument(
-    "--older-than AGE", "delete jobs that finished longer ago than this: 12h, 7d, 2w; or before a time", required=True
+    "--older-than AGE",
+    "delete jobs that finished longer ago than this: 12h, 7d, 2w; or before a time",
+    required=True,
 )
 
 

@@ -9,7 +9,7 @@ from holdfast.cli.command import Call, Command, argument, say
 from holdfast.cli.output import Column, console, on_terminal, print_json, print_table
 from holdfast.cli.show import Shown, print_job, reveal_argument, shown_by
 from holdfast.core.filter import COUNTED, CREATED, MEANINGS, SORTS, Filter, parse_filter
-from holdfast.core.job import Job
+from holdfast.core.job import Job, Status
 from holdfast.errors import ConfigError
 from holdfast.observe import shapes, words
 
@@ -130,7 +130,7 @@ def _what(job: Job, now: datetime, shown: Shown) -> str:
         return f"retry in {words.age(now, job.next_retry_at)}: {words.first_line(job.error)}"
     if job.error:
         return words.first_line(job.error)
-    if job.run_at is not None and job.run_at > now:
+    if job.status is Status.SCHEDULED and job.run_at is not None and job.run_at > now:
         return f"starts in {words.age(now, job.run_at)}"
     command = job.payload.get("command")
     if isinstance(command, str):
