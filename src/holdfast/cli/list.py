@@ -1,4 +1,4 @@
-"""queuectl list: jobs page by page, and the options that say which jobs a command is about."""
+"""queuectl list: jobs page by page, and the options that select jobs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.listing.pages import COUNTED
 from holdfast.observe import shapes, words
 
 FILTERS = ("type", "parent_id", "error", "search", "since", "until")
-"""The options that say which jobs."""
+"""The options that select jobs."""
 
 filter_arguments = (
     type_argument,
@@ -73,7 +73,7 @@ def print_jobs(call: Call, status: list[str] | None) -> None:
     for name, low in (("limit", 1), ("offset", 0)):
         if not low <= getattr(arguments, name) < 2**31:
             raise ConfigError(
-                f"--{name} must be a whole number from {low} up, not {getattr(arguments, name)}"
+                f"--{name} must be a whole number, {low} or more, not {getattr(arguments, name)}"
             )
     if arguments.cursor is not None and arguments.cursor.startswith("<"):  # these pages go forward only
         raise ConfigError("--cursor must be the nextCursor of an earlier page")
@@ -130,7 +130,7 @@ def _print_rows(jobs: list[Job], now: datetime, shown: Shown) -> None:
 
 
 def _what(job: Job, now: datetime, shown: Shown) -> str:
-    """The one thing to know about a job in a list."""
+    """The most relevant detail of a job in a list."""
     if job.next_retry_at is not None:
         return f"retry in {words.age(now, job.next_retry_at)}: {words.first_line(job.error)}"
     if job.error:
