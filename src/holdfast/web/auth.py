@@ -60,7 +60,7 @@ class Access(Struct, frozen=True, kw_only=True):
 
     @property
     def is_for_this_machine(self) -> bool:
-        """Whether nobody authenticates, so that only clients on this machine may be answered."""
+        """Whether there is no authentication, so that only clients on this machine are answered."""
         return not self.tokens and not self.outer
 
     def is_host_allowed(self, host: str | None) -> bool:
@@ -72,7 +72,7 @@ class Access(Struct, frozen=True, kw_only=True):
         return is_loopback(name) or name in self.hosts
 
     def is_foreign(self, headers: Mapping[bytes, bytes]) -> bool:
-        """Whether another site's page asks. Programs send neither header."""
+        """Whether the request comes from another site's page. Programs send neither header."""
         site = headers.get(b"sec-fetch-site")
         if site is not None and site not in (b"same-origin", b"none"):
             return True

@@ -203,7 +203,7 @@ class Broadcast:
                 self._wake.clear()
 
     def _wait(self, watch: Watch) -> None:
-        """Until the database has changed, or somebody comes or goes; from _PAUSE to _LOOK."""
+        """Wait until the database has changed, or a listener comes or goes; from _PAUSE to _LOOK."""
         deadline = time.monotonic() + _LOOK
         self._wake.wait(_PAUSE)
         while not self._wake.is_set() and time.monotonic() < deadline and not watch.changed():
