@@ -1,4 +1,4 @@
-"""Holdfast: a durable background job queue that needs nothing but a file."""
+"""Holdfast: a durable background job queue in a SQLite file or PostgreSQL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings: their names, defaults and allowed values, and the home folder. core/settings.py ranks them."""
+"""Settings: names, defaults and allowed values; and the home folder. core/settings.py ranks them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BackoffStrategy = Literal["exponential", "linear", "fixed"]
 
 
 class Setting(Struct, frozen=True):
-    """One setting: `parse` takes what a person gave and returns the value, or raises ValueError."""
+    """One setting: `parse` turns what a user entered into the value, or raises ValueError."""
 
     name: str
     default: Value
@@ -46,7 +46,7 @@ def home_folder() -> str:
 
 
 def make_private_folder(path: str) -> None:
-    """Make a folder for us alone, and those above it up to the home folder."""
+    """Create a folder that only we can access, and its parents up to the home folder."""
     home = home_folder()
     if path != home and path.startswith(home):
         make_private_folder(os.path.dirname(path))
@@ -59,7 +59,7 @@ def stop_file() -> str:
 
 
 class OutOfBounds(ValueError):
-    """The value is of the right kind, but beyond a bound, which the message names."""
+    """The value has the right type but is out of range; the message names the bound."""
 
 
 def _bounded(number: float, low: float, high: float, *, above: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""What a handler may do while it runs: the Context it is given, and the attempt behind it."""
+"""What a handler can do while it runs: its Context, and the attempt behind it."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ STOPPING = "stopping"
 CANCELLED = "cancelled"
 TIMED_OUT = "timed out"
 LOST = "lost"
-"""Why an attempt is told to stop: the worker ends, its job was cancelled, its time is up, its lease lost."""
+"""Why an attempt should stop: worker shutdown, cancellation, timeout or a lost lease."""
 
 
 MAX_DETAIL = 1024 * 1024
 
 
 class AttemptHost(Protocol):
-    """What an attempt needs of the queue it belongs to."""
+    """What an attempt needs from its queue."""
 
     @property
     def store(self) -> Store: ...
@@ -60,7 +60,7 @@ class Enqueueable(Protocol):
 
 
 class Attempt(Struct, eq=False):
-    """One running attempt, shared by the handler's side and the worker's."""
+    """One running attempt, shared by the handler and the worker."""
 
     claim: Claim
     handler: Handler
@@ -73,16 +73,16 @@ class Attempt(Struct, eq=False):
     stop_reason: str | None = None
     detail: dict[str, Any] | None = None
     exception: BaseException | None = None
-    """What its handler raised, where that was in this process."""
+    """What its handler raised, if that happened in this process."""
     on_interrupt: Callable[[], None] | None = None
     on_commit: Callable[[], None] | None = None
     on_progress: Callable[[Attempt, float, str | None], None] | None = None
     on_wait: Callable[[], None] | None = None
-    """Called now and then while it waits for a connection."""
+    """Called from time to time while it waits for a connection."""
     claimed: float = 0.0
     """When the job was claimed, on the monotonic clock."""
     leased_until: float = math.inf
-    """Until when, on the lease clock, nobody else can have the job. A handler's process does not know."""
+    """Until when, on the lease clock, nobody else can own the job. Unknown in a handler's child process."""
     # Set when the handler starts: on the wall clock for the record, on the monotonic one for timeouts.
     started_at: int = 0
     started: float = 0.0
@@ -101,18 +101,18 @@ class Attempt(Struct, eq=False):
 
     @property
     def name(self) -> tuple[int, int]:
-        """What the store calls it: the job's seq, and the version that its claim gave the job."""
+        """The attempt's key in the store: the job's seq, and the version that its claim gave the job."""
         return self.claim.seq, self.claim.version
 
     @property
     def result_limit(self) -> int:
-        """How many bytes its result may have: as the worker said, or else as the settings say."""
+        """The maximum size of its result in bytes: from the worker, otherwise from the settings."""
         if self.max_result_bytes is not None:
             return self.max_result_bytes
         return int(self.host.settings().get("max_result_bytes", self.claim.type))
 
     def is_leased(self) -> bool:
-        """Whether the job is ours for sure: its lease was renewed in time, by our own clock."""
+        """Whether the job is certainly ours: by our own clock, its lease was renewed in time."""
         return lease_clock() < self.leased_until
 
     def context(self) -> Context:
@@ -120,21 +120,21 @@ class Attempt(Struct, eq=False):
 
 
 class SharedOutput(Struct, frozen=True):
-    """The end of what a job has printed, kept in a database that several machines share.
+    """The end of a job's output, kept in a database that several machines share.
 
-    A database in trouble costs the copy of the output, never the job.
+    Trouble with the database costs the copy of the output, never the job.
     """
 
     _store: Store
     _claim: Claim
 
     def keep(self, length: int, tail: bytes) -> None:
-        """Keep the tail of an output that is `length` bytes long in all."""
+        """Store the last bytes of an output that is `length` bytes long in total."""
         with suppress(StoreError):
             self._store.write_log_tail(self._claim, LogTail(gethostname(), length, tail))
 
     def kept(self) -> LogTail | None:
-        """What was kept last, also by an earlier attempt, on whichever machine."""
+        """What was stored last, even by an earlier attempt on another machine."""
         with suppress(StoreError):
             return self._store.read_log_tail(self._claim.id)
         return None

@@ -18,7 +18,7 @@ class HoldfastError(Exception):
         self.hint = hint
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """With what they were made of, and not made again: most take other arguments than a message."""
+        """Restore the attributes without calling __init__: most subclasses don't take a message."""
         return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
@@ -163,13 +163,13 @@ _OF_FINISHED = {
     "failed": "it can be retried or deleted",
     "cancelled": "it can be retried or deleted",
 }
-"""What can be done to a finished job, by its state."""
+"""What can still be done with a finished job, by its state."""
 
 _OF_UNFINISHED = {
-    "retried": "only failed and cancelled jobs and those waiting for a retry can be",
+    "retried": "only failed jobs, cancelled jobs and jobs waiting for a retry can be",
     "deleted": "cancel it first",
 }
-"""What must come before an action on an unfinished job, by the action."""
+"""What has to happen before an action on an unfinished job, by action."""
 
 
 class WrongState(HoldfastError):

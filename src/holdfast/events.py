@@ -1,7 +1,7 @@
-"""What happens, as values: every transition of a job, every coming and going of a worker or handler.
+"""Events as values: every transition of a job, every start and stop of a worker or handler.
 
-Domain code announces these and never words a log line; observe/log.py does that. An event goes to the
-standard logger `holdfast` as the message itself, and to whoever subscribed to the queue's `events`.
+Domain code announces these and never words a log line; observe/log.py does that. An event is passed to the
+standard logger `holdfast` as the message itself, and to the subscribers of the queue's `events`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Event(Struct, frozen=True, kw_only=True):
     """
 
     name: ClassVar[str]
-    """As the class is called, unless it says otherwise: job.cancel_requested for JobCancelRequested."""
+    """Derived from the class name unless set explicitly: job.cancel_requested for JobCancelRequested."""
     level: ClassVar[int] = INFO
 
     def __init_subclass__(cls) -> None:
@@ -339,7 +339,7 @@ Subscriber = Callable[[Event], None]
 
 
 class Events:
-    """Where a queue's events are announced. `wanted` lets a hot loop skip making what nobody hears."""
+    """Where a queue's events are announced. `wanted` lets a hot loop skip events that nobody receives."""
 
     def __init__(self) -> None:
         self._subscribers: tuple[Subscriber, ...] = ()

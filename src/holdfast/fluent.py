@@ -105,7 +105,7 @@ class TaskQueue:
 
     @property
     def queue(self) -> Queue:
-        """The queue behind it all."""
+        """The Queue behind `tq`."""
         with self._lock:
             if self._queue is None:
                 self.init()
@@ -122,7 +122,7 @@ class TaskQueue:
                 atexit.register(self.stop)
 
     def handler_added(self) -> None:
-        """Start the background worker in a moment: the chain may go on to say with which limits."""
+        """Start the background worker shortly: the rest of the chain may still set its limits."""
         with self._lock:
             if self._enable_worker and self._starting is None and self._worker is None:
                 self._starting = threading.Timer(_START_PAUSE, self.start)

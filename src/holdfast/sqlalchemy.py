@@ -29,7 +29,7 @@ from holdfast.text import shown
 E = TypeVar("E", bound=Engine | AsyncEngine)
 
 BUSY_SECONDS = 30.0
-"""Seconds for which a transaction waits for its turn to write."""
+"""Seconds that a transaction waits for the write lock."""
 _LONGEST = 2**31 - 1
 """Milliseconds: SQLite takes a larger number for none at all."""
 

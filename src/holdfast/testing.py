@@ -83,7 +83,7 @@ def isolated(queue: Queue, place: str | PathLike[str]) -> Iterator[MovableClock]
 
 
 def _address(place: str) -> str:
-    """Where that is, wherever the process goes meanwhile."""
+    """The address as an absolute path, so that a later chdir doesn't change it."""
     return anchored(place) if "://" in place else sqlite_url(os.path.abspath(f"{place}/holdfast.db"))
 
 

@@ -1,17 +1,17 @@
-"""Foreign text and values as they may stand in a message: printable, short, on one line."""
+"""Making untrusted text and values safe for a message: printable, short, on one line."""
 
 from __future__ import annotations
 
 
 def one_line(text: str) -> str:
-    """The text with what is not printable escaped, line ends included."""
+    """The text with unprintable characters escaped, including line breaks."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def shown(value: object) -> str:
-    """A foreign value as it may stand in a message: short, whatever it is."""
+    """An untrusted value as it appears in a message: short, whatever it is."""
     try:
         text = repr(value)
     except Exception:  # such as an integer of thousands of digits

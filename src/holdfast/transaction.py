@@ -42,8 +42,10 @@ class TransactionThreads:
 
 
 class Transaction:
-    """What ctx.transaction() returns. In async handlers, waiting for the lock and the disk is done in a
-    thread, so that the event loop goes on."""
+    """What ctx.transaction() returns.
+
+    In async handlers, it waits for the lock and the disk in a thread, so that the event loop isn't blocked.
+    """
 
     def __init__(self, context: Context, attempt: Attempt) -> None:
         self._context = context
@@ -104,7 +106,7 @@ class Transaction:
         self._transaction.begin(self._check_wait)
 
     def _prepare_patiently(self) -> AttemptTransaction:
-        """What the block needs to know, from a store that a handler's own process may have to open first."""
+        """What the block needs from the store, which a handler's own process may have to open first."""
         while True:
             try:
                 return self._prepare()
@@ -121,7 +123,7 @@ class Transaction:
         return host.store.begin_attempt_transaction(attempt.claim, seconds)
 
     def _check_wait(self) -> None:
-        """As long as it can't begin: ends the wait of an attempt that is to stop."""
+        """Called while it can't begin: ends the wait of an attempt that should stop."""
         if self._attempt.stop_reason is not None or self._is_abandoned:
             raise Interrupted(self._attempt.stop_reason)
         if self._attempt.on_wait is not None:

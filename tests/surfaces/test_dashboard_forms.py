@@ -390,7 +390,7 @@ def ask(web: Reader, action: str, **fields: Any) -> Page:
 
 
 SENTENCES = {
-    "retry": "Retried jobs start again from their first attempt.",
+    "retry": "Retried jobs start over with all their attempts.",
     "cancel": "Waiting jobs are cancelled at once; running jobs are asked to stop.",
     "delete": "This also deletes the history, and can't be undone.",
 }

@@ -15,7 +15,7 @@ import pytest
 
 from holdfast import Context, Job, Queue
 from holdfast.core.clock import SECOND
-from holdfast.core.filter import COUNTED, MOST_SEARCHED
+from holdfast.core.filter import COUNTED, MOST_SEARCHED, Sort
 from holdfast.core.lifecycle import Errored, Stopped
 from holdfast.errors import HoldfastError
 from holdfast.jobs.output_log import log_folder, log_path

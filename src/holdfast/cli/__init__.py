@@ -1,4 +1,4 @@
-"""queuectl, the control command. Each command is imported when it is called."""
+"""The command queuectl. Each subcommand is imported when it is called."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _interrupted = False
 
 
 def was_interrupted() -> bool:
-    """Whether there was a Ctrl-C. In the middle of an import Python may turn it into another error."""
+    """Whether Ctrl-C was pressed. In the middle of an import, Python may turn it into another error."""
     return _interrupted
 
 
@@ -36,7 +36,7 @@ def main() -> NoReturn:
 
 
 def _on_interrupt(*_: object) -> None:
-    """The first Ctrl-C lets what is under way clean up; the second does not wait for that."""
+    """The first Ctrl-C lets the running command clean up; the second one exits at once."""
     global _interrupted
     if _interrupted:
         os._exit(INTERRUPTED)
@@ -52,7 +52,7 @@ def _on_unraisable(error: Any) -> None:
 
 
 def open_closed_streams() -> None:
-    """Stand in for standard streams that our caller has closed; no other file may get their numbers."""
+    """Replace standard streams that our caller has closed, so that no other file gets their numbers."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None:
             descriptor = os.open(os.devnull, os.O_RDWR)

@@ -1,4 +1,4 @@
-"""queuectl retry, cancel, delete, cleanup and dlq: what can be done to jobs, one by one and to many."""
+"""queuectl retry, cancel, delete, cleanup and dlq: actions on one job or many."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _older_than = argument(
 def retry(call: Call) -> int:
     """Retry failed or cancelled jobs, and jobs waiting for their next attempt.
 
-    Attempts start from zero again, and the history is kept. A field of --payload that contains [redacted], as
-    printed by `show`, keeps its stored value.
+    The attempt count starts over at zero; the history is kept. A field of --payload that contains
+    [redacted], as printed by `show`, keeps its stored value.
     """
     arguments = call.arguments
     payload = None
@@ -70,9 +70,9 @@ def delete(call: Call) -> int:
 
 
 def _answer_each(call: Call, action: Callable[[str], dict[str, Any]], outcome: str) -> int:
-    """Do it for each id and print what came of it: one answer for one id, a list for several.
+    """Apply the action to each id and print the outcome: one result for one id, a list for several.
 
-    Each failure is a line.
+    Each failure is one line.
     """
     call.queue.open()  # what is wrong with the database is said once, not for each id
     ids, done, code = call.arguments.ids, [], DONE
@@ -102,7 +102,7 @@ def cleanup(call: Call) -> None:
 
 
 def _delete_older(call: Call, delete: Callable[[str], int]) -> None:
-    """Delete the jobs of an age, and say how many they were."""
+    """Delete jobs older than an age, and print how many were deleted."""
     install(call.queue)  # which removes the logs of deleted commands
     count = delete(call.arguments.older_than)
     call.answer({"deleted": count}, f"{words.plain_plural(count, 'job')} deleted")
@@ -125,7 +125,7 @@ def dlq_list(call: Call) -> None:
     ),
 )
 def dlq_retry(call: Call) -> int:
-    """Retry jobs from the dead-letter queue, starting with the first attempt.
+    """Retry jobs from the dead-letter queue, starting over with all their attempts.
 
     Give the ids, or --all. The filters narrow --all; without any, every failed job is retried.
     """
@@ -142,14 +142,14 @@ def dlq_retry(call: Call) -> int:
     failed = 0 if filter.wanted is None else call.queue.count(everything, cap=MOST_SEARCHED + 1)
     count, left = call.queue.retry_all(filter)
     if failed > MOST_SEARCHED:
-        say(f"only the newest {MOST_SEARCHED} failed jobs were searched; --until and --type reach the others")
+        say(f"only the newest {MOST_SEARCHED} failed jobs were searched; use --until and --type for the rest")
     call.answer(
         {"retried": count, "left": left},
         f"{words.plain_plural(count, 'job')} {'is' if count == 1 else 'are'} pending again",
     )
     if left:
         skipped = words.plain_plural(left, "job")
-        say(f"{skipped} skipped because another job holds the key; queuectl retry ID names it")
+        say(f"{skipped} skipped because another job holds the key; to see which, run queuectl retry ID")
     return FAILED if left else DONE
 
 

@@ -13,7 +13,7 @@ from holdfast.text import one_line
 
 
 def make_queue(app: str | None, database: str | None, *, create: bool = True) -> Queue:
-    """The application's queue, or one of our own; --database beats what the application says."""
+    """The application's queue, or one of our own; --database overrides the application's database."""
     if app is None:
         return Queue(database, create=create)
     url = None if database is None else Queue(database).url  # before the application can change the folder
@@ -26,7 +26,7 @@ def make_queue(app: str | None, database: str | None, *, create: bool = True) ->
 
 
 def load_app(name: str) -> Queue:
-    """The queue that an application made, with its handlers. The current folder is looked in first."""
+    """The queue that an application created, with its handlers. The current folder is searched first."""
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute:
         raise ConfigError(f"--app {name!r} must have the form pkg.module:queue")
@@ -50,7 +50,7 @@ def load_app(name: str) -> Queue:
 
 
 def _describe(error: Exception) -> str:
-    """The error and where it was raised, in one line."""
+    """The error and where it was raised, on one line."""
     import traceback  # slow, and `enqueue` needs none of it
 
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]

@@ -1,4 +1,4 @@
-"""What a command of queuectl is made of: its arguments, its help, and the call that runs it."""
+"""The parts of a queuectl command: its arguments, its help, and the call that runs it."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ WRONG_USAGE = 2
 
 
 GIVEN_DATABASE = "QUEUECTL_GIVEN_DATABASE"
-"""In the environment of the processes that queuectl starts: the --database it was given."""
+"""Passes --database to the processes that queuectl starts."""
 
 
 def given_database() -> str | None:
-    """The --database that was given to whoever started this process. Asked once."""
+    """The --database that was passed to whoever started this process. Can be read once."""
     return os.environ.pop(GIVEN_DATABASE, None)
 
 
 class UsageError(Exception):
-    """The command line is wrong. The message says how."""
+    """The command line is wrong; the message says how."""
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, but for its errors: one line, raised."""
+    """argparse, except that errors are raised, as one line."""
 
     def _print_message(self, message: str, file: Any = None) -> None:
         (file or sys.stdout).write(message)  # argparse would swallow a full disk
@@ -105,7 +105,7 @@ class Call:
             raise UsageError(f"--{name} must be between {low} and {high}, not {value}")
 
     def answer(self, value: Any, *lines: str) -> None:
-        """Print what came of it: the value where JSON is asked for, else the lines."""
+        """Print the outcome: the value if JSON was requested, otherwise the lines."""
         from holdfast.cli.output import print_json, print_line
 
         if self.wants_json:
@@ -164,7 +164,7 @@ class Command:
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """Fills paragraphs, and leaves the examples as they are."""
+    """Wraps paragraphs, and leaves the examples as they are."""
 
     def __init__(self, prog: str) -> None:
         # argparse would ask shutil for the width: slow to import, and asked in every run.
@@ -183,7 +183,7 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
 
 def say(message: str) -> None:
-    """A line for people, beside the data."""
+    """Print a line for people, separate from the data."""
     from holdfast.text import one_line
 
     try:

@@ -1,4 +1,4 @@
-"""queuectl completion: scripts for the shells, which ask queuectl itself what could come next."""
+"""queuectl completion: shell scripts that ask queuectl itself for completions."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def completion(call: Call) -> None:
 
 
 def complete(words: list[str]) -> None:
-    """Print what the last word could become, a line each. Never fails: no completion is an answer, too."""
+    """Print the completions of the last word, one per line. Never fails: prints nothing instead."""
     *before, last = words or [""]
     try:
         found = sorted({word for word in _candidates(before, last) if word.startswith(last)})
@@ -123,7 +123,7 @@ def _values(action: argparse.Action, database: str | None) -> Iterable[str]:
 
 
 def _known(what: str, database: str | None) -> Iterable[str]:
-    """The types, workers or newest jobs of the queue, if there is one: looking must not make it."""
+    """The types, workers or newest jobs of the queue, if there is one; completing must not create it."""
     from holdfast.queue import Queue
 
     with Queue(database, create=False) as queue:

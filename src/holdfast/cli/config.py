@@ -1,4 +1,4 @@
-"""queuectl config, pause, resume and rate-limit: what holds on all workers."""
+"""queuectl config, pause, resume and rate-limit: what applies to all workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""queuectl migrate, backup and move: the database that a queue is in."""
+"""queuectl migrate, backup and move: the database that contains the queue."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _move(moving: Move, sweep: Callable[[], None], timeout: float) -> list[Copie
 
 
 def _wait_until_idle(moving: Move, sweep: Callable[[], None], timeout: float, progress: Progress) -> None:
-    """Wait for running jobs, then close the queue to all."""
+    """Wait for running jobs, then close the queue to everyone."""
     deadline = time.monotonic() + timeout
     most = 0
     while True:

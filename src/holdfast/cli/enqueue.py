@@ -79,7 +79,7 @@ def enqueue(call: Call) -> None:
 
 
 def _given(arguments: Any) -> dict[str, Any]:
-    """What the flags say, or the JSON object in their place."""
+    """The job as described by the flags, or by the JSON object in their place."""
     flags = {name: getattr(arguments, name) for name in _KEYS if getattr(arguments, name, None) is not None}
     if arguments.job is None:
         if "payload" in flags:
@@ -150,7 +150,7 @@ def _what(said: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def parse_object(text: str, what: str) -> dict[str, Any]:
-    """A JSON object from text; anything else is wrong usage."""
+    """A JSON object from text; anything else is a usage error."""
     from holdfast.core.payload import decode_strictly
     from holdfast.errors import ConfigError
     from holdfast.text import shown

@@ -1,4 +1,4 @@
-"""queuectl enqueue --file: many jobs, one JSON object a line."""
+"""queuectl enqueue --file: many jobs, one JSON object per line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""queuectl list: jobs page by page, and the options that say which jobs a command is about."""
+"""queuectl list: jobs page by page, and the options that select jobs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FILTERS = {
     "since": "--since WHEN",
     "until": "--until WHEN",
 }
-"""The options that say which jobs, and how they are written."""
+"""The options that select jobs, and how they are written."""
 
 filter_arguments = tuple(argument(usage, MEANINGS[name]) for name, usage in FILTERS.items())
 
@@ -69,7 +69,7 @@ def print_jobs(call: Call, status: list[str] | None) -> None:
     for name, low in (("limit", 1), ("offset", 0)):
         if not low <= getattr(arguments, name) < 2**31:
             raise ConfigError(
-                f"--{name} must be a whole number from {low} up, not {getattr(arguments, name)}"
+                f"--{name} must be a whole number, {low} or more, not {getattr(arguments, name)}"
             )
     queue = call.queue
     page = queue.page(
@@ -125,7 +125,7 @@ def _print_rows(jobs: list[Job], now: datetime, shown: Shown) -> None:
 
 
 def _what(job: Job, now: datetime, shown: Shown) -> str:
-    """The one thing to know about a job in a list."""
+    """The most relevant detail of a job in a list."""
     if job.next_retry_at is not None:
         return f"retry in {words.age(now, job.next_retry_at)}: {words.first_line(job.error)}"
     if job.error:

@@ -1,4 +1,4 @@
-"""queuectl logs: the output of a shell job, also while it runs."""
+"""queuectl logs: the output of a shell job, even while it runs."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ class Output:
         sys.stdout.flush()
 
     def end(self) -> None:
-        """What was cut at the end is shown as far as it came."""
+        """Print a multi-byte character that was cut off at the end as far as it arrived."""
         self.write(b"", final=True)
 
 
 def _follow(queue: Queue, job: Job, out: Output) -> None:
-    """Print what is there and what comes, until the job is finished and all of it was printed."""
+    """Print the output so far and whatever follows, until the job has finished and all of it is printed."""
     follower = Follower(log_path(job.id))
     from_afar = TailFollower(job.id, queue)
     while True:

@@ -53,7 +53,7 @@ _HELP = ("-h", "--help")
 
 
 def run(words: list[str]) -> int:
-    """Run one command line; returns the exit code. Errors are one line on stderr."""
+    """Run one command line and return the exit code. Errors are one line on stderr."""
     if os.name == "nt":
         say("queuectl runs on Linux and macOS; on Windows, run it inside WSL")
         return FAILED
@@ -82,7 +82,7 @@ def run(words: list[str]) -> int:
 
 
 def _came_of_interrupt(error: BaseException | None) -> bool:
-    """Whether an error came up while a Ctrl-C was on its way out, as argparse's own clean-up does it."""
+    """Whether an error was raised while a Ctrl-C was being handled, as argparse's own clean-up does."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__context__
     return error is not None

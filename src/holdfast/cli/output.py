@@ -33,7 +33,7 @@ _REFRESH = 0.1
 
 
 def print_json(value: Any, *, compact: bool = False) -> None:
-    """One JSON document, in which nothing can act on a terminal."""
+    """One JSON document, without anything that could control a terminal."""
     plain = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
     text = json.dumps(value, ensure_ascii=plain, indent=None if compact else 2)
     if not text.replace("\n", "").isprintable():
@@ -42,12 +42,12 @@ def print_json(value: Any, *, compact: bool = False) -> None:
 
 
 def print_line(*parts: object) -> None:
-    """One line of plain text, its parts separated by tabs; nothing in it can act on a terminal."""
+    """One line of plain text with tab-separated parts, without anything that could control a terminal."""
     sys.stdout.write("\t".join(one_line(str(part)) for part in parts) + "\n")
 
 
 def print_styled(text: str, style: str = "") -> None:
-    """One line of text: in a style on a terminal, plainly elsewhere."""
+    """One line of text: styled on a terminal, plain elsewhere."""
     if on_terminal():
         console().print(one_line(text), style=style or None, soft_wrap=True)
     else:
@@ -69,7 +69,7 @@ def console() -> Console:
 
 
 class Progress(Protocol):
-    """Is told how far something is, of how much if that is known."""
+    """Called with how much is done, and the total if it is known."""
 
     def __call__(self, done: int, total: int | None = None, /) -> None: ...
 

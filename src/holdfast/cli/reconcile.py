@@ -1,4 +1,4 @@
-"""queuectl reconcile: whether the world is still as the completed jobs left it."""
+"""queuectl reconcile: check that the effects of completed jobs still exist."""
 
 from __future__ import annotations
 

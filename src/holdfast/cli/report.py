@@ -1,4 +1,4 @@
-"""queuectl report: the standing questions about the queue, answered."""
+"""queuectl report: backlog, failures and durations."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _numbers(*names: str) -> list[Column]:
 
 
 def _duration_row(type: str, found: Answers) -> tuple[object, ...]:
-    """Counted from the jobs, and timed from what was measured: a worker that died may not have told."""
+    """Counts come from the jobs, durations from workers: one that died may not have reported them."""
     measured = found.durations.get(type)
     if measured is None:
         return (type, found.finished[type], 0, "", "", "", "")

@@ -126,7 +126,7 @@ def _in_brackets(host: str) -> str:
 
 
 def _check(call: Call, tokens: dict[str, str], hosts: list[str]) -> None:
-    """Find wrong values before anything is started."""
+    """Reject invalid values before anything is started."""
     arguments = call.arguments
     _require_web_extra()
     call.require_between("workers", 0, supervise.MOST_WORKERS)
@@ -166,7 +166,7 @@ def _root_path(path: str) -> str:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """The socket, opened here: a server that has to be replaced loses no client that waits."""
+    """Open the socket in the supervisor, so that waiting clients survive when the server is replaced."""
     try:
         family, _, _, _, address = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -24,14 +24,14 @@ from holdfast.supervisor.process import EXIT_CRASHED, EXIT_CUT_SHORT, Notice
 from holdfast.supervisor.program import Tell, is_to_reconcile, run_program
 
 TOKEN, READ_TOKEN = "QUEUECTL_TOKEN", "QUEUECTL_READ_TOKEN"
-"""The environment that tokens come from, and go by to the server: an argument could be seen by everybody."""
+"""The variables that pass tokens to the server: anyone could read them in its arguments."""
 
 _LOOK = 1.0
-"""Seconds between two looks whether the database is still in its place."""
+"""Seconds between two checks that the database file is still in place."""
 
 
 class Options(Struct, frozen=True, kw_only=True):
-    """What the server's process is told; tokens come by the environment."""
+    """The server process's options; tokens are passed in the environment."""
 
     app: str | None
     allow_types: list[str]
@@ -78,13 +78,13 @@ def _prepare(options: Options, tell: Tell) -> Callable[[], int]:
             app.state.backend.reconciler.start(Asked(on_start=True))
 
     def leave(code: int) -> NoReturn:
-        """At once: threads that wait for the database are not waited for."""
+        """Exit at once, without waiting for threads that wait for the database."""
         tell(Notice(exit_code=code))
         logging.shutdown()
         os._exit(code)
 
     def watch_place() -> None:
-        """A server without requests does not use its database, and would greet the next one with an error."""
+        """Check the database now and then: an idle server would otherwise fail its next request."""
         while True:
             time.sleep(_LOOK)
             try:

@@ -1,4 +1,4 @@
-"""queuectl show and why: everything about one job, and what keeps it from running."""
+"""queuectl show and why: everything about one job, and why it isn't running."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from holdfast.observe.timeline import timeline
 reveal_argument = argument("--reveal", "show secrets instead of [redacted]")
 
 Shown = Callable[[Any], Any]
-"""Gives a payload, a result or the details of a failure as it is to be printed."""
+"""Formats a payload, a result or the details of a failure for printing."""
 
 
 def shown_by(call: Call) -> Shown:
@@ -39,7 +39,7 @@ def show(call: Call) -> None:
 
 
 def print_job(job: Job, now: datetime, shown: Shown, children: list[str] | None = None) -> None:
-    """A job as a person reads it."""
+    """A job, formatted for people."""
     _print_field("id", job.id)
     _print_field("type", job.type)
     asked = ", asked to stop" if job.cancel_requested and not job.is_finished else ""
@@ -103,7 +103,7 @@ def _optional_fields(job: Job, now: datetime, children: list[str]) -> list[tuple
 
 
 def _when(moment: datetime | None, now: datetime) -> str:
-    """An instant, and how far away it is while it has not come."""
+    """A time, and how far away it is if it is in the future."""
     ahead = f" (in {words.age(now, moment)})" if moment is not None and moment > now else ""
     return words.instant(moment) + ahead
 

@@ -1,4 +1,4 @@
-"""queuectl status: the queue at a glance, once or as a live screen."""
+"""queuectl status: the queue at a glance, once or as a live view."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _plain(view: Overview) -> list[tuple[object, ...]]:
 
 
 def _notices(view: Overview) -> list[str]:
-    """What a person should know, one sentence each."""
+    """What needs attention, one sentence each."""
     notices = []
     for type in view.paused:
         notices.append(f"type {type} is paused" if type else "the whole queue is paused")
@@ -119,7 +119,7 @@ def _screen(queue: Queue, view: Overview, width: int, height: int | None = None)
 
 
 def _type_table(view: Overview, width: int, room: int | None) -> Any:
-    """Counts and rates by type; where there is no room for all, the busiest, and the rest as one line."""
+    """Counts and rates by type; if there isn't room for all, the busiest, and one line for the rest."""
     columns = [Column("TYPE"), *(Column(state.value.upper(), right=True, whole=True) for state in Status)]
     columns += [Column("DONE/S", right=True, whole=True), Column("FAILED/S", right=True, spare=True)]
     by_type = view.counts["by_type"]

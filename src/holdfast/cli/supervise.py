@@ -1,4 +1,4 @@
-"""What `worker start` and `serve` share: processes under a supervisor, and the signals that stop it."""
+"""What `worker start` and `serve` share: supervised processes, and the signals that stop them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def refuse_stop_file() -> None:
 
 
 def process_command(module: str, options: msgspec.Struct) -> list[str]:
-    """What starts a process that runs one of our modules with these options."""
+    """The command that runs one of our modules with these options."""
     return [*PYTHON, f"holdfast.cli.{module}", msgspec.json.encode(options).decode()]
 
 
@@ -52,6 +52,6 @@ def clean_environment(database: str | None) -> dict[str, str]:
 
 
 def run(supervisor: Supervisor) -> int:
-    """Run until all has ended, or signals have stopped it; returns the exit code."""
+    """Run until every process has ended or signals have stopped them; return the exit code."""
     with signals_to(supervisor):
         return DONE if supervisor.run() else FAILED

@@ -109,7 +109,7 @@ def _detach(call: Call) -> None:
 
 
 def _options(call: Call) -> Options:
-    """What each worker process is told; wrong values are found here, before any is started."""
+    """The options of each worker process; invalid values are rejected here, before any is started."""
     arguments = call.arguments
     call.require_between("count", 1, supervise.MOST_WORKERS)
     if arguments.concurrency is not None:
@@ -167,7 +167,7 @@ def stop(call: Call) -> int:
 
 
 def _is_dead(worker: WorkerRecord) -> bool:
-    """Whether a worker of this machine is certainly gone, though its last heartbeat is not old yet."""
+    """Whether a worker on this machine is certainly gone, even though its last heartbeat is recent."""
     if worker.host != socket.gethostname() or worker.state == RESTARTING:
         return False
     try:
@@ -178,7 +178,7 @@ def _is_dead(worker: WorkerRecord) -> bool:
 
 
 def _chosen(call: Call) -> tuple[list[WorkerRecord], int]:
-    """The workers to stop, and the exit code so far: ids that name none are failures."""
+    """The workers to stop, and the exit code so far: unknown ids count as failures."""
     arguments = call.arguments
     try:
         workers = call.queue.workers(restarting=True)

@@ -19,7 +19,7 @@ from holdfast.supervisor.program import Tell, is_to_reconcile, run_program
 
 
 class Options(Struct, frozen=True, kw_only=True):
-    """What every worker process of a supervisor is told."""
+    """The options that a supervisor passes to every worker process."""
 
     app: str | None
     types: list[str] | None = None
@@ -59,7 +59,7 @@ def _prepare(options: Options, tell: Tell) -> Callable[[], int]:
 
 
 def _reconcile(queue: Queue) -> None:
-    """Compare the completed jobs with the world, beside the work."""
+    """Reconcile in the background, while jobs are running."""
     from holdfast.reconcile import reconcile
 
     try:

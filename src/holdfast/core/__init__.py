@@ -1,1 +1,1 @@
-"""Pure decisions: what a job is, how it lives, when it is tried again. No SQL, no threads, no clock."""
+"""Pure decisions: what a job is, its life cycle, when it is retried. No SQL, no threads, no clock."""

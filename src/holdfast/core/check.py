@@ -1,7 +1,7 @@
-"""Arguments of callers: each is what it must be, or a ConfigError that names it and says what is allowed.
+"""Validating callers' arguments: a ConfigError names an invalid one, and says what is allowed.
 
-A number or text of a class of its own, such as an enum's, comes out plain: how its class prints it or
-encodes it must not decide what is stored.
+A number or text of a subclass, such as an enum, is returned as the plain type: the way its class prints or
+encodes it must not affect what is stored.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def instant(name: str, value: object) -> int:
 
 
 def items(name: str, value: object, kind: str) -> Iterable[Any]:
-    """What can be iterated over; of one text that would be its letters."""
+    """An iterable that isn't a string, which would yield its characters."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise ConfigError(f"must be a list of {kind}, not {shown(value)}", option=name)
     return value
@@ -73,7 +73,7 @@ def text(name: str, value: object) -> str:
 
 
 def printable_text(name: str, value: object) -> str:
-    """Text that every database takes: it has no NUL in it, and no half of a surrogate pair."""
+    """Text that every database accepts: no NUL, no lone surrogates."""
     if not isinstance(value, str) or not value.isprintable():
         raise ConfigError(f"must be printable text, not {shown(value)}", option=name)
     return str.__str__(value)

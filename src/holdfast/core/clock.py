@@ -1,4 +1,4 @@
-"""Instants as Holdfast keeps them: whole microseconds since 1970, UTC. And the clock that leases go by."""
+"""Times as Holdfast stores them: whole microseconds since 1970, UTC. And the clock for leases."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast.errors import ConfigError
 from holdfast.text import shown
 
 Clock = Callable[[], int]
-"""Returns the present instant in microseconds. Tests pass one that can be moved."""
+"""Returns the current time in microseconds. Tests pass a clock that they can move."""
 
 SECOND = 1_000_000
 MINUTE = 60 * SECOND
@@ -26,7 +26,7 @@ def system_clock() -> int:
 
 
 def _sleepless_clock() -> int:
-    """A monotonic clock that goes on while the machine is suspended; on Linux that is not the usual one."""
+    """A monotonic clock that keeps counting while the machine is suspended; on Linux, not the default one."""
     try:
         time.clock_gettime(time.CLOCK_BOOTTIME)
         return time.CLOCK_BOOTTIME
@@ -35,8 +35,11 @@ def _sleepless_clock() -> int:
 
 
 lease_clock: Callable[[], float] = partial(time.clock_gettime, _sleepless_clock())
-"""Seconds by which a worker reckons its own leases. They run out while its machine sleeps, and nobody can set
-it; processes of one machine read the same."""
+"""The clock for a worker's own leases, in seconds.
+
+Leases expire even while the machine is suspended, so this clock keeps counting; nobody can set it, and all
+processes on a machine read the same value.
+"""
 
 
 def to_datetime(instant: int) -> datetime:
@@ -54,7 +57,7 @@ def to_iso(instant: int) -> str:
 
 
 def parse_instant(name: str, text: object) -> datetime:
-    """An instant that a person or a program wrote; raises ConfigError, under its `name`, if it is none."""
+    """Parse a time that a user or a program wrote; raises ConfigError, naming `name`, if it is invalid."""
     try:
         moment = read_iso(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The grouping key of an error: what stays the same when the same thing goes wrong again. Pure."""
+"""The grouping key of an error: the part that stays the same when the same error happens again. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cache
 LONGEST = 200
 NO_MESSAGE = "(no message)"
 _EXAMINED = 4000
-"""Characters of an error that are looked at: a line may be as long as a payload."""
+"""How many characters of an error are examined: a line can be as long as a payload."""
 
 _SPACE = re.compile(r"[\s\x00-\x1f\x7f]+")
 
@@ -29,7 +29,7 @@ def _changing() -> re.Pattern[str]:
 
 
 def error_group(error: str) -> str:
-    """The first line that says something, with `#` for whatever differs from one time to the next."""
+    """The first non-empty line, with `#` in place of the parts that vary."""
     for line in error.lstrip()[:_EXAMINED].splitlines():
         plain = line.encode("utf-8", "replace").decode()  # half a surrogate pair can't be stored
         found = _SPACE.sub(" ", _changing().sub("#", plain)).strip()[:LONGEST].rstrip()

@@ -16,7 +16,7 @@ class Facts(Struct, frozen=True, kw_only=True):
 
     now: int
     worker: str | None = None
-    """Where it runs, for people: host and pid, if the worker is known."""
+    """Where the job is running, for people: host and pid, if the worker is known."""
     paused_all: bool = False
     paused_type: bool = False
     workers: int = 0
@@ -70,7 +70,7 @@ def _at(job: Job, facts: Facts) -> str:
 
 
 def _clock_time(moment: datetime, now: int) -> str:
-    """An instant as people read it: 18:49:37 UTC (in 59 min), with the date unless that is today's."""
+    """A time for people: 18:49:37 UTC (in 59 min), with the date unless it is today."""
     is_today = moment.date() == to_datetime(now).date()
     exact = f"{moment:%H:%M:%S}" if is_today else f"{moment:%Y-%m-%d %H:%M:%S}"
     seconds = (from_datetime(moment) - now) / SECOND
@@ -101,7 +101,7 @@ def _scheduled(job: Job, facts: Facts) -> Reason:
 
 
 def _standing(facts: Facts) -> list[Reason]:
-    """What would hold it back however long it waited."""
+    """Reasons that would hold the job back however long it waits."""
     reasons = []
     if facts.paused_all:
         reasons.append(Reason("paused", "the whole queue is paused"))

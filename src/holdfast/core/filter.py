@@ -34,10 +34,10 @@ Moment = datetime | timedelta | str
 """An instant, or a duration before now such as '1h'."""
 
 COUNTED = 10_000
-"""How far the jobs of a list, those that run and those ahead of one are counted for people."""
+"""Counts for people stop here: jobs of a list, running jobs, jobs ahead of one."""
 
 MOST_SEARCHED = 10_000
-"""Jobs that one search reads."""
+"""How many jobs one search reads."""
 
 _LONGEST = timedelta(seconds=LONGEST_DURATION)
 
@@ -95,7 +95,7 @@ class Filter(Struct, frozen=True, kw_only=True):
 
     @property
     def statuses(self) -> tuple[str, ...]:
-        """The states asked for, in our own words; none for all of them."""
+        """The requested states, in our own terms; empty for all of them."""
         return self.status  # type: ignore[return-value] # since __post_init__
 
     @property
@@ -109,7 +109,7 @@ class Filter(Struct, frozen=True, kw_only=True):
         return isinstance(self.since, timedelta) or isinstance(self.until, timedelta)
 
     def at(self, now: datetime) -> Filter:
-        """The same with its durations counted back from an instant."""
+        """The same filter, with its durations converted to times before `now`."""
         return replace(self, since=_before(now, self.since), until=_before(now, self.until))
 
 
@@ -128,7 +128,7 @@ MEANINGS = {
 
 
 def parse_filter(**words: Any) -> Filter:
-    """A filter from what somebody typed, by the names of its fields."""
+    """A filter from text that a user entered, by field name."""
     unknown = [name for name in words if name not in Filter.__struct_fields__]
     if unknown:
         allowed = ", ".join(Filter.__struct_fields__)
@@ -171,7 +171,7 @@ def read_moment(name: str, given: object) -> datetime | timedelta:
 
 
 def _read_moment(given: object) -> datetime | timedelta:
-    """What a text stands for. A number alone is neither: it might be meant as a Unix timestamp."""
+    """The time or duration that a text means. A bare number is neither: it might be a Unix timestamp."""
     if not isinstance(given, str) or given.strip().replace(".", "").isdecimal():
         raise ValueError
     try:

@@ -1,4 +1,4 @@
-"""Names for jobs and workers: UUIDv7, increasing within a process."""
+"""Ids of jobs and workers: UUIDv7, increasing within a process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job: its fields, its states, and what its names may look like."""
+"""A job: its fields, its states, and what its id and type may look like."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Job(Struct, frozen=True, kw_only=True, rename="camel"):
     attempts: int = 0
     max_attempts: int | None = None
     limit_is_open: bool = False
-    """Whether its handler, which is not known here, may still give it another `max_attempts`."""
+    """Whether its handler, which isn't known here, may still set a different `max_attempts`."""
     version: int = 0
     key: str | None = field(default=None, name="idempotencyKey")
     key_for: float | None = None
@@ -99,7 +99,7 @@ class Job(Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def origin(self) -> str:
-        """A name that no other job has, of this queue or another."""
+        """An id that no other job has, in this queue or any other."""
         return f"{self.id}@{from_datetime(self.created_at)}"
 
     @property
@@ -130,7 +130,7 @@ def could_be_id(value: object) -> bool:
 
 
 def require_possible_id(value: str) -> None:
-    """Raise JobNotFound for what can't be an id. Not every database could be asked for it."""
+    """Raise JobNotFound for text that can't be an id: not every database accepts it in a query."""
     if not could_be_id(value):
         raise JobNotFound(value)
 
@@ -147,7 +147,7 @@ def base_type(type: str) -> str:
 
 
 def parse_status(word: object) -> Status | str:
-    """A filter's word as a Status, or RETRYING. Other specifications' words are taken too."""
+    """A filter's word as a Status, or RETRYING. The terms of other queues are accepted too."""
     known = _OTHER_WORDS.get(word, word) if isinstance(word, str) else ""
     if known == RETRYING:
         return RETRYING

@@ -15,7 +15,7 @@ from holdfast.core.job import Status
 
 
 class Transition(Struct, frozen=True):
-    """One arrow of the drawing."""
+    """One arrow in the diagram."""
 
     source: Status
     verb: str
@@ -53,7 +53,7 @@ class Completed(Struct, frozen=True, tag=True):
 
 
 class Errored(Struct, frozen=True, tag=True):
-    """The attempt failed. `permanent` means that trying again would not help."""
+    """The attempt failed. `permanent` means that a retry would not help."""
 
     error: str
     traceback: str | None = None
@@ -69,7 +69,7 @@ class LeaseEnded(Struct, frozen=True, tag=True):
 
 
 class Released(Struct, frozen=True, tag=True):
-    """The worker gave the attempt back, unstarted or stopped at a safe point."""
+    """The worker released the attempt, either not started or stopped at a safe point."""
 
 
 class Stopped(Struct, frozen=True, tag=True):
@@ -82,7 +82,7 @@ Outcome = Completed | Errored | LeaseEnded | Released | Stopped
 
 
 class Decision(Struct, frozen=True):
-    """What an outcome makes of the job. Delays are durations: the database's clock makes them instants."""
+    """What an outcome does to the job. Delays are durations, which the database's clock turns into times."""
 
     verb: str
     status: Status
@@ -95,7 +95,7 @@ class Decision(Struct, frozen=True):
 
 
 class Policy(Struct, frozen=True):
-    """What decides over a failed attempt: the limit in force for the job and its type's back-off."""
+    """What decides about a failed attempt: the job's attempt limit and its type's back-off."""
 
     max_attempts: int
     backoff: Backoff

@@ -1,4 +1,4 @@
-"""Payloads and results: what JSON may be stored, and whether a payload fits its handler's annotations."""
+"""Payloads and results: which JSON can be stored, and whether a payload matches its handler's annotations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",",
 
 
 class _Problem(Exception):
-    """What is wrong with a value; `path` grows on the way out of the recursion."""
+    """What is wrong with a value; `path` grows as the recursion unwinds."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -79,7 +79,7 @@ def decode(text: str) -> Any:
 
 
 def decode_strictly(text: str) -> Any:
-    """A value that somebody wrote, if its JSON means one thing; raises ValueError, or RecursionError."""
+    """Parse JSON that a user wrote, if it is unambiguous; raises ValueError or RecursionError."""
     return json.loads(text, object_pairs_hook=_without_duplicates)
 
 
@@ -95,7 +95,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def same_json(a: str, b: str) -> bool:
-    """Whether two JSON texts mean the same, whatever the order of their keys."""
+    """Whether two JSON texts have the same meaning, whatever the order of their keys."""
     return a == b or json.dumps(json.loads(a), sort_keys=True) == json.dumps(json.loads(b), sort_keys=True)
 
 
@@ -183,7 +183,7 @@ def _other(value: Any, depth: int) -> Any:
 
 
 def _parts(value: Any) -> dict[str, Any] | None:
-    """The fields of a record, one level deep: the walk goes on inside, and names the place."""
+    """The fields of a record, one level deep: the caller recurses, and adds the path."""
     if isinstance(value, msgspec.Struct):
         names = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
         return {outside: getattr(value, inside) for outside, inside in names}
@@ -201,9 +201,9 @@ def _kind(value: object) -> str:
 
 
 class PayloadSpec(msgspec.Struct, frozen=True):
-    """What payload a handler takes, made from its annotations.
+    """The payload that a handler accepts, derived from its annotations.
 
-    `bind` gives the arguments: a dict of keyword arguments, or with `whole` the one converted payload.
+    `bind` returns the arguments: a dict of keyword arguments, or with `whole` the converted payload itself.
     """
 
     bind: Callable[[Any], Any]
@@ -302,7 +302,7 @@ def _check_supported(annotation: Any, name: str) -> None:
 
 
 def _find_custom(info: Any, seen: set[Any]) -> Any:
-    """The first class inside a type that JSON knows nothing of."""
+    """The first class inside a type that JSON can't represent."""
     if isinstance(info, msgspec.inspect.CustomType):
         return info.cls
     own = getattr(info, "cls", None)

@@ -1,4 +1,4 @@
-"""Secrets in payloads, results and details, told by their fields' names: what is shown, what is kept."""
+"""Secrets in payloads, results and details, recognised by field name: what is shown, what is kept."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _secret_words() -> re.Pattern[str]:
 
 @lru_cache(4096)
 def is_secret(name: str) -> bool:
-    """Whether a field of that name holds a secret; its end tells."""
+    """Whether a field with this name contains a secret, judged by the end of the name."""
     parts = [part for word in _BORDERS.split(name[-_LONGEST_NAME:]) if (part := word.rstrip("0123456789"))]
     if len(parts) == 1 and parts[0].lower() == "key":  # a longer name may be a primary key or a sort key
         return True
@@ -44,7 +44,7 @@ def is_secret(name: str) -> bool:
 
 
 def hides(fields: Mapping[str, Any], name: str) -> bool:
-    """Whether a field of an object is secret: by its own name or, in a pair, by the name beside the value.
+    """Whether a field of an object is secret: by its own name or, in a pair, by the name next to the value.
 
     A pair is `{"name": "Authorization", "value": …}`, as headers, variables and tags are often written.
     """
@@ -55,7 +55,7 @@ def hides(fields: Mapping[str, Any], name: str) -> bool:
 
 
 def _label(fields: Mapping[str, Any]) -> str | None:
-    """The field that names the value beside it; None if there are no such two."""
+    """The field that names the value next to it; None if this is no such pair."""
     if not any(name.lower() == "value" for name in fields):
         return None
     labels = (name for name in fields if name.lower() in _LABELS and isinstance(fields[name], str))

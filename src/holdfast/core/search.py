@@ -1,4 +1,4 @@
-"""What is typed into a search box: words, phrases and fields of the payload; and what it finds. Pure."""
+"""Parsing and matching searches: words, phrases and fields of the payload. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PART = re.compile(
 
 
 class Field(Struct, frozen=True):
-    """A field of the payload, by the steps that lead to it, and the text of the value it has to have."""
+    """A field of the payload, by the path that leads to it, and the text that its value must have."""
 
     path: tuple[str, ...]
     value: str
@@ -65,7 +65,7 @@ class Search(Struct, frozen=True):
 
 
 def parse_search(text: object) -> Search:
-    """A search from its text. Raises ConfigError for one that is too long, or asks for a secret."""
+    """Parse a search. Raises ConfigError if it is too long or searches a secret field."""
     text = check.text("search", text)
     if len(text) > LONGEST:
         raise ConfigError(f"a search may have at most {LONGEST} characters, not {len(text)}")

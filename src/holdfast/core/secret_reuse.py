@@ -1,7 +1,8 @@
-"""Whether stored secrets may be used again with an edited payload: only if they go where they went before.
+"""Whether stored secrets may be reused with an edited payload: only if they go where they went before.
 
-Whoever may retry a job with another payload may not read its secrets. But a handler sends them somewhere, and
-where to is in the payload as well: a URL, a host, a command. So none of these may change beneath a secret.
+Someone who may retry a job with a different payload may not be allowed to read its secrets. But the handler
+sends them somewhere, and the destination is in the payload too: a URL, a host, a command. So none of these
+may change while a secret is kept.
 """
 
 from __future__ import annotations

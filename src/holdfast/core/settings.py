@@ -1,4 +1,4 @@
-"""Which value of a setting holds for a type: the order of precedence, and nothing else."""
+"""Which value of a setting applies to a type: the order of precedence, and nothing else."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from holdfast.core.lifecycle import Policy
 class Resolved(Struct, frozen=True):
     """A value and the level it was found at.
 
-    `source` is the type, the base type of a lane, or "" for the whole queue: a cap is shared by all types
-    that take it from the same place.
+    `source` is the type, the base type of a lane, or "" for the whole queue: types that get a limit from the
+    same source share it.
     """
 
     value: Any
@@ -94,6 +94,6 @@ class Settings(Struct, eq=False):
         return min(float(self.get("transaction_seconds")), self.lease_seconds / 3)
 
     def policy(self, type: str, max_attempts: int | None) -> Policy:
-        """What decides over a failed attempt of a job whose own limit is `max_attempts`."""
+        """What decides about a failed attempt of a job whose own limit is `max_attempts`."""
         limit = self.get("max_attempts", type) if max_attempts is None else max_attempts
         return Policy(limit, self.backoff(type))

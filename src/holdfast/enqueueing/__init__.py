@@ -1,1 +1,1 @@
-"""Storing jobs: what is checked before, and who commits."""
+"""Storing jobs: how they are validated, and who commits."""

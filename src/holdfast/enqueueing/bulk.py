@@ -34,14 +34,14 @@ _LINES = range(2**63)
 
 
 class Entry(Struct, frozen=True, array_like=True):
-    """A checked job, and the line it came from."""
+    """A validated job, and the line it came from."""
 
     line: int
     job: NewJob
 
 
 class StoredIds:
-    """The ids of the jobs that are durable. They are in a file, not in memory, however many there are."""
+    """The ids of the stored jobs, in a file rather than in memory, however many there are."""
 
     def __init__(self) -> None:
         self._file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 -- closed with the last who asks

@@ -1,4 +1,4 @@
-"""Enqueueing: options checked, payloads validated, and the jobs stored."""
+"""Enqueueing: options and payloads are validated, and jobs are stored."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ _INTEGERS = range(-(2**31), 2**31)
 
 
 OPTIONS = ("id", "priority", "max_attempts", "timeout", "delay", "run_at", "key", "key_for")
-"""What a caller may say about one job, beside its type and payload."""
+"""The options of one job, besides its type and payload."""
 _KNOWN = frozenset(OPTIONS)
 _WHEN = frozenset({"run_at", "delay"})
-"""Two ways to say the same."""
+"""Options that are mutually exclusive."""
 
 
 def check_options(names: AbstractSet[str]) -> None:
@@ -53,7 +53,7 @@ def check_options(names: AbstractSet[str]) -> None:
 
 
 class Admission:
-    """Turns calls into NewJobs, refusing what is wrong before anything is stored."""
+    """Turns calls into NewJobs, and refuses invalid ones before anything is stored."""
 
     def __init__(
         self, registry: Registry, *, strict_types: bool, built_in: Callable[[str, object], Handler | None]
@@ -133,7 +133,7 @@ class Admission:
 
 
 def _with_defaults(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The options with what a handler says of those that the caller has left out."""
+    """The options, filled in with the handler's where the caller set none."""
     check_options(defaults.keys())
     said = {name for name, value in options.items() if value is not None}
     if said & _WHEN:
@@ -243,7 +243,7 @@ class Enqueuer:
         return jobs
 
     def _refuse_nested(self) -> None:
-        """Refuse what would wait for itself. First of all: to read a setting is to wait, too."""
+        """Refuse a call that would wait for itself. Must come first: even reading a setting may wait."""
         # Before joining a shared commit: others must not wait for the lock that our caller holds.
         if is_inside(self._store.url):
             raise NestedWrite
@@ -261,7 +261,7 @@ class Enqueuer:
         return [self._settle(job, verdict) for job, verdict in zip(new, verdicts, strict=True)]
 
     def _settle(self, new: NewJob, verdict: Verdict) -> Job:
-        """The job that a verdict speaks of, or its error."""
+        """The job that a verdict refers to, or its error."""
         if verdict.error is not None:
             raise verdict.error
         if verdict.inserted:

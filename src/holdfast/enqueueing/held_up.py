@@ -1,4 +1,4 @@
-"""Jobs whose key or id somebody's open transaction is about to take: they wait here, and hold up nobody."""
+"""Jobs whose key or id another open transaction is about to take: they wait here and block nobody else."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Ticket(ABC):
 
     @abstractmethod
     def wake(self) -> None:
-        """Let whoever waits look again."""
+        """Wake up everyone who waits, to check again."""
 
     @abstractmethod
     def lead(self) -> None:
@@ -60,10 +60,10 @@ class Ticket(ABC):
 
 
 class HeldUp:
-    """Tries such jobs again until that transaction has ended, or for PATIENCE.
+    """Retries such jobs until that transaction has ended, or for PATIENCE.
 
-    One thread tries them all, for as long as there are any: so however many callers wait, they take no more
-    than one connection.
+    One thread retries all of them while there are any, so however many callers wait, they use only one
+    connection.
     """
 
     def __init__(self, store: Store) -> None:

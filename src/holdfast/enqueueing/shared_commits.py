@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import asyncio
 
 LONGEST_WAIT = 30.0
-"""Seconds after which nobody waits any longer for somebody else's commit."""
+"""Seconds after which callers stop waiting for someone else's commit."""
 _PAUSE = 0.002
 
 
@@ -78,14 +78,14 @@ class _AsyncTicket(Ticket):
 class SharedCommits:
     """Lets concurrent enqueues share a commit.
 
-    The first caller commits in its own thread, at once. Those who arrive meanwhile are the next batch, which
-    one of them commits. So nobody waits for company, each returns only when its own job is durable, and
-    under load an fsync serves many. Each row has its own verdict: a duplicate fails only its caller, and one
-    that has to wait for somebody else's transaction does so apart.
+    The first caller commits at once, in its own thread. Calls that arrive in the meantime form the next
+    batch, which one of them commits. So nobody waits for a batch to fill, each call returns only when its own
+    job is durable, and under load one fsync serves many. Each row has its own verdict: a duplicate fails only
+    its own call, and a job that has to wait for another transaction waits separately.
 
-    Whoever leads may be interrupted anywhere, by Ctrl-C or in a signal handler that does not return. Then the
-    next in line leads, and takes over the batch: rows that got through are known by their tokens. What even
-    that does not help ends in an error after LONGEST_WAIT.
+    The leader may be interrupted anywhere, by Ctrl-C or by a signal handler that does not return. Then the
+    next in line leads, and takes over the batch: rows that were already committed are recognised by their
+    tokens. If even that doesn't help, calls raise an error after LONGEST_WAIT.
     """
 
     def __init__(self, store: Store) -> None:
@@ -160,7 +160,7 @@ class SharedCommits:
             self._inside.discard(me)
 
     def close(self) -> None:
-        """Return when the coroutines in line have their answers."""
+        """Return when all coroutines in line have their results."""
         self._is_closed = True
         deadline = time.monotonic() + LONGEST_WAIT
         while isinstance(self._leader, _AsyncTicket) and time.monotonic() < deadline:
@@ -176,7 +176,7 @@ class SharedCommits:
         return me
 
     def _join(self, ticket: Ticket) -> None:
-        """Get in line; who finds nobody at it leads."""
+        """Get in line; the first one in an empty line leads."""
         if self._held_up.has(ticket.job):
             self._held_up.add(ticket)
             return
@@ -187,7 +187,7 @@ class SharedCommits:
             ticket.behind = self._leader
 
     def _leave(self, ticket: Ticket) -> None:
-        """Get out of line, and leave to the next one what was ours to commit."""
+        """Leave the line, and pass on to the next one what we were to commit."""
         with self._lock:
             left = [t for t in ticket.batch if not t.is_settled and not self._held_up.has(t.job)]
             self._waiting = [other for other in (*left, *self._waiting) if other is not ticket]
@@ -197,7 +197,7 @@ class SharedCommits:
         self._hand_over(ticket)
 
     def _give_up(self, ticket: Ticket) -> StoreUnavailable:
-        """Wait no longer for whoever leads, nor let others wait."""
+        """Stop waiting for the current leader, for everyone in line."""
         with self._lock:
             was_waiting = ticket in self._waiting
             if was_waiting:
@@ -227,7 +227,7 @@ class SharedCommits:
         self._hand_over(leader)
 
     def _hand_over(self, leader: Ticket | None) -> None:
-        """Let the next one in line lead, unless somebody else does by now; call whoever does."""
+        """Let the next one in line lead, unless somebody else already does; call the leader."""
         while True:
             with self._lock:
                 if self._leader is leader:

@@ -1,1 +1,1 @@
-"""What runs jobs: handlers, their options, and which there are."""
+"""Handlers, their options, and the registry."""

@@ -1,4 +1,4 @@
-"""A handler: the function that runs a type, how it is called, and what its decorator said."""
+"""A handler: the function that runs a type, how it is called, and the options in its decorator."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ from holdfast.handlers.options import Executor
 EXECUTORS = typing.get_args(Executor)
 
 Prepare = Callable[[dict[str, Any]], tuple[dict[str, Any], dict[str, Any]]]
-"""What is done to a checked payload when it is enqueued: returns it as it is stored, and options of the job
-that hold where the caller says nothing."""
+"""Called with a validated payload when it is enqueued; returns the payload to store, and default options."""
 
 
 class GivenToHandlers:
-    """The base of Context, by which a parameter that takes one is known."""
+    """The base class of Context, used to recognise a parameter that takes one."""
 
     __slots__ = ()
 
@@ -96,7 +95,7 @@ class Handler:
         return self.function(**bound)
 
     def address(self) -> tuple[str, str]:
-        """Where a new process finds the function: its module and name."""
+        """Where a new process can import the function from: its module and name."""
         return self.function.__module__, self.function.__qualname__
 
 
@@ -174,7 +173,7 @@ def _after_payload(parameters: list[inspect.Parameter]) -> list[inspect.Paramete
 
 
 def _is_context(hint: Any) -> bool:
-    """Whether an annotation is our Context, which may be optional or Annotated, and nobody else's."""
+    """Whether an annotation is Holdfast's own Context, possibly optional or Annotated."""
     if typing.get_origin(hint) is typing.Annotated:
         return _is_context(typing.get_args(hint)[0])
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
@@ -253,7 +252,7 @@ def _hints(function: Callable[..., Any], *, strict: bool) -> dict[str, Any]:
 
 
 def _annotated(function: Any) -> Any:
-    """What bears the annotations: a function itself, that of a partial, or the __call__ of an object."""
+    """What has the annotations: a function, the one inside a partial, or an object's __call__."""
     function = inspect.unwrap(function)
     if isinstance(function, partial):
         return _annotated(function.func)

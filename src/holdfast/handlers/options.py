@@ -1,6 +1,6 @@
-"""What callers may say in keyword arguments, for type checkers: misspelt names and wrong values are errors.
+"""Keyword arguments for type checkers, which then report misspelt names and wrong values.
 
-The values themselves are checked where they are used, as not everybody has a type checker.
+The values are validated where they are used, because not everybody uses a type checker.
 """
 
 from __future__ import annotations

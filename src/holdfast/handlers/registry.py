@@ -1,4 +1,4 @@
-"""The handlers of a queue by type, and what the code says about each type."""
+"""A queue's handlers by type, and the options that the code sets for each type."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def parse_handler_options(options: Mapping[str, object]) -> dict[str, Value]:
-    """What the code says about a type, as settings, each checked."""
+    """The options that the code sets for a type, validated as settings."""
     from holdfast.handlers.options import (
         HandlerOptions,  # half a millisecond, for nothing where no handler is
     )
@@ -80,7 +80,7 @@ class Registry:
             return list(self._handlers.values())
 
     def declared(self, type: str) -> Mapping[str, Value]:
-        """What the code says about a type."""
+        """The options that the code sets for a type."""
         handler = self.find(type)
         said = {**self._options.get(base_type(type), {}), **self._options.get(type, {})}
         return {**handler.options, **said} if handler else said

@@ -1,4 +1,4 @@
-"""The built-in job types, each written as a user's own would be."""
+"""The built-in job types, each written like a user's own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from holdfast.queue import Queue
 
 SHELL = "shell"
-"""The type of commands."""
+"""The type of shell jobs."""
 
 CREATE_FILE = "create_file"
 DELETE_FILE = "delete_file"
@@ -21,25 +21,25 @@ SYNC_AWS = "sync_aws"
 CLAUDE_EXTRACTION = "claude_extraction"
 
 BUILT_IN = frozenset({SHELL, CREATE_FILE, DELETE_FILE, WEBHOOK, SYNC_AWS, CLAUDE_EXTRACTION})
-"""The types that are ours. Over HTTP they are enqueued only where somebody has said so."""
+"""The built-in types. Over HTTP, they are accepted only if the operator allows them."""
 
 FILE_TYPES = frozenset({CREATE_FILE, DELETE_FILE, CLAUDE_EXTRACTION})
-"""Those that change files, below the roots of their worker."""
+"""The types that change files, below the roots of their worker."""
 
 _LIBRARIES = {WEBHOOK: "httpx", SYNC_AWS: "boto3"}
-"""What a type needs to run beyond our own dependencies: the extras webhook and aws."""
+"""Libraries that a type needs beyond our own dependencies: the extras webhook and aws."""
 
 CLAUDE_SECONDS = 600
-"""How long an extraction may take, unless it or the settings say otherwise."""
+"""Default timeout of an extraction, unless the job or the settings say otherwise."""
 
 _SURELY_SHORT = 10_000
 
 
 def install(queue: Queue, *, shell_slots: int | None = 1) -> None:
-    """Let a queue's workers run the built-in types, but for those that the application has taken itself.
+    """Let a queue's workers run the built-in types, except those that the application handles itself.
 
-    `shell_slots` is how many commands a worker process runs at a time; None leaves it to its slots. Types
-    whose library is not there are left to workers that have it.
+    `shell_slots` is how many commands a worker process runs at a time; with None, only its slots limit them.
+    Types whose library is not installed are left to workers that have it.
     """
     from importlib.util import find_spec
 
@@ -56,10 +56,10 @@ def install(queue: Queue, *, shell_slots: int | None = 1) -> None:
 
 
 def checker(type: str, payload: object) -> Handler | None:
-    """What checks and prepares a payload of a built-in type where it is enqueued, whoever will run it.
+    """What validates and prepares a payload of a built-in type when it is enqueued, whoever will run it.
 
-    None for other types, and for a plain command, which needs no check: so it is enqueued without loading
-    what runs commands.
+    None for other types, and for a plain command, which needs no validation: enqueueing one doesn't load the
+    code that runs commands.
     """
     base = base_type(type)
     if base not in BUILT_IN or (base == SHELL and _is_plain_command(payload)):
@@ -83,7 +83,7 @@ def _is_plain_command(payload: object) -> bool:
 
 
 def _definition(type: str) -> dict[str, Any]:
-    """What `Queue.register` is told about a type. Only its own modules are loaded."""
+    """The arguments of `Queue.register` for a type. Loads only that type's modules."""
     from holdfast.handlers.handler import Reconcile
 
     if type == SHELL:

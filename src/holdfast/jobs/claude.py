@@ -1,11 +1,12 @@
-"""The type `claude_extraction`: a prompt to Claude Code, whose answer becomes a file.
+"""The type `claude_extraction`: sends a prompt to Claude Code and writes the answer to a file.
 
-The prompt is frozen where the job is enqueued: what is stored is what is run, and its hash says so. While
-such a job is unfinished, the same prompt for the same requirement is the same job.
+The prompt is fixed when the job is enqueued: what is stored is what runs, verified by its hash. While such a
+job is unfinished, enqueueing the same prompt for the same requirement returns that job.
 
-Claude Code runs like a shell job's command, in a process group that is ended as a whole. It is given no tools
-unless some are allowed, and an empty folder, since it would obey the settings of any other. It may run again
-after a crash, which costs money but does no harm: the file is written once, with the job's completion.
+Claude Code runs like a shell job's command, in a process group that is ended as a whole. It has no tools
+unless some are allowed, and runs in an empty folder, because it would apply the settings of any other. It may
+run again after a crash, which costs money but does no harm: the file is written once, with the job's
+completion.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from holdfast.jobs.files import explained, publish
 from holdfast.jobs.roots import open_folder, refuse_unless_file, whole_path
 
 MAX_OUTPUT = 16 * 1024 * 1024
-"""Bytes that are kept of what Claude Code prints. The answer comes last."""
+"""How many bytes of Claude Code's output are kept. The answer comes last."""
 
 _Text = Annotated[str, Meta(pattern=r"\S")]
 
@@ -74,7 +75,7 @@ def extract(payload: Extraction, ctx: Context) -> dict[str, Any]:
 
 
 def _refuse_target(path: str) -> None:
-    """Raise Fail for a path that will not be written, before the answer costs anything."""
+    """Raise Fail for a path that can't be written, before the answer costs anything."""
     with explained(path), suppress(OSError), open_folder(path) as (folder, name):
         refuse_unless_file(folder, name, path)
 
@@ -157,7 +158,7 @@ def _written(prompt: str) -> Iterator[str]:
 
 
 class _Output:
-    """The end of what is printed: memory stays flat, whatever comes."""
+    """The end of the output, in constant memory."""
 
     def __init__(self) -> None:
         self._data = bytearray()

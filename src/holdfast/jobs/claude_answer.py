@@ -1,4 +1,4 @@
-"""What Claude Code printed, and what that means: an answer to keep, or an error that passes or does not."""
+"""What Claude Code's output means: an answer to keep, a transient error or a permanent one."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from holdfast.jobs.errors import ExtractionFailed, how_it_ended
 from holdfast.text import one_line
 
 TAIL_CHARACTERS = 8 * 1024
-"""How much of the end of the output a failure carries."""
+"""How much of the end of the output is stored with a failure."""
 
 LIMIT_PAUSE, LONGEST_LIMIT_PAUSE = 60.0, 3600.0
-"""Seconds to wait at a rate limit that does not say how long: twice as long each time, up to an hour."""
+"""Seconds to wait at a rate limit without a stated time: doubled each time, up to an hour."""
 
 _LONGEST_TOLD_PAUSE = 8 * 86_400.0
 _LONGEST_MESSAGE = 2000  # of an error; what is longer is an answer
@@ -58,7 +58,7 @@ class Answer(Struct):
         return self.is_error or self.subtype != "success" or is_limit
 
     def message(self) -> str:
-        """What it says of its failure."""
+        """What it says about its failure."""
         return self.result or "; ".join(str(error) for error in self.errors or ())
 
 
@@ -142,7 +142,7 @@ _FENCED = re.compile(r"\A```[^\n`]*\n(.*?)\n?```\Z", re.DOTALL)
 
 
 def checked_bytes(text: str, path: str) -> bytes:
-    """The bytes to write. Raises ValueError, which says what is wrong with the answer."""
+    """The bytes to write. Raises ValueError with what is wrong with the answer."""
     if not text.strip():
         raise ValueError("the answer is empty")
     is_json = path.lower().endswith(".json")
@@ -183,7 +183,7 @@ _PERMANENT = re.compile(
 
 
 def failure_of(run: Run, attempt: int) -> Exception:
-    """The error that ends the attempt: for good, after a pause that a limit asks for, or as any other."""
+    """The error that ends the attempt: permanent, retried after a limit's delay, or retried as usual."""
     answer = run.answer
     # Where a failed run has its error, one that exits with 1 and does not call itself failed has an answer.
     message = answer.message() if answer and answer.is_failure() else ""
@@ -230,7 +230,7 @@ _MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct",
 
 
 def pause_for(said: str, attempt: int) -> float:
-    """Seconds until a limit ends, where it says so."""
+    """Seconds until a limit ends, if the message says so."""
     now = time.time()
     told = 0.0
     if match := _EPOCH.search(said):

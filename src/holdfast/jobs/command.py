@@ -1,4 +1,4 @@
-"""Running a command for an attempt: in a process group that is ended with it, and marked as its own."""
+"""Running a command for an attempt, in a marked process group that ends with it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast.jobs.errors import CommandNotStarted
 from holdfast.system.process_group import ProcessGroup, end_marked
 
 WORKER_MARK, RUN_MARK = "QUEUECTL_WORKER_ID", "QUEUECTL_RUN"
-"""The environment variables that tell which worker started a process, and for which job."""
+"""The environment variables that identify the worker and the job that started a process."""
 
 MARKS = (WORKER_MARK, RUN_MARK, "QUEUECTL_JOB_ID", "QUEUECTL_ATTEMPT")
 """All that a command finds in its environment. Workers that a command starts are not the command's."""
@@ -59,5 +59,5 @@ def run_in_group(
 
 
 def end_commands_of(worker_id: str) -> None:
-    """End the commands that a dead worker has left behind."""
+    """Kill the commands that a dead worker left behind."""
     end_marked(f"{WORKER_MARK}={worker_id}")

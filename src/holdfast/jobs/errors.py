@@ -1,4 +1,4 @@
-"""How the attempts of built-in types fail. What each is worth to the reader is in its message."""
+"""How attempts of the built-in types fail. The message contains what a reader needs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class CommandFailed(AttemptFailed):
 
 
 class ExtractionFailed(AttemptFailed):
-    """Claude Code gave no answer that can be kept; another attempt may."""
+    """Claude Code gave no usable answer; another attempt may."""
 
 
 def how_it_ended(exit_code: int) -> str:

@@ -1,11 +1,11 @@
-"""The types `create_file` and `delete_file`: files below the roots, changed whole and once.
+"""The types `create_file` and `delete_file`: files below the roots, changed atomically and once.
 
-The new content is written to a file of another name in the same folder and brought to disk. Then, inside the
-transaction that completes the job, it gets its name. So a reader sees the whole old or the whole new content,
-and an attempt that has lost its job can't publish: it does not get the transaction.
+The new content is written to a temporary file in the same folder and synced to disk. It is then renamed
+inside the transaction that completes the job. So a reader sees either the whole old content or the whole new
+content, and an attempt that has lost its job can't publish: it can't enter the transaction.
 
-Both types may run again after a crash. A file that has the wanted content already is success, and so is one
-that is gone already.
+Both types are safe to run again after a crash. A file that already has the right content is success, and so
+is a file that is already gone.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ _PERMANENT = {
     errno.ELOOP,
     errno.EINVAL,
 }
-"""What trying again does not change. A full disk and the like are tried again."""
+"""Errors that a retry would not fix. A full disk and the like are retried."""
 
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS}
-"""How file systems say that a file can't have two names."""
+"""The errors with which file systems refuse hard links."""
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _RWX = stat.S_IRWXU | stat.S_IRWXG | stat.S_IRWXO
@@ -125,7 +125,7 @@ def publish(ctx: Context, path: str, data: bytes, *, overwrite: bool) -> dict[st
 
 @contextmanager
 def explained(path: str) -> Iterator[None]:
-    """Ends the job where trying again would not help."""
+    """Fail the job permanently if a retry would not help."""
     try:
         yield
     except (InvalidPayload, FileRefused) as error:
@@ -137,7 +137,7 @@ def explained(path: str) -> Iterator[None]:
 
 
 def with_whole_path(payload: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The payload as it is stored: a relative path belongs to the process that enqueues it."""
+    """The payload as it is stored: a relative path is resolved in the process that enqueues it."""
     return {**payload, "path": whole_path(payload["path"])}, {}
 
 
@@ -153,7 +153,7 @@ def subject(job: Job) -> str:
 
 
 def file_subject(path: str) -> str:
-    """What a job is about that changes this file, for reconciliation: the same for every way to name it."""
+    """The reconciliation subject of a job that changes this file, the same for every way to name the file."""
     return f"file {real_path(path)}"
 
 
@@ -226,7 +226,7 @@ def _content(value: Any) -> bytes:
 
 @contextmanager
 def _temporary(job: Job, folder: int, data: bytes, before: os.stat_result | None) -> Iterator[str]:
-    """A file of another name in the folder with this content, on disk; gone afterwards."""
+    """A temporary file in the folder with this content, synced to disk; removed afterwards."""
     name = _marks(job, "new")[-1]
     file = os.open(name, _NEW, 0o666, dir_fd=folder)
     try:
@@ -258,7 +258,7 @@ def _give_name(folder: int, temporary: str, name: str, path: str, data: bytes, *
 
 
 def _rename_to_new(folder: int, temporary: str, name: str, path: str) -> None:
-    """Rename to a name that nothing has. A plain rename would replace what came meanwhile."""
+    """Rename to a name that isn't taken. A plain rename would replace a file that has just appeared."""
     try:
         os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
         os.unlink(temporary, dir_fd=folder)
@@ -294,6 +294,6 @@ def _remove_marks(job: Job, folder: int, kind: str) -> None:
 
 
 def _marks(job: Job, kind: str) -> list[str]:
-    """The names of what this and earlier attempts leave beside a file: no other job's, in no other queue."""
+    """The names of what this job's attempts leave next to a file; unique across jobs and queues."""
     origin = hashlib.sha256(job.origin.encode()).hexdigest()[:20]
     return [f".holdfast-{origin}-{kind}-{version}" for version in range(1, job.version + 1)]

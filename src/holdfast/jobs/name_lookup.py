@@ -24,7 +24,7 @@ MOST_THREADS = 256
 
 
 class NameLookup:
-    """Who asks for a name that is being looked up waits for the same answer."""
+    """Looks up names; concurrent requests for the same name share one lookup."""
 
     def __init__(self, most: int = MOST_THREADS) -> None:
         self._threads = Threads("holdfast-lookup", most)
@@ -33,7 +33,7 @@ class NameLookup:
         self._askers: Counter[Future[Answers]] = Counter()
 
     async def find(self, host: str, port: int) -> Answers:
-        """What `socket.getaddrinfo` says. The caller limits the time: to cancel is to stop waiting."""
+        """The result of `socket.getaddrinfo`. The caller sets the time limit: cancelling stops the wait."""
         import asyncio
 
         lookup = self._join((host, port))

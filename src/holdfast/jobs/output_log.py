@@ -24,10 +24,10 @@ from holdfast.queue import Queue
 from holdfast.store.records import LogTail
 
 TAIL_BYTES = 8 * 1024
-"""How much of the end of the output a result or a failure carries."""
+"""How much of the end of the output is stored in a result or a failure."""
 
 SHARED_BYTES = 64 * 1024
-"""How much of it is kept in a database that other machines share."""
+"""How much of the output is kept in a database that other machines share."""
 
 _TAIL_PAUSE = 1.0
 _MARK = re.compile(rb"\n\[\.\.\. (\d+) bytes left out \.\.\.\]\n")
@@ -53,7 +53,7 @@ def is_elsewhere(job_id: str, queue: Queue) -> bool:
 
 
 def require_output(job: Job) -> None:
-    """Raise NoOutput for a job of a type whose output is not kept."""
+    """Raise NoOutput for a job of a type whose output is not stored."""
     if base_type(job.type) != SHELL:
         raise NoOutput(f"job {job.id!r} is of type {job.type}; only the output of {SHELL} jobs is stored")
 
@@ -147,7 +147,7 @@ class TailFollower:
         self._seen = 0
 
     def read(self) -> bytes:
-        """What is new."""
+        """The output since the last call."""
         kept = self._queue.shared_output(self._job_id)
         if kept is None:
             return b""

@@ -1,8 +1,8 @@
-"""The folders that file jobs may touch, and how a path below them is reached without leaving them.
+"""The folders that file jobs may touch, and how a path below them is opened without leaving them.
 
-A path is never checked as text and then opened: between the two a folder can become a link. Its root is
-opened, and from there each step is opened relative to the one before, refusing links. The files of the queue
-itself are refused wherever they are, before they are opened.
+A path is never checked as text and then opened: in between, a folder could become a link. Its root is opened,
+and from there each component relative to the previous one, refusing links. The queue's own files are refused
+wherever they are, before they are opened.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class MissingFolder(FileNotFoundError):
-    """A folder on the way to a file is not there."""
+    """A folder on the path to a file is missing."""
 
 
 class FileRefused(Fail):
-    """What is there may not be touched."""
+    """The file may not be touched."""
 
 
 class NoFile(FileRefused):
-    """Something else than a file is there."""
+    """Something other than a file has this name."""
 
 
 class OwnFile(FileRefused):
@@ -139,7 +139,7 @@ def _refuse_home(folder: int, path: str) -> None:
 
 
 def real_path(path: str) -> str:
-    """One spelling for every way to name a file below the roots."""
+    """The canonical spelling of a path below the roots."""
     try:
         root, names = _below_root(path)
     except Fail:

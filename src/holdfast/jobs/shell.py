@@ -1,8 +1,8 @@
-"""The type `shell`: a command of the system's shell, with its output in a log file.
+"""The type `shell`: a command run by the system's shell, with its output in a log file.
 
-The command runs in a session and process group of its own. It is ended as a whole: by TERM, a grace and KILL
-at a timeout or a cancellation, and by the kernel when the worker dies, whose end of a pipe then closes.
-Processes that left the group are found by a mark in their environment.
+The command runs in its own session and process group, and is ended as a whole: with SIGTERM, a grace period
+and SIGKILL on a timeout or a cancellation, and by the kernel when the worker dies and its end of a pipe
+closes. Processes that left the group are found by a marker in their environment.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from holdfast.jobs.output_log import OutputLog, SharedTail, log_path
 from holdfast.text import one_line
 
 LONGEST_COMMAND = 128 * 1024 - 1
-"""Bytes that Linux takes as one argument of a program."""
+"""The maximum length of one argument on Linux, in bytes."""
 
 _Positive = Annotated[int, Meta(ge=1, le=2**62)]
 
@@ -87,7 +87,7 @@ def run_command(payload: Command, ctx: Context) -> dict[str, Any]:
 
 
 def remove_logs(event: Event) -> None:
-    """Remove the log files of jobs that are gone."""
+    """Remove the log files of deleted jobs."""
     gone: Sequence[str] = ()
     if isinstance(event, JobsPruned):
         gone = event.job_ids
@@ -104,7 +104,7 @@ def _last_line(text: str) -> str:
 
 
 def _ulimits(limits: Limits | None) -> list[str]:
-    """Shell lines that set the limits, each or none."""
+    """Shell lines that set the limits, all of them or none."""
     if limits is None:
         return []
     memory = None if limits.memory_bytes is None else max(1, limits.memory_bytes // 1024)

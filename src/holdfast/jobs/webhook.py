@@ -1,8 +1,8 @@
-"""The type `webhook`: one HTTP request to somebody's server, signed if there is a secret.
+"""The type `webhook`: one HTTP request, signed if there is a secret.
 
 It may be sent more than once: `Idempotency-Key` is the job's id, the same in every attempt, so that the
-receiver can tell. A name is looked up once, every address of it is checked, and the connection goes to a
-checked address itself: what the name means a moment later has no say.
+receiver can detect a repeat. A host name is resolved once, every address is checked, and the connection goes
+to a checked address, so later DNS changes have no effect.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from holdfast.text import shown
 DEFAULT_TIMEOUT = 30.0
 
 KEPT_HEADERS = ("content-type", "date", "etag", "location", "retry-after", "x-request-id")
-"""The headers of an answer that the result shows."""
+"""The response headers that are kept in the result."""
 
 OURS = frozenset(
     {
@@ -32,7 +32,7 @@ OURS = frozenset(
         *("proxy-authorization", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"),
     }
 )
-"""Headers that a payload can't set: they are ours, or the connection's."""
+"""Headers that a payload can't set, because we or the connection set them."""
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE = re.compile(r"(?:[!-~\u00a0-\u00ff](?:[\t -~\u00a0-\u00ff]*[!-~\u00a0-\u00ff])?)?")

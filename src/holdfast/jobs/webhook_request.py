@@ -1,4 +1,4 @@
-"""Sending the request of a webhook: to checked addresses, along redirects, within one time for it all."""
+"""Sending a webhook: to checked addresses, following redirects, within one overall timeout."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Answer(Struct, frozen=True):
 
 
 class Request(Struct, frozen=True):
-    """What is sent, whatever the target. `timeout` is for all of it, redirects included."""
+    """What is sent, whatever the target. `timeout` covers all of it, including redirects."""
 
     method: str
     headers: Mapping[str, str]
@@ -66,7 +66,7 @@ class Request(Struct, frozen=True):
     timeout: float
 
     def at_another_host(self) -> Request:
-        """The request without what might be a credential."""
+        """The request without anything that might be a credential."""
         kept = {name: text for name, text in self.headers.items() if name in HARMLESS or name in OURS}
         return Request(self.method, kept, {}, self.body, self.timeout)
 
@@ -151,7 +151,7 @@ async def _beginning(response: httpx.Response, deadline: float) -> bytes:
 
 
 def _redirect(method: str, target: Target, answer: Answer) -> Target | None:
-    """Where the answer leads; None if it is no redirect that may be followed."""
+    """The redirect target; None unless it is a redirect that may be followed."""
     location = answer.headers.get("location")
     may_follow = answer.status in (307, 308) or (
         answer.status in (301, 302, 303) and method in ("GET", "HEAD")
@@ -177,7 +177,7 @@ def _is_same_host(target: Target, following: Target) -> bool:
 
 
 def retry_after(text: str) -> float | None:
-    """Seconds until the next attempt, at most an hour; None where the answer does not tell."""
+    """Seconds until the next attempt, at most an hour; None if the response doesn't say."""
     if text.isascii() and text.isdigit():
         return LONGEST_RETRY_AFTER if len(text) > 9 else min(float(text), LONGEST_RETRY_AFTER)
     date = parsedate_tz(text)
@@ -188,5 +188,5 @@ def retry_after(text: str) -> float | None:
 
 @cache
 def _tls() -> ssl.SSLContext:
-    """How certificates are verified; made once, since it takes some 20 ms."""
+    """How certificates are verified; created once, because it takes about 20 ms."""
     return httpx.create_ssl_context()

@@ -1,4 +1,4 @@
-"""Signing webhooks, as Standard Webhooks says."""
+"""Signing webhooks according to Standard Webhooks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def signature(message_id: str, body: bytes | None) -> dict[str, str]:
 
 
 def _keys() -> list[bytes]:
-    """The keys to sign with: several while one is replaced by the next."""
+    """The signing keys: several during a rotation."""
     path = os.environ.get(SECRET_FILE)
     if not path:
         secret = os.environ.get(SECRET, "")

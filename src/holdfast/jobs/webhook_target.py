@@ -1,4 +1,4 @@
-"""Where a webhook may go: URLs that mean one thing only, and addresses that were checked."""
+"""Where a webhook may go: unambiguous URLs, and addresses that were checked."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def parse_url(url: str) -> Target:
 
 
 class Allowed(Struct, frozen=True):
-    """The targets that are not public and may be called all the same."""
+    """Targets that may be called although they are not public."""
 
     everything: bool = False
     hosts: frozenset[str] = frozenset()

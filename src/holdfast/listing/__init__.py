@@ -1,1 +1,1 @@
-"""Finding jobs: pages of a filter, the same done to many, and why one does not run."""
+"""Finding jobs: filtered pages, bulk actions, and why a job isn't running."""

@@ -1,4 +1,4 @@
-"""Doing the same to many jobs: in commits of some hundred, each job by its own guarded statement."""
+"""Bulk actions: a few hundred jobs per commit, each changed by its own guarded statement."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ Action = Literal["retry", "cancel", "delete"]
 
 
 class Refusal(Struct, frozen=True):
-    """A job that was left as it is, and why."""
+    """A job that was skipped, and why."""
 
     job_id: str
     error: HoldfastError
 
 
 class Acted(Struct, kw_only=True):
-    """What came of doing the same to many jobs. Of the refusals only the first are kept."""
+    """The outcome of a bulk action. Only the first refusals are kept."""
 
     done: int = 0
     refused: int = 0

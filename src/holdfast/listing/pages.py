@@ -22,14 +22,14 @@ from holdfast.store.protocol import Store
 from holdfast.store.records import JobFilter, Place, Placed
 
 SEARCH_SECONDS = 2.0
-"""How long one search reads."""
+"""How long one search may take."""
 
 AMOUNTS = range(2**31)
-"""How many jobs may be asked for, or passed over."""
+"""The maximum limit and offset."""
 
 _READ = 500
 _PAYLOADS = 10
-"""Payloads that are in memory at once: each may be large."""
+"""How many payloads are in memory at once: each may be large."""
 
 _PRIORITIES = range(-(2**31), 2**31)
 _PLACE = re.compile(r"(?:(-?[0-9]{1,18})\.)?([0-9]{1,18})")
@@ -196,7 +196,7 @@ def _parts(
 
 
 def _fitting(store: Store, rows: Sequence[Placed], wanted: Search) -> list[Placed]:
-    """Those of the rows that a search finds; payloads are read only if it asks for them."""
+    """The rows that match a search; payloads are read only if the search needs them."""
     found = [row for row in rows if wanted.finds(row.job.id, row.job.key, row.job.error)]
     if not wanted.fields or not found:
         return found

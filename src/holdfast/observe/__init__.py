@@ -1,1 +1,1 @@
-"""Words for people and machines about what happens: log lines now, metrics beside them."""
+"""What people and monitoring see: log lines, metrics, reports and checks."""

@@ -1,4 +1,4 @@
-"""The check-up: what is wrong with a queue or where it lives, and what to do about it."""
+"""Health checks: what is wrong with a queue or its environment, and how to fix it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MUCH_HISTORY = 1_000_000
 
 
 def examine(queue: Queue) -> list[Finding]:
-    """Everything that can be checked from here, in the order of what to mend first."""
+    """All findings, in the order in which to fix them."""
     view = overview(queue)
     return [*queue.examine(), *_home(), *_clock(queue, view), *_workers(view), *_jobs(queue, view)]
 

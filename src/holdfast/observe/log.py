@@ -1,4 +1,4 @@
-"""How events read as log lines: a sentence on a terminal, a JSON object a line elsewhere."""
+"""Events as log lines: a sentence on a terminal, otherwise one JSON object per line."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def configure(
 
 
 class LogHandler(logging.StreamHandler[TextIO]):
-    """Writes to a stream for as long as it is there: whoever read it may be gone, and work goes on."""
+    """Writes to a stream as long as it is open: if the reader has gone, work continues."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         if not isinstance(sys.exc_info()[1], OSError | ValueError):
@@ -47,7 +47,7 @@ class LogHandler(logging.StreamHandler[TextIO]):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, event, then the event's fields."""
+    """One JSON object per line: time, level, event, then the event's fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {"time": _time(record), "level": record.levelname.lower()}

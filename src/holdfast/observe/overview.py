@@ -1,4 +1,4 @@
-"""The queue at a glance, and the report on it, from few rows however long the queue is."""
+"""The queue at a glance, and the report, from few rows however long the queue is."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def overview(queue: Queue) -> Overview:
 
 
 def stuck(queue: Queue, running: Sequence[Running], now: datetime) -> list[Running]:
-    """Attempts that run longer than stuck_seconds, or whose lease has run out."""
+    """Attempts that have run longer than stuck_seconds, or whose lease has expired."""
     settings = queue.settings()
     return [
         job
@@ -80,7 +80,7 @@ def stuck(queue: Queue, running: Sequence[Running], now: datetime) -> list[Runni
 
 
 def without_worker(counts: dict[str, Any], workers: Sequence[WorkerRecord]) -> dict[str, int]:
-    """The types that have waiting jobs and no running worker, and how many wait."""
+    """The types that have waiting jobs but no running worker, with the number of waiting jobs."""
     served = {type for worker in workers for type in worker.types}
     waiting = {
         type: states[Status.PENDING] + states[Status.SCHEDULED] for type, states in counts["by_type"].items()
@@ -159,7 +159,7 @@ def report(queue: Queue, *, limit: int = 20) -> Answers:
 
 
 def _ended(counts: dict[str, int]) -> int:
-    """Those that an attempt has ended: a job may be cancelled without one."""
+    """The jobs that an attempt ended: a job may be cancelled without one."""
     return counts[Status.COMPLETED] + counts[Status.FAILED]
 
 

@@ -1,4 +1,4 @@
-"""How the queue has run in the last hour, and when it will be empty at that pace. Pure."""
+"""Throughput over the last hour, and how long the backlog will take at that rate. Pure."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from holdfast.observe.overview import percentile
 from holdfast.store.records import HOUR, Minute, empty_minute
 
 PACE_MINUTES = 5
-"""The minutes before this one that the pace is taken from, at most."""
+"""The rate is measured over at most this many minutes before the current one."""
 
 _SHORTEST = 10.0
-"""Seconds that a pace is taken over, at least."""
+"""The rate is measured over at least this many seconds."""
 
 
 class Tally(Struct):
-    """What ended in one minute; `retried` are attempts that failed and are tried again."""
+    """What finished in one minute; `retried` are attempts that failed and will be retried."""
 
     minute: int
     completed: int = 0
@@ -42,7 +42,7 @@ class Pulse(Struct, frozen=True, kw_only=True):
     waits: Percentiles
     runs: Percentiles
     pace: float
-    """Jobs that ended a second, lately."""
+    """Jobs per second that finished recently."""
 
     @property
     def completed(self) -> int:
@@ -57,7 +57,7 @@ class Pulse(Struct, frozen=True, kw_only=True):
         return sum(tally.retried for tally in self.minutes)
 
     def seconds_until_empty(self, waiting: int) -> float | None:
-        """How long so many jobs take at this pace; None if nothing ends."""
+        """How long this many jobs take at this rate; None if nothing finishes."""
         if not waiting:
             return 0.0
         return waiting / self.pace if self.pace else None
@@ -85,7 +85,7 @@ def pulse(statistics: Iterable[Minute], now_minute: int, second: float) -> Pulse
 
 
 def _pace(lately: Sequence[Tally], second: float) -> float:
-    """Jobs that ended a second, since the first of these minutes in which one did."""
+    """Jobs that finished per second, since the first of these minutes in which one did."""
     ended = list(dropwhile(lambda count: not count, (tally.completed + tally.failed for tally in lately)))
     return sum(ended) / max(_SHORTEST, 60 * (len(ended) - 1) + second)
 

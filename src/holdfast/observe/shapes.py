@@ -24,7 +24,7 @@ from holdfast.observe.overview import Answers, Durations, Overview
 from holdfast.store.records import ErrorGroup, ReusedKey, Running, Waiting, WorkerRecord
 
 WHOLE = ("payload", "result", "errors")
-"""What a task has beside an item of a list."""
+"""The fields that a task has in addition to those of a list item."""
 
 HIDDEN: dict[type[Struct], tuple[str, ...]] = {
     Job: ("limit_is_open",),

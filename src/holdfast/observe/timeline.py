@@ -1,4 +1,4 @@
-"""What has happened to a job, step by step, and how long it took. Pure: each surface words the instants."""
+"""What happened to a job, step by step, and how long it took. Pure: each surface formats the times."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ def seconds(value: float | None) -> str:
 
 
 def bound(value: float | None) -> str:
-    """The upper bound that a percentile lies below."""
+    """The upper bound of a percentile."""
     if value is None:
         return "longer"
     if value < 1:
@@ -23,7 +23,7 @@ def bound(value: float | None) -> str:
 
 
 def percent(fraction: float) -> int:
-    """How far something is, from 0 to 100."""
+    """Progress as a percentage from 0 to 100."""
     return round(100 * min(1.0, max(0.0, fraction)))
 
 
@@ -57,7 +57,7 @@ def moment(moment: datetime) -> str:
 
 
 def number(value: float) -> str:
-    """With separators: 1,234,567; of small fractions two digits."""
+    """A number with separators: 1,234,567; small fractions have two digits."""
     if isinstance(value, int) or float(value).is_integer():
         return f"{int(value):,}"
     if value < 0.1:
@@ -82,17 +82,17 @@ def plural(count: int, word: str = "job") -> str:
 
 
 def plain_plural(count: int, word: str) -> str:
-    """The same where a program may read it."""
+    """The same, for output that a program may read."""
     return plural(count, word).replace(",", "")
 
 
 def sentence(text: str, length: int = 400) -> str:
-    """A reason or an error as a sentence begins."""
+    """A reason or an error, capitalised as a sentence."""
     line = first_line(text, length)
     return line[:1].upper() + line[1:]
 
 
 def first_line(text: str | None, length: int | None = None) -> str:
-    """The first line that says something, cut to a length."""
+    """The first non-empty line, cut to a length."""
     line = next((line.strip() for line in (text or "").splitlines() if line.strip()), "")
     return line if length is None or len(line) <= length else f"{line[: length - 1]}…"

@@ -1,4 +1,4 @@
-"""The queue: what application code and every surface speak to."""
+"""The queue: the interface for applications and for every surface."""
 
 from __future__ import annotations
 

@@ -28,26 +28,26 @@ if TYPE_CHECKING:
     from holdfast.transaction import TransactionThreads
 
 _CALLS = 8
-"""Threads in which calls of coroutines run."""
+"""Threads that run the blocking calls of coroutines."""
 _OLD_AFTER = 0.5
 """Seconds after which settings are read again."""
 
 
 class RunningWorker(Protocol):
-    """What a queue knows of a worker on its own connections, which so ends before those are closed."""
+    """A worker that uses this queue's connections, and so must end before they are closed."""
 
     def is_calling(self) -> bool:
         """Whether this code was called by it: a handler, or a subscriber to its events."""
 
     def ask_to_stop(self) -> None:
-        """Stop in order, and do not wait for it."""
+        """Shut down gracefully, without waiting for it."""
 
     def wait_until_stopped(self) -> None:
-        """Wait for its end, however it ends."""
+        """Wait until it has ended, however it ended."""
 
 
 class OpenQueue:
-    """What every part of a queue works with: its open database, its handlers, events and settings."""
+    """What every part of a queue uses: its open database, its handlers, events and settings."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class OpenQueue:
         return store
 
     def enqueuer(self, connection: Any = None) -> Enqueuer:
-        """What stores jobs in the open store; `connection` is the one that they are to be written with."""
+        """Stores jobs in the open store; `connection` is the one to write them with."""
         if self._enqueuer is None:
             try:
                 self.open()
@@ -190,8 +190,8 @@ class OpenQueue:
     def settings(self) -> Settings:
         """The settings, cached for up to 0.5 s; the last known values if the database is down.
 
-        Inside ctx.transaction() what is known will do: who is in the block must not wait for a connection,
-        and those who wait for this one would wait for him.
+        Inside ctx.transaction(), the cached values are used: the block must not wait for a connection that
+        others may only release after it has ended.
         """
         known = self._settings
         if known is None:
@@ -206,7 +206,7 @@ class OpenQueue:
         return settings
 
     def refresh_settings(self) -> Settings:
-        """The settings as they stand now."""
+        """The current settings, read now."""
         generation = self.registry.generation
         found = self.store.get_settings()
         # Others are of a newer release, or no settings at all.

@@ -194,7 +194,7 @@ class Operating(Reading):
     # The database.
 
     def records(self, name: str) -> dict[str, Value]:
-        """What a surface keeps in the database under a name of its own, which is no setting's, by id."""
+        """Values that a surface stores in the database under its own name (not a setting's), by id."""
         return {id: value for (known, id), value in self.store.get_settings().items() if known == name}
 
     def keep_record(self, name: str, id: str, value: Value) -> None:

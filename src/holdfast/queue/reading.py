@@ -53,8 +53,10 @@ class Reading(OpenQueue):
         return [found[job_id] for job_id in dict.fromkeys(possible) if job_id in found]
 
     def get_whole(self, job_ids: Iterable[str], most: int = sys.maxsize) -> list[Job]:
-        """The same with payload, result and history: no more than hold `most` characters together, but
-        always the first."""
+        """The same with payload, result and history.
+
+        Returns the first jobs, up to `most` characters in total, but at least one.
+        """
         characters = check.whole_number("most", most, range(sys.maxsize + 1))
         return [self._with_limit(job) for job in self.store.get_whole_jobs(_possible(job_ids), characters)]
 
@@ -258,7 +260,7 @@ class Reading(OpenQueue):
 
 
 def _possible(job_ids: Iterable[str]) -> list[str]:
-    """Those that a job may have as its id."""
+    """The ones that are valid job ids."""
     return [job_id for job_id in check.items("job_ids", job_ids, "ids") if could_be_id(job_id)]
 
 

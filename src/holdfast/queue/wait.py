@@ -1,4 +1,4 @@
-"""Waiting for jobs to finish: one thread of a queue watches for all who wait."""
+"""Waiting for jobs to finish: one thread per queue watches for everyone who waits."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from holdfast.store.protocol import Store, Watch
 
 _LOOK = 1.0
-"""Seconds after which all are looked at again, whatever the watch has said."""
+"""Seconds after which all jobs are checked again, even without a notification."""
 _LINGER = 0.25
-"""Seconds that the thread waits for the next one before it ends."""
+"""Seconds that the thread stays alive when nobody is waiting."""
 
 
 class FinishWatcher:
     """Tells when jobs have finished.
 
-    All who wait, in threads and on any number of event loops, share one watch, and one query for all of their
-    jobs whenever somebody has committed something. The thread ends when nobody waits any longer.
+    All waiters, in threads and on any number of event loops, share one watch, and one query for all of their
+    jobs whenever somebody has committed something. The thread ends when nobody is waiting.
     """
 
     def __init__(self, store: Callable[[], Store], get: Callable[[str], Job | None]) -> None:
@@ -45,12 +45,12 @@ class FinishWatcher:
         self._watch: Watch | None = None
 
     def _forget_parent(self) -> None:
-        """In a forked child there is no such thread, and nobody who waits; the lock may be held for ever."""
+        """In a forked child, there is no such thread and nobody is waiting; the lock may be held forever."""
         if self._pid != os.getpid():
             self._reset()
 
     def future(self, job_id: str) -> Future[Job]:
-        """Resolves to the job once it is finished, or to JobNotFound. To be cancelled by who gives up."""
+        """Resolves to the job once it is finished, or to JobNotFound. Cancel it to stop waiting."""
         from concurrent.futures import Future
 
         self._forget_parent()
@@ -138,7 +138,7 @@ class FinishWatcher:
             watch.wait(_LOOK)
 
     def _is_needed(self, watch: Watch) -> bool:
-        """Whether anybody waits, or does so in a moment; if not, this thread is no longer the one."""
+        """Whether anybody is waiting or about to; if not, this thread ends."""
         if not self._waiting and self._thread is threading.current_thread():
             watch.wait(_LINGER)
         with self._lock:

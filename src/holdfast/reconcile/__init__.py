@@ -1,4 +1,4 @@
-"""Whether the world is still as the completed jobs left it: looked at and told, never repaired."""
+"""Checking that the effects of completed jobs still exist. Nothing is ever repaired."""
 
 from __future__ import annotations
 

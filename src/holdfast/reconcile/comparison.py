@@ -1,9 +1,9 @@
-"""Comparing completed jobs with the world.
+"""Comparing completed jobs with their actual effects.
 
-The completed jobs of each type that knows how to check its effects are read from the last to the first. Of
-those about one thing only the last is asked, so a file that a later job replaced or deleted is no
-discrepancy. What differs is looked at again at the end: a job that changed the same thing meanwhile, or has
-begun to and is not over yet, settles it. Memory stays flat however many jobs there are.
+The completed jobs of each type that can check its effects are read from last to first. Of several jobs about
+the same thing, only the last is checked, so a file that a later job replaced or deleted is no discrepancy.
+Differences are checked again at the end: if a job changed the same thing in the meantime, or is still
+running, they don't count. Memory use is constant however many jobs there are.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _READ = 500
 _LONGEST = 4096
 
 Progress = Callable[[int, int], None]
-"""Is told how many of how many jobs have been read."""
+"""Called with the number of jobs read, and the total."""
 
 
 def compare(queue: Queue, wanted: set[str], progress: Progress) -> Report:
-    """The report about the types that are wanted."""
+    """The report on the requested types."""
     begun = to_datetime(queue.store.now())
     covered = _covered(queue)
     report = Report(

@@ -1,4 +1,4 @@
-"""What came of a reconciliation, and the last report, which is kept in the database."""
+"""The report of a reconciliation; the last one is stored in the database."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEPT = 1000
 
 
 class Discrepancy(Struct, frozen=True, kw_only=True, rename="camel"):
-    """A completed job whose effect is not there, or could not be checked."""
+    """A completed job whose effect is missing or changed, or could not be checked."""
 
     job_id: str
     type: str
@@ -66,7 +66,7 @@ class Report(Struct, kw_only=True, rename="camel"):
 
 
 def keep(queue: Queue, report: Report) -> None:
-    """Keep a report as the last one; where that fails it is told, and costs nothing else."""
+    """Store a report as the last one; if that fails, announce it and carry on."""
     try:
         queue.store.write_reconciliation(json.encode(report).decode())
     except StoreError as error:
@@ -76,7 +76,7 @@ def keep(queue: Queue, report: Report) -> None:
 
 
 def last_report(queue: Queue) -> Report | None:
-    """The report of the last reconciliation, whichever process made it; None if there is none we can read."""
+    """The last reconciliation report, from any process; None if there is none that we can read."""
     text = queue.store.read_reconciliation()
     try:
         return None if text is None else json.decode(text, type=Report)

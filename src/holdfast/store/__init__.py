@@ -1,1 +1,1 @@
-"""Everything that touches a database, and nothing else: one protocol, one engine beside the other."""
+"""Everything that touches a database, and nothing else: one protocol, one implementation per engine."""

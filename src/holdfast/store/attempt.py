@@ -1,6 +1,6 @@
-"""ctx.transaction() as it is on every engine: its time, its commit, and what it refuses the handler.
+"""ctx.transaction() on every engine: its time limit, its commit, and what it refuses the handler.
 
-How a job is held, and how a statement is cut short, is each engine's own.
+How a job is held, and how a statement is cut short, is up to each engine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from holdfast.store.records import Claim, Finish, NewJob
 
 
 class Guarded:
-    """Stands before a driver's connection, and refuses what would end the transaction early."""
+    """Wraps a driver's connection, and refuses whatever would end the transaction early."""
 
     expired_after: float | None = None
     begun = over = False
@@ -30,7 +30,7 @@ class Guarded:
         raise NotImplementedError
 
     def check(self) -> None:
-        """Raise unless the transaction goes on. Without it a statement would commit by itself."""
+        """Raise unless the transaction is still open: otherwise a statement would commit by itself."""
         self.check_time()
         if self.begun and not self.is_in_transaction():
             raise HoldfastError(

@@ -1,4 +1,4 @@
-"""A copy of a queue in a new file, for its owner alone, which is there whole or not at all."""
+"""A copy of a queue in a new file that only its owner can read, written completely or not at all."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What the engines' databases have in common: one SQL for all, but for the words in which they differ.
+"""What the engines' databases have in common: the same SQL, except for the fragments in which they differ.
 
-Its parameters are `?`, or `?1` where they are numbered.
+Parameters are `?`, or `?1` where they are numbered.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ PATIENCE = 5.0
 
 
 class Reader(Protocol):
-    """A database to be read, and the words of its engine."""
+    """A database to read from, and its engine's SQL fragments."""
 
     among_numbers: str
     """Follows a column, and asks whether it is in a JSON array of numbers, which is the one parameter."""
@@ -39,7 +39,7 @@ class Reader(Protocol):
         """The first row, or None."""
 
     def snapshot(self) -> AbstractContextManager[None]:
-        """Around reads that must see one state of the database; inside a transaction, what that sees."""
+        """A block of reads that see one snapshot; inside a transaction, that transaction's view."""
 
     def by_index(self, name: str | None) -> str:
         """Follows a table, and has it read along an index, or along none; empty where that can't be said."""
@@ -53,7 +53,7 @@ class Session(Protocol):
     """An open transaction that writes."""
 
     wakes: bool
-    """Whether workers are to be told of it once it is committed."""
+    """Whether workers should be notified once it is committed."""
 
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
         """All rows that a statement gives."""
@@ -66,12 +66,12 @@ class Session(Protocol):
 
 
 class Database(Reader, Protocol):
-    """A database that is written, too."""
+    """A database that can also be written."""
 
     url: str
 
     def transaction(self, *, patience: float = PATIENCE) -> AbstractContextManager[Session]:
-        """A transaction of this thread; entered again inside, it is the same one."""
+        """This thread's write transaction; nested use joins the open one."""
 
     @property
     def in_transaction(self) -> bool:

@@ -1,4 +1,4 @@
-"""One thread that keeps the time of everything that has a deadline in this process."""
+"""One thread per process that runs callbacks at their deadlines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LINGER = 0.25
 
 
 class Deadline:
-    """Something to do at a given time, unless it is called off before."""
+    """Something to do at a given time, unless it is cancelled before then."""
 
     __slots__ = ("_number", "action", "at")
 

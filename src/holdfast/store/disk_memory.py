@@ -1,4 +1,4 @@
-"""What a walk over very many jobs has to remember: kept on disk, in a file that nobody else sees."""
+"""State of a walk over very many jobs, kept on disk in a private temporary file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The caps that workers share, while one of them claims: tokens left and jobs that run."""
+"""The limits that workers share, as seen during a claim: tokens left, and running jobs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Limits:
         self, demands: Sequence[Demand], buckets: Mapping[str, Bucket], running: Mapping[str, int], now: int
     ) -> None:
         self.changed: set[str] = set()
-        """The buckets that are to be stored."""
+        """The buckets to store."""
         self.held_back: set[str] = set()
         """The types whose jobs a limit kept from starting."""
         self._short: set[str] = set()

@@ -1,4 +1,4 @@
-"""Numbered migrations: which apply, and what a database of another version is told. Engines run the SQL."""
+"""Numbered migrations: which ones apply, and the errors for other versions. Engines run the SQL."""
 
 from __future__ import annotations
 

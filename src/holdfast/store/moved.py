@@ -1,4 +1,4 @@
-"""What a database knows of a move: its mark, and the words in which its guards refuse what is written."""
+"""What a database records about a move: its mark, and the messages with which its guards refuse writes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msgspec import Struct
 from holdfast.errors import QueueArriving, QueueMoved, StoreUnavailable
 
 MOVE_TABLE = "holdfast_move"
-"""Is there only while a queue is moved, and for ever in a database that it has left."""
+"""Exists only while a queue is being moved, and permanently in a database that it has left."""
 
 MOVED_STATE = "HFMVD"
 """The SQLSTATE of what the guards refuse, where there are such."""

@@ -58,7 +58,7 @@ def anchored(url: str) -> str:
 
 
 def _scheme_of(url: str) -> str:
-    """What stands before `://`; raises ConfigError where there is no such thing."""
+    """The scheme, before `://`; raises ConfigError if there is none."""
     scheme, mark, _ = url.partition("://")
     if not mark or not _SCHEME.fullmatch(scheme):
         shown = repr(url) if _PLAIN.fullmatch(url) else "that"  # it may be a DSN with a password

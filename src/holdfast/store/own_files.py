@@ -1,9 +1,9 @@
 """Which files are the queue's own: QUEUECTL_HOME, and those of each SQLite queue that is open here.
 
 SQLite's locks belong to the process. Closing any descriptor of a database drops all of them, even one that
-was opened only to look, and then other processes checkpoint and delete a log that is still being written. So
-a path that somebody else has chosen is asked about here before it is opened. Files are told by device and
-inode, since a hard link or another spelling leads to the same one.
+was opened only to read, and other processes then checkpoint and delete a log that is still being written. So
+a path that somebody else has chosen is checked here before it is opened. Files are identified by device and
+inode, since a hard link or another spelling leads to the same file.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class DatabaseFiles:
         return place.file in self._opened or self._has_name(place, self._names) or self._is_log(place)
 
     def include_beside(self, place: _Place) -> bool:
-        """Whether it is what SQLite keeps beside the database: the log, its index, or the journal."""
+        """Whether it is a file that SQLite keeps next to the database: the log, its index, or the journal."""
         return self._has_name(place, self._side_names) or self._is_log(place)
 
     def _has_name(self, place: _Place, names: frozenset[str]) -> bool:

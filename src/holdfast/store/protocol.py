@@ -18,7 +18,7 @@ from holdfast.store.writes import Ended, Writes
 
 
 class Watch(Protocol):
-    """Waits for changes that others commit. Used by one thread; `wake` may be called by any."""
+    """Waits for commits by others. Used by one thread; `wake` may be called from any."""
 
     def wait(self, timeout: float) -> None:
         """Return when something may have changed, when woken, or after `timeout` seconds."""
@@ -44,7 +44,7 @@ class AttemptTransaction(Protocol):
         """
 
     def hold(self) -> None:
-        """Let it expire no more. Raises TransactionExpired if it has."""
+        """Stop it from expiring. Raises TransactionExpired if it already has."""
 
     def commit(
         self, decision: Decision, children: Sequence[NewJob], done: Callable[[], None] = lambda: None
@@ -61,10 +61,10 @@ class Store(Writes):
     """Whether workers on other machines may share it."""
 
     def close_thread(self) -> None:
-        """Close what belongs to this thread alone, for a thread that ends before the store does."""
+        """Close this thread's resources, for a thread that ends before the store does."""
 
     def close_idle(self) -> None:
-        """Leave to others the connections that nobody uses at the moment."""
+        """Close the connections that are not in use, so that others can have them."""
 
     def check_place(self) -> None:
         """Raise DatabaseReplaced if the address leads to another database than the one that is open."""
@@ -102,7 +102,7 @@ class Store(Writes):
 
     @abstractmethod
     def list_cancelled(self, worker_id: str) -> set[tuple[int, int]]:
-        """The (seq, version) of a worker's running attempts that are to be cancelled."""
+        """The (seq, version) of a worker's running attempts that should be cancelled."""
 
     def suspect_jobs(self, claims: Sequence[tuple[int, int]]) -> None:
         """Note that a reaper has seen the leases of these (seq, version) expired; a renewal clears it."""
@@ -127,7 +127,7 @@ class Store(Writes):
         """Keep the end of an attempt's output, if the attempt still holds its job and `is_shared`."""
 
     def read_log_tail(self, job_id: str) -> LogTail | None:
-        """None where whoever can read the database can read the log files beside it."""
+        """None if everyone who can read the database can also read the log files next to it."""
 
     @abstractmethod
     def back_up(self, path: str) -> None:
@@ -135,7 +135,7 @@ class Store(Writes):
 
     @abstractmethod
     def measure(self) -> dict[str, float]:
-        """Figures of the engine itself, by the name they have in metrics."""
+        """Statistics of the engine itself, by their name in metrics."""
 
     @abstractmethod
     def examine(self) -> list[Finding]:

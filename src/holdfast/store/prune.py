@@ -28,9 +28,9 @@ still holds its key."""
 
 
 class PrunePass:
-    """How far finished jobs have been read; kept from call to call, each goes on where the last stopped.
+    """How far finished jobs have been read; each call continues where the last one stopped.
 
-    What was chosen and then not deleted, because the transaction failed, is left to the next pass.
+    Jobs that were selected but not deleted, because the transaction failed, are left to the next pass.
     """
 
     def __init__(self) -> None:

@@ -60,7 +60,7 @@ _HIGHEST = 2**31
 
 
 class TooManyRanges(Exception):
-    """The table is to be read: right, but slow."""
+    """The table has to be read instead: correct, but slow."""
 
 
 class Window(Struct, frozen=True):

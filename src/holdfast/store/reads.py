@@ -74,7 +74,7 @@ FROM holdfast_counts AS counts CROSS JOIN {elements} AS states ORDER BY counts.t
 
 
 class Reads(ABC):
-    """What a Store reads; see the protocol."""
+    """The reading half of a Store; see the protocol."""
 
     database: Database
     now: Clock
@@ -200,12 +200,12 @@ class Reads(ABC):
         return Line(min(count, cap), count > cap)
 
     def list_error_groups(self, limit: int) -> list[ErrorGroup]:
-        """The failed jobs by type and error, the largest group first; not counted at this moment."""
+        """The failed jobs by type and error, largest group first; from stored counts."""
         largest = "ORDER BY jobs DESC, last_at DESC, type DESC, error_group DESC LIMIT ?"
         return self._records(ERROR_GROUP, f"holdfast_errors {largest}", max(0, limit))
 
     def count_jobs(self) -> dict[str, dict[Status, int]]:
-        """Jobs by type and state; exact, and not counted at this moment."""
+        """Jobs by type and state; exact, from stored counts."""
         columns = ", ".join(Status)
         rows = self.database.read(f"SELECT type, {columns} FROM holdfast_counts ORDER BY type")
         return {type: dict(zip(Status, counts, strict=True)) for type, *counts in rows if any(counts)}
@@ -244,7 +244,7 @@ class Reads(ABC):
         return self._records(RUNNING, running, limit)
 
     def oldest_waiting(self) -> Waiting | None:
-        """The pending job that has been ready to run the longest."""
+        """The pending job that has been ready the longest."""
         row = self.database.read_one(OLDEST)
         return WAITING.read(row) if row else None
 

@@ -1,6 +1,6 @@
-"""The records that go into a store and come out of it. They know no engine.
+"""The records that go into a store and come out of it, independent of the engine.
 
-Instants are microseconds on the store's own clock, but for those that people see, which are datetimes.
+Times are microseconds on the store's own clock, except those for people, which are datetimes.
 """
 
 from __future__ import annotations
@@ -145,13 +145,13 @@ class Beat(Struct, frozen=True):
 
 
 RESTARTING = "restarting"
-"""The state of a worker that has died and whose supervisor is about to start another."""
+"""The state of a worker that died and is about to be replaced by its supervisor."""
 
 
 class WorkerRecord(Struct, frozen=True, kw_only=True, rename="camel"):
-    """A worker as the others see it. Its times are the database's to fill in.
+    """A worker as others see it. The database fills in its times.
 
-    `slots` are those that its code gives a type, where that is fewer than its concurrency.
+    `slots` are the limits that its code sets for a type, where they are below its concurrency.
     """
 
     id: str
@@ -168,7 +168,7 @@ class WorkerRecord(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class StopRequest(IntEnum):
-    """What a worker was asked to do."""
+    """What a worker has been asked to do."""
 
     NONE = 0
     IN_ORDER = 1

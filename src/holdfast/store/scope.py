@@ -1,4 +1,4 @@
-"""Where the running code stands: in a handler, or in ctx.transaction(), where the write lock is its own."""
+"""Where the running code is: in a handler, or in ctx.transaction(), which holds the write lock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of a queue as a move or a backup copies them: which rows there are, in every engine the same."""
+"""The tables of a queue as a move or a backup copies them, the same on every engine."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""One end of a move, or of a backup: its mark, its guards and its rows, and how they are copied.
+"""One end of a move or a backup: its mark, its guards and its rows, and how they are copied.
 
-The guards are triggers. How each engine makes them, and how it closes itself to others, is its own affair.
+The guards are triggers. How they are created, and how a database is closed to others, is up to each engine.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class End(ABC):
             self.guard_producers(session, mark)
 
     def close_to_all(self, token: str) -> bool:
-        """Refuse every write; False if an attempt is running. Who was writing has committed before."""
+        """Refuse every write; False if an attempt is running. Writes in progress are committed first."""
         with self.alone() as session:
             mark = self.read_mark()
             if mark is None or self.count_running() or not self._advance(session, token, COPYING):

@@ -1,7 +1,7 @@
-"""From the connection an application has, SQLAlchemy's or Django's, to its driver's own beneath it.
+"""From an application's SQLAlchemy or Django connection to the driver's connection underneath.
 
-Neither library is imported here: its objects are known by what they can do. What a driver's own connection
-can do is its engine's affair.
+Neither library is imported here: their objects are recognised by what they can do. What a driver's own
+connection can do is up to its engine.
 """
 
 from __future__ import annotations

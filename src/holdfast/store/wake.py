@@ -1,4 +1,4 @@
-"""Waking a thread that waits in poll(): a pipe, which becomes readable when another thread says so."""
+"""Waking a thread that waits in poll(), through a pipe."""
 
 from __future__ import annotations
 

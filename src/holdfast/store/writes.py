@@ -89,7 +89,7 @@ ON CONFLICT DO NOTHING
 
 
 class Writes(Reads):
-    """What a Store writes; see the protocol."""
+    """The writing half of a Store; see the protocol."""
 
     # What each engine does in its own way; the first argument is the session of the open transaction.
     _claim_jobs: Callable[..., Claimed]
@@ -108,7 +108,7 @@ class Writes(Reads):
         return self.database.url
 
     def _worded(self, sql: str) -> str:
-        """SQL in the words of the engine."""
+        """SQL in the engine's dialect."""
         words = self.database
         return sql.format(
             clock=words.clock,
@@ -121,7 +121,7 @@ class Writes(Reads):
         self.database.close()
 
     def transaction(self) -> AbstractContextManager[Any]:
-        """Run several writes of this thread in one commit; entered again inside, it is the same one."""
+        """Run several writes of this thread in one commit; nested use joins the open one."""
         return self.database.transaction()
 
     @property
@@ -149,11 +149,11 @@ class Writes(Reads):
             )
 
     def finish_jobs(self, finishes: Sequence[Finish]) -> Ended:
-        """Write the ends of attempts; return the state each accepted one led to, by (seq, version).
+        """Write the outcomes of attempts; return the state each accepted one led to, by (seq, version).
 
-        An attempt that no longer holds its job is left out, not raised: another worker owns that job now. One
-        that would have to wait for somebody's open transaction, for its job or for its children, stays
-        PROCESSING: it is to be offered again.
+        An attempt that no longer owns its job is left out, not raised: another worker owns that job now. One
+        that would have to wait for another open transaction, for its job or for its children, stays
+        PROCESSING and has to be offered again.
         """
         if not finishes:
             return {}
@@ -258,13 +258,13 @@ class Writes(Reads):
             )
 
     def remove_silent_workers(self, silent_seconds: float) -> list[str]:
-        """Forget workers that were not heard of for so long and hold no job."""
+        """Forget workers that have been silent for this long and hold no job."""
         with self.database.transaction() as session:
             parameters = [self._instant(), microseconds(silent_seconds)]
             return [row[0] for row in session.rows(self._worded(_FORGET_SILENT), parameters)]
 
     def request_stop(self, worker_ids: Sequence[str], request: StopRequest) -> None:
-        """Ask workers to stop, wherever they run; a stronger request is not taken back by a weaker one."""
+        """Ask workers to stop, wherever they run; a weaker request doesn't replace a stronger one."""
         with self.database.transaction() as session:
             session.rows(
                 f"UPDATE holdfast_workers SET stop = ? WHERE stop < ? AND id {self.database.among_texts}",
@@ -291,9 +291,9 @@ class Writes(Reads):
             return job
 
     def retry_failed_jobs(self, type: str | None, *, after: int, limit: int) -> Retried:
-        """Retry up to `limit` failed jobs whose `seq` is above `after`, but for those whose key is held.
+        """Retry up to `limit` failed jobs whose `seq` is above `after`, except those whose key is held.
 
-        Returns how many were looked at, the (id, type) of those retried, and where to go on, or None.
+        Returns how many were examined, the (id, type) of those retried, and where to continue, or None.
         """
         with self.database.transaction() as session:
             session.wakes = True
@@ -335,13 +335,13 @@ class Writes(Reads):
             statistics.write(session, minutes)
 
     def fold_hours(self, before_minute: int) -> None:
-        """Add older rows up into one row per type and hour, which stands at the hour's first minute."""
+        """Fold older rows into one row per type and hour, dated at the first minute of the hour."""
         with self.database.transaction() as session:
             if self._may_fold(session):
                 statistics.fold_hours(session, before_minute)
 
     def fold_statistics(self, before_minute: int) -> None:
-        """Add older rows up into one lifetime row per type."""
+        """Fold older rows into one lifetime row per type."""
         with self.database.transaction() as session:
             if self._may_fold(session):
                 statistics.fold_all(session, before_minute)

@@ -1,1 +1,1 @@
-"""The supervisor of worker processes: it starts them, replaces those that die, and runs no job itself."""
+"""The supervisor of worker processes: starts them, replaces those that die, and runs no jobs itself."""

@@ -1,6 +1,6 @@
-"""What is to be done in the database when a worker process has died, in a thread of its own.
+"""What has to be done in the database when a worker process has died, in a separate thread.
 
-A database that is locked or in trouble must not make the supervisor deaf to signals and to other deaths.
+A locked or failing database must not keep the supervisor from handling signals and other deaths.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ class DeadWorkers:
             self._executor.submit(self._stand_in_for, worker_id, worker.database)
 
     def remove_row(self, worker: Notice) -> None:
-        """Remove its row; at worst it is forgotten when it has been silent for long."""
+        """Remove its row; at worst, it is forgotten after a long silence."""
         worker_id = worker.worker_id or ""
         self._next_beats.pop(worker_id, None)
         self._executor.submit(lambda: self._queue(worker.database).store.remove_workers([worker_id]))
 
     def close(self) -> None:
-        """Finish what is left, within a bound."""
+        """Finish the remaining work, within a time limit."""
         self._closing_at = time.monotonic() + _LAST_PATIENCE
         self._executor.shutdown()
         for queue in self._queues.values():

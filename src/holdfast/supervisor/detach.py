@@ -118,7 +118,7 @@ def _log_file() -> str:
 
 
 def rotate_log() -> None:
-    """Keep a detached supervisor's log from growing for ever: what is old goes to a second file."""
+    """Keep a detached supervisor's log from growing forever: old lines go to a second file."""
     descriptor = sys.stdout.fileno()
     if os.fstat(descriptor).st_size <= LARGEST_LOG:
         return

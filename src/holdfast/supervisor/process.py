@@ -1,4 +1,4 @@
-"""One process under the supervisor, and its successors: how it is started, what it says, how it ends."""
+"""One supervised process and its replacements: how it starts, what it reports, how it ends."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ EXIT_EXHAUSTED = 3
 EXIT_CRASHED = 70
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
-"""Seconds before a worker that died is replaced: the first, doubled each time, up to the longest."""
+"""Seconds before a dead worker is replaced: the first delay, doubled each time, up to the maximum."""
 
 LONG_ENOUGH = 60.0
-"""Seconds after which a worker's death is the first again."""
+"""Seconds after which the delay starts over."""
 
 RECONCILE = "QUEUECTL_RECONCILE"
-"""Environment that asks one process of several to compare the completed jobs with the world."""
+"""Tells one of several processes to reconcile at startup."""
 
 # Different ones: two equal signals that come together are one to the kernel. A worker takes them alike.
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)
@@ -93,7 +93,7 @@ class Process:
         return self._process is not None and self._process.poll() is not None
 
     def start(self) -> None:
-        """Start a process; raises OSError if none is to be had."""
+        """Start a process; raises OSError if that is impossible."""
         self.start_at = self.worker = self.failure = self.announced = None
         self._buffer = b""
         self._told = 0
@@ -134,14 +134,14 @@ class Process:
             self.first = self.first or notice
 
     def tell(self, requests: int) -> None:
-        """See that the process has got so many requests to stop, each stronger than the one before."""
+        """Make sure that the process has received this many stop requests, each stronger than the last."""
         while self._process is not None and self._told < requests:
             number = _SIGNALS[min(self._told, 2)]
             self._told += 1
             self._process.send_signal(number)
 
     def collect(self) -> int:
-        """The exit code of a process that has ended or is about to."""
+        """The exit code of a process that has ended or is about to end."""
         assert self._process is not None
         assert self._lifeline is not None
         code = self._process.wait()

@@ -1,4 +1,4 @@
-"""What every program under the supervisor does: tell it how it is, end with it, leave in order."""
+"""What every supervised program does: report its state, end with its supervisor, shut down gracefully."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from holdfast.supervisor.process import EXIT_CRASHED, EXIT_EXHAUSTED, EXIT_NOT_S
 T = TypeVar("T")
 
 EXIT_PATIENCE = 5.0
-"""Seconds that the application's exit handlers and threads have when the work has ended."""
+"""Seconds that the application's exit handlers and threads get once the work has ended."""
 
 
 Tell = Callable[[Notice], None]
-"""Tells the supervisor."""
+"""Reports to the supervisor."""
 
 Prepare = Callable[[T, Tell], Callable[[], int]]
 """Gets all ready that options ask for; what it returns does the work, and returns the exit code."""
@@ -65,7 +65,7 @@ def _work(options: T, prepare: Prepare[T], tell: Tell) -> int:
 
 
 def is_to_reconcile() -> bool:
-    """Whether this process is the one to compare the completed jobs with the world. Asked once."""
+    """Whether this is the process that should reconcile. Can be asked once."""
     return os.environ.pop(RECONCILE, None) is not None
 
 
@@ -76,7 +76,7 @@ def _stop_with_supervisor(lifeline: int) -> None:
 
 
 def _exit(code: int) -> NoReturn:
-    """Leave in order, but within a bound: threads of the application may never end."""
+    """Exit gracefully but within a time limit: the application's threads may never end."""
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         try:

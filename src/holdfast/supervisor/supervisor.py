@@ -1,9 +1,10 @@
 """The supervisor of processes: starts workers, replaces those that die, and frees their jobs at once.
 
-It runs no job itself, and loads nothing of the application. Its workers are new processes (never forked), in
-sessions of their own: a Ctrl-C at the terminal reaches the supervisor alone, which passes it on. They tell it
-over a pipe who they are; and they hold the end of one that closes when it dies, so that none outlives it.
-A web server may sit among them: it is started, replaced and stopped as they are, but holds no jobs.
+It runs no jobs itself and loads none of the application's code. Its workers are new processes, never forks,
+in their own sessions: a Ctrl-C in the terminal reaches only the supervisor, which passes it on. They report
+their ids over a pipe, and hold the end of another pipe that closes when the supervisor dies, so that none
+outlives it. A web server may be among them: it is started, replaced and stopped like a worker, but holds no
+jobs.
 """
 
 from __future__ import annotations
@@ -72,7 +73,10 @@ class Supervisor:
         self._cut_short = False
 
     def stop(self, reason: str = "asked to") -> None:
-        """Stop the workers in order; said again, at once; a third time, by force. Any thread, or a signal."""
+        """Stop the workers gracefully; the second call stops them at once, the third by force.
+
+        May be called from any thread or signal handler.
+        """
         self._requests += 1
         if self._requests == 1:
             self._reasons.append(reason)
@@ -82,7 +86,7 @@ class Supervisor:
             os.write(self._wake_write, b"\n")
 
     def _requests_to(self, process: Process) -> int:
-        """How often a process was to be told to stop."""
+        """How many times the processes were told to stop."""
         return max(self._requests, self._worker_requests if process.is_worker else 0)
 
     def run(self) -> bool:
@@ -144,7 +148,7 @@ class Supervisor:
                 self._wait_to_start(process, process.start_at)
 
     def _stop_workers(self, reason: str) -> None:
-        """Stop them in order; with them go we, unless there is a server, which goes on taking jobs."""
+        """Stop the workers gracefully; then exit, unless we also run a server, which keeps accepting jobs."""
         if all(process.is_worker for process in self._processes):
             if not self._requests:
                 self.stop(reason)
@@ -228,7 +232,7 @@ class Supervisor:
             self._start(process)
 
     def _give_up(self, process: Process) -> None:
-        """It was to be replaced, and is not any more."""
+        """A worker that was due to be replaced no longer is."""
         self._end_wait(process)
         process.is_over = True
 

@@ -1,1 +1,1 @@
-"""What we need of the operating system: threads beside event loops, processes that end with their parent."""
+"""What we need from the operating system: helper threads, and processes that end with their parent."""

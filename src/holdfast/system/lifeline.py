@@ -1,4 +1,4 @@
-"""Processes that end with the one that started them: the end of a pipe, which closes with it, tells them."""
+"""Processes that end with the one that started them: they notice when a pipe closes."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def start_program(
 
 
 def kill_group_at_end(theirs: int, group: int) -> None:
-    """Let the kernel kill a process group as soon as the holder of the other end is gone."""
+    """Have the kernel kill a process group as soon as the holder of the other end is gone."""
     fcntl.fcntl(theirs, fcntl.F_SETOWN, -group)
     fcntl.fcntl(theirs, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(theirs, fcntl.F_SETFL, fcntl.fcntl(theirs, fcntl.F_GETFL) | os.O_ASYNC)

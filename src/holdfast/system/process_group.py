@@ -1,4 +1,4 @@
-"""A command in a session of its own, and how it is ended with everything it started."""
+"""A command in its own session, and how it is ended together with everything it started."""
 
 from __future__ import annotations
 

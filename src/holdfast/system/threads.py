@@ -1,4 +1,4 @@
-"""Threads that do for coroutines what would block their event loop."""
+"""Threads that run blocking calls for coroutines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may do what: hosts, origins, tokens, and the cookie of a login. Decides; the guard asks."""
+"""Who may do what: hosts, origins, tokens, and login cookies. Decides; the guard enforces."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from holdfast.text import shown
 COOKIE = "holdfast_session"
 SESSION_SECONDS = 12 * 3600
 SHORTEST_TOKEN = 16
-"""Characters of a token: fewer can be guessed."""
+"""The minimum length of a token: shorter ones can be guessed."""
 
 ANY_HOST = "*"
 READING = frozenset({"GET", "HEAD"})
@@ -46,12 +46,12 @@ class Session(Struct, frozen=True, kw_only=True):
 
 
 class Access(Struct, frozen=True, kw_only=True):
-    """The rules of one application. `outer` means that whoever mounts it has authenticated already."""
+    """The rules of one application. `outer` means that the application that mounts it authenticates."""
 
     tokens: dict[Right, bytes] = {}
     """The SHA-256 digest of the token for each right."""
     hosts: frozenset[str] = frozenset()
-    """Host names that are taken beside loopback's."""
+    """Host names that are accepted in addition to loopback."""
     outer: bool = False
 
     @property
@@ -60,7 +60,7 @@ class Access(Struct, frozen=True, kw_only=True):
 
     @property
     def is_for_this_machine(self) -> bool:
-        """Whether nobody authenticates, so that only clients on this machine may be answered."""
+        """Whether there is no authentication, so that only clients on this machine are answered."""
         return not self.tokens and not self.outer
 
     def is_host_allowed(self, host: str | None) -> bool:
@@ -72,7 +72,7 @@ class Access(Struct, frozen=True, kw_only=True):
         return is_loopback(name) or name in self.hosts
 
     def is_foreign(self, headers: Mapping[bytes, bytes]) -> bool:
-        """Whether another site's page asks. Programs send neither header."""
+        """Whether the request comes from another site's page. Programs send neither header."""
         site = headers.get(b"sec-fetch-site")
         if site is not None and site not in (b"same-origin", b"none"):
             return True
@@ -138,7 +138,7 @@ def make_access(
         raise ConfigError("auth='outer' leaves authentication to the outer application; don't pass a token")
     if read_token is not None and token is None:
         raise ConfigError(
-            "a read-only token requires a full-access token too, or everybody could make changes"
+            "a read-only token requires a full-access token too, or everyone could make changes"
         )
     tokens = {
         right: _digest(name, value)
@@ -189,7 +189,7 @@ def host_name(host: str | None) -> str | None:
 
 
 def is_loopback(name: str) -> bool:
-    """Whether a host name or an address means this machine to itself."""
+    """Whether a host name or address is loopback."""
     if name == "localhost":
         return True
     try:

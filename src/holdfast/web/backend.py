@@ -1,4 +1,4 @@
-"""What the endpoints work with: the queue, threads for its calls, live events, logins, who may enqueue."""
+"""What the endpoints use: the queue, threads for its calls, live events, logins, enqueue limits."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Backend:
     async def call(
         self, function: Callable[Concatenate[Queue, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """A function of the queue, which waits for the database, in a thread."""
+        """Call a blocking function of the queue in a thread."""
         return await run_in(self._short, partial(function, self.queue, *args, **kwargs))
 
     async def read_slowly(
@@ -73,7 +73,7 @@ class Backend:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """The same for one that reads many jobs, or much of one."""
+        """The same for a function that reads many jobs, or a large one."""
         client: bytes = request.scope["holdfast.client"]
         return await self._slow.run(client, partial(function, self.queue, *args, **kwargs))
 
@@ -85,7 +85,7 @@ class Backend:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """For one of which the request decides how much it reads."""
+        """Call a function whose cost the request determines."""
         if is_slow:
             return await self.read_slowly(request, function, *args, **kwargs)
         return await self.call(function, *args, **kwargs)
@@ -98,7 +98,7 @@ class Backend:
     async def call_long(
         self, function: Callable[Concatenate[Queue, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """The same as `call` for one that changes many jobs, one at a time."""
+        """Like `call`, for a function that changes many jobs; one runs at a time."""
         return await run_in(self._long, partial(function, self.queue, *args, **kwargs))
 
     def may_enqueue(self, type: str) -> bool:
@@ -115,11 +115,11 @@ class Backend:
             )
 
     def count_enqueues(self, request: Request, count: int = 1) -> None:
-        """Let a client enqueue, or tell it when it may."""
+        """Let a client enqueue, or tell it when to try again."""
         self._admission.take(request.scope["holdfast.client"], count)
 
     def let_go(self) -> None:
-        """End the answers that would keep a server that stops waiting: streams, and reports to come."""
+        """End the responses that would delay a shutdown: streams, and pending reports."""
         self.broadcast.end_streams()
         self.reconciler.close()
 
@@ -153,9 +153,9 @@ def root_of(request: Request) -> str:
 
 
 class AdmissionRate:
-    """How many jobs a second each client may enqueue; 0 is unlimited. Kept by this process alone.
+    """How many jobs per second each client may enqueue; 0 is unlimited. Kept in this process only.
 
-    A batch is let in when there is room for one job, and counts as many as it holds.
+    A batch is accepted when there is room for one job, and counts as many as it contains.
     """
 
     def __init__(self, rate: float) -> None:

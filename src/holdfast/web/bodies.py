@@ -1,7 +1,7 @@
-"""Reading bodies: under a limit that holds while they arrive, under a deadline, and under a common limit for
-all that are on their way. So nothing a client sends can fill the memory.
+"""Reading request bodies, within limits on size, time, and the total in progress.
 
-How large a body may be is decided by the endpoint that would read it, never by the look of a path.
+So nothing that a client sends can fill the memory. How large a body may be is decided by the endpoint that
+reads it, never by the path.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from holdfast.web.backend import Backend
 from holdfast.web.errors import Refused
 
 BODY_SECONDS = 30.0
-"""How long a body may take to arrive; a large one a second more for every 64 KiB."""
+"""How long a body may take to arrive, plus a second for every 64 KiB of a large one."""
 
 SLOWEST = 64 * 1024
 MOST_BUFFERED = 32 * 1024 * 1024
@@ -40,7 +40,7 @@ NEARLY_NOTHING = 4 * 1024
 SMALL = 64 * 1024
 LARGEST_BATCH = 8 * MIB
 _ESCAPED = 4
-"""How much larger than the stored text a payload may be in a body, by escapes and white space."""
+"""How much larger than its stored form a payload may be in a body, because of escapes and white space."""
 
 BATCH = frozenset({"/api/tasks/batch"})
 WITH_PAYLOAD = frozenset({"/api/tasks", "/api/tasks/{id}/retry", "/enqueue", "/jobs/{id}/retry"})
@@ -48,7 +48,7 @@ WITH_PAYLOAD = frozenset({"/api/tasks", "/api/tasks/{id}/retry", "/enqueue", "/j
 
 
 class Disconnected(Exception):
-    """The client went away while it sent its body."""
+    """The client disconnected while sending its body."""
 
 
 class Bodies:
@@ -125,7 +125,7 @@ class Bodies:
 
 
 def _largest_payload(queue: Queue) -> int:
-    """What is allowed to the type that may have the largest."""
+    """The largest payload that any type allows."""
     try:
         settings = queue.settings()
     except HoldfastError:  # the endpoint will say so
@@ -135,7 +135,7 @@ def _largest_payload(queue: Queue) -> int:
 
 
 def announced_length(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
-    """What is announced; None if the body is chunked, 0 if there is none."""
+    """The announced length; None if the body is chunked, 0 if there is none."""
     length = 0
     for name, value in headers:
         if name == b"transfer-encoding":

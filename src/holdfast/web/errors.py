@@ -1,4 +1,4 @@
-"""How errors read over HTTP: a status, a code and one line, from one table."""
+"""Errors over HTTP: a status, a code and one line, from one table."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _TABLE: tuple[tuple[type[e.HoldfastError], int, str], ...] = (
 )
 _BUSY = (429, 503)
 RETRY_AFTER = 1
-"""Seconds after which a full queue or a database in trouble may be asked again."""
+"""Retry-After, in seconds, for a full queue or a database in trouble."""
 
 
 class Refused(HTTPException):
@@ -51,7 +51,7 @@ class Refused(HTTPException):
 
 
 def refusal(error: Exception) -> Refused:
-    """What an error means over HTTP: one of the queue by the table, the framework's own in our words."""
+    """An error as an HTTP response: the queue's errors by the table, the framework's in our own words."""
     if isinstance(error, HTTPException):
         return error if isinstance(error, Refused) else _worded(error)
     if isinstance(error, RequestValidationError):
@@ -66,7 +66,7 @@ def refusal(error: Exception) -> Refused:
 
 
 def internal() -> Refused:
-    """A mistake of ours, which has been logged."""
+    """A bug in Holdfast, which has been logged."""
     return Refused(500, "internal", "internal error; see the server's log")
 
 

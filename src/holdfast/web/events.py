@@ -1,7 +1,7 @@
-"""Live events: one thread watches the database for all who listen, and tells each what is new to it.
+"""Live events: one thread watches the database for all listeners, and sends each what is new to it.
 
-Whoever listens is never sent more than the present state: what it has not read yet is replaced, not queued.
-So a slow reader costs no memory, and after a gap it has what it needs.
+A listener is only ever sent the current state: anything that it has not read yet is replaced, not queued. So
+a slow reader costs no memory, and after a gap it still gets everything it needs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from holdfast.web.responses import json_bytes
 MOST_LISTENERS = 200
 PAGE = 50
 _PAUSE = 0.25
-"""Seconds between two rounds: at most four a second."""
+"""Seconds between two rounds, so at most four per second."""
 
 _LOOK = 1.0
 """Seconds until a round without any change: rates fall by themselves."""
@@ -107,7 +107,7 @@ _RETRY = b"retry: 1000\n\n"
 
 
 def _news(sent: State | None, state: State) -> Iterator[bytes]:
-    """What is new to whoever was sent the one state, in the other."""
+    """What is new in one state for a listener that was sent the other."""
     counts, tasks = state
     known_counts, known_tasks = sent or (None, None)
     if counts != known_counts:
@@ -140,11 +140,11 @@ class Broadcast:
         self.is_closed = False
 
     def open(self) -> None:
-        """Take listeners (again)."""
+        """Accept listeners, also after a shutdown."""
         self.is_closed = False
 
     def join(self, interest: Interest) -> Listener:
-        """A new listener, which is told the present state first."""
+        """A new listener, which is first sent the current state."""
         listener = Listener(interest, asyncio.get_running_loop())
         with self._lock:
             if self.is_closed:
@@ -180,7 +180,7 @@ class Broadcast:
         self._wake.set()
 
     def close(self) -> None:
-        """The same, and wait until the thread has ended."""
+        """Shut down, and wait until the thread has ended."""
         thread = self._thread
         self.end_streams()
         if thread is not None:
@@ -198,12 +198,12 @@ class Broadcast:
                         self._wait(watch)
             except Exception as error:
                 if not isinstance(error, StoreError):  # that may pass; they keep what they have been told
-                    logging.getLogger(LOGGER).exception("live events failed; starting them again")
+                    logging.getLogger(LOGGER).exception("live events failed; restarting them")
                 self._wake.wait(_LOOK)
                 self._wake.clear()
 
     def _wait(self, watch: Watch) -> None:
-        """Until the database has changed, or somebody comes or goes; from _PAUSE to _LOOK."""
+        """Wait until the database has changed, or a listener comes or goes; from _PAUSE to _LOOK."""
         deadline = time.monotonic() + _LOOK
         self._wake.wait(_PAUSE)
         while not self._wake.is_set() and time.monotonic() < deadline and not watch.changed():

@@ -1,6 +1,6 @@
-"""Wrong tokens are answered late: the more of them there were, the later.
+"""Delays the responses to wrong tokens: the more mistakes, the longer the delay.
 
-The right token is never kept waiting, whatever its address: whoever guesses can't lock the owner out.
+The right token is never delayed, whatever its address, so guessing can't lock the owner out.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from holdfast.web.limits import most_connections
 LONGEST_SECONDS = 2.0
 _FIRST_SECONDS = 0.1
 _FREE = 5
-"""Mistakes of an address that cost nothing: people mistype."""
+"""Free mistakes per address: people mistype."""
 
 _FREE_IN_ALL = 100
 """The same for all addresses together: a guesser may have many."""
 
 _HALF_LIFE = 60.0
-"""Seconds after which a mistake counts half."""
+"""Half-life of a mistake, in seconds."""
 
 _ADDRESSES_REMEMBERED = 10_000
 
@@ -34,14 +34,14 @@ class _Mistakes(Struct):
     at: float = 0.0
 
     def add(self, now: float) -> float:
-        """How many there were of late, with this one."""
+        """How many there were recently, including this one."""
         self.count = self.count * 0.5 ** ((now - self.at) / _HALF_LIFE) + 1
         self.at = now
         return self.count
 
 
 class FailedLogins:
-    """The mistakes of late, by address and in all. Kept by this process alone."""
+    """Recent mistakes, by address and in total. Kept in this process only."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -63,7 +63,7 @@ class FailedLogins:
             self._waiting -= 1
 
     def count(self, address: bytes) -> float:
-        """Count a mistake; the seconds that its answer should take."""
+        """Count a mistake, and return how many seconds to delay the response."""
         now = self._clock()
         own = self._of.setdefault(address, _Mistakes())
         self._of.move_to_end(address)

@@ -1,6 +1,6 @@
-"""What every request passes before the application sees it: host, client, origin, token, and its body.
+"""What every request must pass before the application sees it: host, client, origin, token, body.
 
-A plain ASGI wrapper. A request that may not pass is refused before its body is read.
+A plain ASGI wrapper. A refused request is answered before its body is read.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _ADDRESS_HEADERS = frozenset({b"x-forwarded-for", b"x-real-ip", b"x-client-ip", 
 
 
 class Guard:
-    """Refuses what may not pass, and hands the rest on with its body read.
+    """Refuses requests that may not pass, and passes on the rest with the body read.
 
-    What was found out about a request is in its scope: `holdfast.right`, `holdfast.client` (the token or
-    address that it comes from), `holdfast.session` (its login), `holdfast.size` of its body, and
-    `holdfast.head` for a GET whose answer nobody reads.
+    What is known about a request is in its scope: `holdfast.right`, `holdfast.client` (its token or address),
+    `holdfast.session` (its login), `holdfast.size` of its body, and `holdfast.head` for a GET whose response
+    body nobody reads.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Guard:
     async def _identify(
         self, scope: Scope, headers: dict[bytes, bytes]
     ) -> tuple[Right, bytes, Session | None]:
-        """What the request may do, whom it comes from, and the login that it belongs to."""
+        """What the request may do, which client it comes from, and its login."""
         address = scope["client"][0].encode() if scope.get("client") else b""
         if not self._access.needs_token:
             return Right.CHANGE, address, None
@@ -172,7 +172,7 @@ class Guard:
 
 
 def _cut_short(scope: Scope) -> Refused:
-    """The server stops and has waited long enough for the answer."""
+    """The server is shutting down, and the response took too long."""
     if scope["method"] in READING:
         return Refused(503, "stopping", "the server is shutting down", {"Retry-After": "1"})
     return Refused(
@@ -181,7 +181,7 @@ def _cut_short(scope: Scope) -> Refused:
 
 
 def _is_local(scope: Scope) -> bool:
-    """Whether a request comes from this machine, and was not passed on for somebody elsewhere."""
+    """Whether a request comes from this machine, and was not forwarded for another one."""
     client = scope.get("client")
     if client is None or not is_loopback(client[0]):
         return False
@@ -193,7 +193,7 @@ def _is_local(scope: Scope) -> bool:
 
 
 def _is_followed_link(headers: dict[bytes, bytes]) -> bool:
-    """Whether somebody has followed a link to us, in a window of its own, rather than a page on its own."""
+    """Whether somebody followed a link here in a window of its own, and not a page by itself."""
     return (
         headers.get(b"sec-fetch-mode") == b"navigate"
         and headers.get(b"sec-fetch-dest") == b"document"

@@ -1,4 +1,4 @@
-"""The JSON Schemas of payloads as they are stored: whoever can write to the database can write anything."""
+"""Stored JSON Schemas of payloads. Untrusted: anyone who can write to the database can set them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Reconciliation in a server: one at a time, in a thread of its own, for all who ask for it.
+"""Reconciliation in a server: one at a time, shared by everyone who requests it.
 
-A thread of its own, and not one of the backend's: it may take minutes, and a server that stops does not wait
-for it.
+It runs in a thread of its own, not one of the backend's: it may take minutes, and a server that shuts down
+does not wait for it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from holdfast.reconcile import Report, last_report, reconcile, require_checkable
 from holdfast.web.errors import Refused
 
 _LAST_SECONDS = 1.0
-"""How long one that was told to end may take until the check under way is over."""
+"""How long a run that was told to end may take to finish its current check."""
 
 
 class Asked(Struct, frozen=True):
@@ -33,7 +33,7 @@ class Asked(Struct, frozen=True):
 
 
 class Run:
-    """A reconciliation under way: how far it is, and in the end what came of it."""
+    """A reconciliation in progress: how far it is, and finally its outcome."""
 
     def __init__(self, asked: Asked, started_at: datetime) -> None:
         self.asked = asked
@@ -43,11 +43,11 @@ class Run:
         self.outcome: Future[Report] = Future()
 
     async def wait(self) -> Report:
-        """The report, or what went wrong. Who stops waiting does not stop it."""
+        """Wait for the report, or raise what went wrong. Cancelling the wait does not stop the run."""
         return await asyncio.shield(asyncio.wrap_future(self.outcome))
 
     async def wait_briefly(self, seconds: float) -> bool:
-        """Whether it is over within so much time, however it ended."""
+        """Whether it ends within this time, whatever the outcome."""
         with suppress(Exception):
             await asyncio.wait_for(self.wait(), seconds)
         return self.outcome.done()
@@ -73,7 +73,7 @@ class Reconciler:
         self.last: Report | None = None
 
     def open(self) -> None:
-        """Take orders (again)."""
+        """Accept requests, also after a shutdown."""
         self._is_closed = False
 
     async def reconcile(
@@ -110,7 +110,7 @@ class Reconciler:
             return self.running
 
     def close(self) -> None:
-        """Take no more orders and let go of those who wait. What runs ends after the present check."""
+        """Accept no more requests and release those that wait. A running one ends after the current check."""
         with self._lock:
             self._is_closed = True
             run, self.running = self.running, None
@@ -161,7 +161,7 @@ def latest_report(queue: Queue, own: Report | None) -> Report | None:
 
 
 class _Ended(Exception):
-    """It was told to end."""
+    """The run was told to end."""
 
 
 def _stopping() -> Refused:

@@ -35,7 +35,7 @@ def answer(value: Any, status: int = 200, headers: Mapping[str, str] | None = No
 
 
 def number(value: float) -> float | int:
-    """10 rather than 10.0, as whoever sent it wrote it."""
+    """Whole numbers without a fraction: 10, not 10.0."""
     return int(value) if float(value).is_integer() else value
 
 

@@ -1,4 +1,4 @@
-"""How a request becomes values: JSON read strictly, and unknown parameters and fields refused."""
+"""Parsing requests: strict JSON; unknown parameters and fields are refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from holdfast.web.errors import Refused
 B = TypeVar("B", bound=Body)
 
 LARGE_BODY = 64 * 1024
-"""Bytes beyond which a body is worked on in a thread, beside the event loop."""
+"""A body larger than this many bytes is parsed in a thread, off the event loop."""
 
 
 class StrictRoute(APIRoute):
@@ -86,7 +86,7 @@ def _parse(body: bytes) -> Any:
 
 
 def _texts(part: Any) -> Iterator[str]:
-    """The texts of a body, but for those of payloads, which have a check of their own."""
+    """The strings in a body, except those of payloads, which are validated separately."""
     if isinstance(part, str):
         yield part
     elif isinstance(part, list):
@@ -152,7 +152,7 @@ def _alternatives(kinds: Sequence[str]) -> str:
 
 
 def _type_at(kind: Any, steps: Sequence[str]) -> Any:
-    """What a body has at a place."""
+    """The value at a path in a body."""
     found: Any = inspect.type_info(kind)
     for step in steps:
         if isinstance(found, inspect.ListType):

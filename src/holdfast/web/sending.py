@@ -1,7 +1,7 @@
-"""Sending answers: with the headers that keep a browser safe, in parts, and to clients that read them.
+"""Sending responses: with security headers, in parts, and only to clients that read them.
 
-A large answer is held here and handed to the server in parts, so that what waits in the server's buffers is
-small. What all clients have not read yet has a common limit, beyond which the oldest answer is given up.
+A large response is held here and passed to the server in parts, so that little waits in the server's buffers.
+Unread responses of all clients share one limit; beyond it, the oldest one is dropped.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PART = 64 * 1024
 """Bytes that are handed to the server at a time."""
 
 WRITE_SECONDS = 30.0
-"""How long a client may take to read a part; for a large answer a second more for every 16 KiB."""
+"""How long a client may take to read a part, plus a second for every 16 KiB of a large response."""
 
 _SLOWEST = 16 * 1024
 MOST_UNREAD = 64 * 1024 * 1024
@@ -42,7 +42,7 @@ SECURITY_HEADERS = [
 
 
 class NotRead(OSError):
-    """The client does not read its answer, which was given up."""
+    """The client did not read its response, which was dropped."""
 
 
 class Outbox:

@@ -1,9 +1,9 @@
-"""The web server's process: uvicorn on a socket that its supervisor has opened, and what guards it.
+"""The web server's process: uvicorn on a socket that its supervisor opened, with limits on slow clients.
 
-uvicorn alone waits for a request, and for an answer to be read, for ever. Here whoever keeps us waiting is
-let go: a connection whose request has not come or whose answer was not read within seconds, also one that is
-closing; and, when there are as many as the process may have, one that sends requests faster than they are
-answered, or the one that has kept us waiting for longest. So nobody can keep the others out.
+By itself, uvicorn waits forever for a request, or for a response to be read. Here, a connection that keeps
+the server waiting is closed: if its request has not arrived or its response was not read within seconds, even
+while closing; and, at the connection limit, one that sends requests faster than they are answered, or else
+the one that has kept the server waiting longest. So no client can lock out the others.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from holdfast.web.responses import json_bytes
 from holdfast.web.sending import ABORT, SECURITY_HEADERS, WRITE_SECONDS
 
 HEADER_SECONDS = 10.0
-"""How long a request may take to arrive, without its body."""
+"""How long a request may take to arrive, excluding its body."""
 
 EVENTS_PATH = "/api/events"
 _LAST_MESSAGE_SECONDS = 1.0
@@ -65,7 +65,7 @@ class PatientProtocol(H11Protocol):
 
     @property
     def keeps_us_waiting(self) -> bool:
-        """Whether its next request, or the rest of one, has yet to come, or its answer has yet to be read."""
+        """Whether its next request, or the rest of one, is outstanding, or its response is still unread."""
         if self.transport.get_write_buffer_size():  # nothing is left of it in one that was let go
             return True
         return self.conn.their_state in (h11.IDLE, h11.SEND_BODY) and not self.transport.is_closing()
@@ -177,7 +177,7 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def stop(self) -> None:
-        """Stop in order; said again, at once. In the server's own loop."""
+        """Shut down gracefully; the second call exits at once. Call it in the server's own loop."""
         self.force_exit = self.should_exit
         self.should_exit = True
         if self.force_exit:
@@ -206,13 +206,13 @@ class Server(uvicorn.Server):
         self._events.emit(ServerStopped(cut_short=self.cut_short))
 
     def _drop_streams(self) -> None:
-        """Streams were told to end; whoever has not read that by now does not read."""
+        """Close streams whose clients have not read that they were ended."""
         for connection in list(self.server_state.connections):
             if isinstance(connection, PatientProtocol) and connection.is_stream:
                 connection.transport.abort()
 
     def _count_cut_short(self) -> None:
-        """Those that still run when the time is over."""
+        """Count the requests that are still running at the deadline."""
         self.cut_short = len(self.server_state.tasks)
 
 

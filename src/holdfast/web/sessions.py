@@ -1,7 +1,7 @@
-"""Logins that were ended before their time: over in every process of a server, and after a restart too.
+"""Logins that were ended early: invalid in every process of a server, even after a restart.
 
-A session is a signed cookie, which can't be taken back from whoever has copied it. So the sessions that are
-over are kept, beside the settings in the database, until they would have ended by themselves.
+A session is a signed cookie, which can't be revoked from someone who has copied it. So ended sessions are
+recorded next to the settings in the database, until they would have expired anyway.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ InThread = Callable[[Callable[[Queue], None]], Awaitable[None]]
 
 
 class EndedSessions:
-    """Which sessions are over, as the database had it up to a second ago."""
+    """Which sessions have ended, as of up to a second ago."""
 
     def __init__(self, in_thread: InThread) -> None:
         self._in_thread = in_thread

@@ -1,5 +1,4 @@
-"""Where calls of the queue run, beside the event loop: so that slow ones hold up neither short ones nor each
-other's clients."""
+"""Threads for blocking calls, so that slow ones hold up neither short ones nor other clients."""
 
 from __future__ import annotations
 

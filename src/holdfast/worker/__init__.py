@@ -1,4 +1,4 @@
-"""Working: the dispatcher's turn, the executors, leases and maintenance. The only part that waits."""
+"""Running jobs: the dispatcher's turn, the executors, leases and maintenance. The only part that waits."""
 
 from holdfast.worker.drain import drain
 from holdfast.worker.worker import Worker

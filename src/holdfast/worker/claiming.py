@@ -1,4 +1,4 @@
-"""What to claim: which types a worker serves, and how many jobs of each under which limits."""
+"""What to claim: which types a worker serves, how many jobs of each, and under which limits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Claiming:
-    """Makes the demands of a worker, and attempts of its claims."""
+    """Builds a worker's demands, and attempts from its claims."""
 
     def __init__(self, queue: Queue, slots: Slots, types: Collection[str] | None) -> None:
         self._queue = queue
@@ -36,7 +36,7 @@ class Claiming:
         return self._registry.find(type)
 
     def demands(self, active: Mapping[str, Activity], settings: Settings) -> list[Demand]:
-        """What can be taken of the types that have pending jobs."""
+        """How many jobs of each type with pending jobs can be claimed."""
         demands = []
         for type, activity in active.items():
             handler = self.served(type) if activity.pending else None
@@ -72,8 +72,7 @@ class Claiming:
         )
 
     def describe_worker(self, worker_id: str, state: str) -> tuple[WorkerRecord, list[TypeRecord]]:
-        """What others are told of this worker, and of the types it serves: those named, or all that have a
-        handler."""
+        """What this worker publishes about itself and its types: those named, or all with a handler."""
         named = {type for type in self._types or () if self.served(type)}
         bases = {base_type(type) for type in named}
         handlers = [h for h in self._registry.handlers() if h.type in bases or self.served(h.type)]

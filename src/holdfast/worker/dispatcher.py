@@ -1,9 +1,11 @@
-"""The dispatcher: one loop a process, which alone claims and finishes.
+"""The dispatcher: one loop per process, the only code that claims and finishes jobs.
 
-A turn is one transaction: write the outcomes gathered since the last turn, do what maintenance is due, claim
-as many jobs as can be started. So one fsync serves the whole batch, and a process is one writer instead of
-many threads that fight for the lock. Between turns it sleeps until a handler ends, another process commits,
-or a time it knows of has come. While idle it only looks; it writes when there is something to write.
+A turn is one transaction: write the outcomes gathered since the last turn, do the maintenance that is due,
+claim as many jobs as can be started. So one fsync serves the whole batch, and a process is one writer instead
+of many threads competing for the lock.
+
+Between turns it sleeps until a handler ends, another process commits, or a known deadline arrives. While idle
+it only reads; it writes when there is something to write.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ MAX_CLAIM = 10_000
 
 
 class Options(Struct, frozen=True, kw_only=True):
-    """What a worker was told: see Worker."""
+    """A worker's options: see Worker."""
 
     concurrency: int | None = None
     types: Collection[str] | None = None
@@ -78,7 +80,7 @@ class Dispatcher:
         self._look = True
         self._settings_stale = True
         self.exhausted = False
-        """Whether every slot, or every one of a type, is held by a handler that would not stop."""
+        """Whether every slot, or every slot of a type, is held by a handler that would not stop."""
         self._closed = False
         # Set by other threads.
         self.paused = False
@@ -92,7 +94,7 @@ class Dispatcher:
         return self._runner.cut_short
 
     def stop(self, timeout: float | None = None) -> None:
-        """Stop claiming and finish what runs within `timeout` seconds; what is left then is released."""
+        """Stop claiming, and let running jobs finish within `timeout` seconds; the rest are released."""
         seconds = float(self._settings.get("shutdown_timeout")) if timeout is None else timeout
         deadline = time.monotonic() + seconds
         self._stop_at = deadline if self._stop_at is None else min(self._stop_at, deadline)
@@ -110,11 +112,11 @@ class Dispatcher:
             self._watch.wake()
 
     def _known(self) -> set[tuple[int, int]]:
-        """The (seq, version) of all attempts that this process has taken into hand."""
+        """The (seq, version) of all attempts that this process has started or holds ready."""
         return self._runner.let_go | self._in_hand()
 
     def _in_hand(self) -> set[tuple[int, int]]:
-        """The (seq, version) of all that it has not let go."""
+        """The (seq, version) of all attempts that it has not given up."""
         return {attempt.name for attempt in self.leased()}
 
     def _cap(self, type: str) -> tuple[str, int]:
@@ -180,12 +182,12 @@ class Dispatcher:
             self._store.close_thread()
 
     def close(self) -> None:
-        """Let go of what was made for the loop."""
+        """Release the loop's resources."""
         self._runner.close()
         self._watch.close()
 
     def _step(self) -> None:
-        """One round: a turn if there is reason for one, then what can wait, and what ends from outside."""
+        """One iteration: a turn if needed, then deferred work, then timeouts and cancellations."""
         now = time.monotonic()
         if now >= self._back_off:
             self._work(now)
@@ -227,7 +229,7 @@ class Dispatcher:
                 self.stop()
 
     def _catch_up(self, now: float) -> None:
-        """Read what others may have changed beside the jobs that are ready."""
+        """Read what others may have changed, apart from pending jobs."""
         self._next_poll = now + float(self._settings.get("poll_interval"))
         self._settings_stale = True
         self._maintenance.look()
@@ -257,7 +259,7 @@ class Dispatcher:
         return self._outbox.is_due(now) or turn.uncertain or turn.goes_on or self._maintenance.is_due()
 
     def _sees_work(self, now: float) -> bool:
-        """A look without a write: whether there is anything that this worker could take now."""
+        """Check, without writing, whether there is anything that this worker could claim now."""
         if now >= self._rate_at:
             self._rate_at = math.inf
             self._look = True
@@ -303,12 +305,12 @@ class Dispatcher:
         self._slots.hold(attempts)
 
     def _proceed(self) -> None:
-        """Go on with what the last turn leaves to do here."""
+        """Continue with the work that the last turn left for this process."""
         self._start_held()
         self._turn.count()
 
     def _start_held(self) -> None:
-        """Start what can start. While stopping or paused it is given back instead."""
+        """Start held jobs that have a free slot. While stopping or paused, release them instead."""
         if self._may_claim():
             self._runner.start_held()
 
@@ -330,7 +332,7 @@ class Dispatcher:
         return is_written and self._runner.winding_down and self._runner.is_idle()
 
     def _is_drained(self) -> bool:
-        """Whether nothing is left to do; what runs here finishes, though its type may be paused by now."""
+        """Whether nothing is left to do; jobs running here finish, even if their type is paused by now."""
         is_busy = not self._runner.is_idle() or self._outbox.is_filling() or self._maintenance.prunes_on()
         return not is_busy and self._claiming.is_drained()
 
@@ -372,7 +374,7 @@ class Dispatcher:
             self._cope_with(error)
 
     def _seconds_to_sleep(self, now: float) -> float:
-        """Until the next moment that something is to be done without anybody waking us."""
+        """Seconds until something has to be done even if nothing wakes us."""
         moments = [self._next_poll, self._rate_at, *self._outbox.moments(), *self._runner.moments()]
         if self._settings_stale:
             moments.append(self._settings_at + SETTINGS_PAUSE)

@@ -1,4 +1,4 @@
-"""Draining: run what is pending in the calling thread, for tests and scripts."""
+"""Draining: run the pending jobs in the calling thread, for tests and scripts."""
 
 from __future__ import annotations
 

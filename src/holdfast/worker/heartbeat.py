@@ -1,9 +1,9 @@
-"""The heartbeat: renews the leases of what a worker holds, from a thread of its own.
+"""The heartbeat: renews the leases of everything a worker holds, in its own thread.
 
-It depends on no handler, no event loop and not on the dispatcher. When it can't renew in time it fences
-its own worker: at the deadline (last renewal + lease − margin) the handlers still running are stopped and
-their jobs let go, because after it somebody else may take them. Unless nobody can, because what keeps us from
-writing keeps everybody from it.
+It doesn't depend on handlers, the event loop or the dispatcher. If it can't renew in time, it fences its own
+worker: at the deadline (last renewal + lease − margin), the running handlers are stopped and their jobs given
+up, because after that another worker may take them. The exception is when whatever keeps us from writing
+keeps everybody else from writing too.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ from holdfast.worker.trouble import Trouble
 
 
 class Holder(Protocol):
-    """Whose leases are renewed: it says what it holds, and is told, in the heartbeat's thread, what was
-    learned."""
+    """Whose leases are renewed. Its methods are called in the heartbeat's thread."""
 
     def lease_settings(self) -> Settings: ...
     def state(self) -> str: ...
     def turn_age(self) -> float:
-        """Seconds since its loop has last come round."""
+        """Seconds since its last dispatch loop."""
 
     def leased(self) -> Sequence[Attempt]:
         """All attempts whose jobs the database says are its own."""
@@ -39,7 +38,7 @@ class Holder(Protocol):
         """These no longer own their jobs."""
 
     def cancel(self, claims: Collection[tuple[int, int]]) -> None:
-        """The jobs of these (seq, version) are to be cancelled."""
+        """The jobs of these (seq, version) should be cancelled."""
 
     def forget(self) -> None:
         """The database no longer knows the worker."""
@@ -64,16 +63,16 @@ class Heartbeat:
         self.thread.start()
 
     def is_steady(self) -> bool:
-        """Whether it could write all the time lately, and so could the heartbeats of others.
+        """Whether this heartbeat, and so those of others, could write throughout the recent past.
 
-        Who was kept from writing for half a lease gives the others a heartbeat's time to renew first.
+        A worker that was kept from writing for half a lease first gives the others one heartbeat to renew.
         """
         settings, now = self._holder.lease_settings(), time.monotonic()
         is_on_time = now - self._renewed_at <= settings.lease_seconds / 2
         return is_on_time and now - self._steady_since >= settings.heartbeat_seconds
 
     def hurry(self) -> None:
-        """Renew now: what the next time was reckoned from has changed."""
+        """Renew now: the settings that determined the next renewal have changed."""
         self._hurry.set()
 
     def stop(self) -> None:

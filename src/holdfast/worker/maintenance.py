@@ -1,7 +1,7 @@
-"""What every worker does for all: promote due jobs, reap expired leases, prune, fold statistics.
+"""Maintenance that every worker does for the whole queue: promote, reap, prune, fold statistics.
 
-Each duty runs inside the dispatcher's turn when it is due, so there is no extra writer. Any worker does
-them; two at once do no harm, because every write is guarded.
+Each duty runs inside the dispatcher's turn when it is due, so there is no extra writer. Any worker can do it;
+two at once are harmless, because every write is guarded.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 PROMOTE_BATCH = 1000
 PRUNE_BATCH = 500
 MINUTES_KEPT = HOUR
-"""How long statistics are kept by the minute and worker."""
+"""How long statistics are kept per minute and worker."""
 
 HOURS_KEPT = 48 * HOUR
-"""How many minutes of them are kept by the hour, before they are only part of the lifetime's."""
+"""How many minutes they are kept per hour, before they are folded into the lifetime totals."""
 
 _PRUNE_EVERY = 60.0
 _FOLD_EVERY = 60.0
@@ -105,7 +105,7 @@ class Maintenance:
             self._fold()
 
     def forget(self) -> None:
-        """What was done last was not committed."""
+        """The last `run` was not committed."""
         self._done = []
         self._next_due_at = 0
         self._reaper.forget()
@@ -136,9 +136,10 @@ class Maintenance:
 
 
 class Pruner:
-    """Deletes finished jobs that were kept for as long as retention says.
+    """Deletes finished jobs whose retention is over.
 
-    In small bites, which take a tenth of the time until a pass is over: others want to write meanwhile.
+    In small batches, which take at most a tenth of the time until a pass is complete, so that others can
+    write in between.
     """
 
     def __init__(self, store: Store) -> None:
@@ -146,13 +147,13 @@ class Pruner:
         self._passes: dict[str, PrunePass] = {}
         self.next_at = 0.0
         self.goes_on = True
-        """Whether a pass is to be gone on with, or the first one to be begun."""
+        """Whether a pass has to be continued, or the first one started."""
 
     def is_due(self) -> bool:
         return time.monotonic() >= self.next_at
 
     def prune(self, settings: Settings) -> list[str]:
-        """Take a bite; return the ids of what was deleted."""
+        """Delete one small batch; return the ids of the deleted jobs."""
         began = time.monotonic()
         pruned: list[str] = []
         if not self._passes:
@@ -175,13 +176,13 @@ class Pruner:
 
 
 class Reaper:
-    """Takes jobs from workers that are gone. It looks twice.
+    """Takes jobs from workers that are gone.
 
-    An expired lease is taken only if the same claim was seen expired at least a heartbeat before, on this
-    process's own monotonic clock. So a suspended laptop, a stepped clock or a long transaction of an
-    application does not take jobs from the living: they renew in between. The first look leaves a mark, for
-    an owner that can read but not write, and counts from its commit. What this worker holds itself (`held`)
-    is none of it: whoever sweeps is alive.
+    It looks twice. An expired lease is taken only if the same claim was seen expired at least one heartbeat
+    earlier, on this process's own monotonic clock. So a suspended laptop, a clock that was changed or an
+    application's long transaction doesn't take jobs from live workers: they renew in between. The first look
+    leaves a mark, for an owner that can read but not write, and counts from its commit. Jobs that this worker
+    holds itself (`held`) are left out: a worker that sweeps is alive.
     """
 
     def __init__(
@@ -246,7 +247,7 @@ def finish_held(held: Expired, decision: Decision, *, expired_only: bool = False
 
 
 def events_of_loss(lost: Expired, status: Status) -> list[e.Event]:
-    """What is to be told of an attempt that was taken from a lost worker."""
+    """The event for an attempt that was taken from a lost worker."""
     name: dict[str, Any] = {"job_id": lost.id, "type": lost.type, "worker_id": lost.worker_id}
     told: list[e.Event] = [e.JobReaped(**name, attempt=lost.attempts, status=status)]
     if status is Status.FAILED:
@@ -262,7 +263,7 @@ def count_loss(statistics: Statistics, type: str, status: Status, now: int) -> N
 
 
 def sweeper(queue: Queue) -> Callable[[], None]:
-    """What workers do for each other, for a queue without one: the jobs of those that died come back."""
+    """Maintenance for a queue without a worker: makes the jobs of dead workers available again."""
     reaper = Reaper(queue.store)
 
     def sweep() -> None:

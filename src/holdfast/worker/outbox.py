@@ -1,4 +1,4 @@
-"""What a worker has to write: outcomes and progress, on their way from the handlers to the database."""
+"""What a worker has yet to write: outcomes and progress, on their way from handlers to the database."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROGRESS_PAUSE = 0.25
 """Seconds between two writes of progress."""
 
 HELD_UP_PAUSE = 1.0
-"""Seconds after which an outcome that has to wait for somebody's transaction is offered again."""
+"""Seconds before an outcome that another open transaction blocks is offered again."""
 
 ProgressReport = tuple[int, int, float, str | None]
 """A report of progress: seq, version, fraction, message."""
@@ -57,14 +57,14 @@ class Outbox:
         )
 
     def moments(self) -> Iterator[float]:
-        """When `is_due` will say so, if nothing is put in."""
+        """When `is_due` becomes true if nothing is added."""
         if self._progress:
             yield self._progress_at
         if self._held_up:
             yield self._held_up_until
 
     def attempts(self) -> list[Attempt]:
-        """The attempts whose outcomes are not written. Any thread may ask."""
+        """The attempts whose outcomes are not written yet. Safe to call from any thread."""
         waiting = list(self._held_up)  # these go back, so they are looked at on both sides
         waiting += (*list(self._fresh), *list(self._offered), *list(self._held_up))
         return [end.attempt for end in waiting]

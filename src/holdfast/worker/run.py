@@ -39,7 +39,7 @@ class Committed(Struct, frozen=True, tag=True):
 
 
 class LetGo(Struct, frozen=True, tag=True):
-    """The attempt no longer owns its job: there is nothing to write."""
+    """The attempt no longer owns its job, so there is nothing to write."""
 
 
 Ending = Outcome | Committed | LetGo
@@ -101,7 +101,7 @@ def run_here(attempt: Attempt, passing: tuple[type[BaseException], ...] = ()) ->
 
 
 def _run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run it on a new loop, in a thread of its own where this thread's loop is running already."""
+    """Run it on a new event loop, in a separate thread if this thread's loop is already running."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -111,7 +111,7 @@ def _run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 def ending_of_value(attempt: Attempt, value: Any) -> Ending:
-    """How an attempt ends whose handler returned."""
+    """The outcome of an attempt whose handler returned."""
     if not attempt.committed:
         return _COMPLETED if value is None else Completed(encode_result(value, attempt.result_limit))
     if value is None or _is_stored(attempt, encode_result(value, attempt.result_limit)):
@@ -126,7 +126,7 @@ def _is_stored(attempt: Attempt, late: str | None) -> bool:
 
 
 def ending_of_error(attempt: Attempt, error: BaseException) -> Ending:
-    """How an attempt ends whose handler raised."""
+    """The outcome of an attempt whose handler raised."""
     if attempt.committed:
         attempt.exception = error
         return Committed(describe(error))
@@ -147,7 +147,7 @@ def ending_of_error(attempt: Attempt, error: BaseException) -> Ending:
 
 
 def ending_of_stop(attempt: Attempt) -> Ending:
-    """How an attempt ends that stopped because it was told to."""
+    """The outcome of an attempt that stopped because it was told to."""
     if attempt.stop_reason == STOPPING:
         return Released()
     if attempt.stop_reason == CANCELLED:
@@ -211,7 +211,7 @@ def describe(error: BaseException) -> str:
 
 
 def storable(text: str, limit: int) -> str:
-    """Text that every database takes: no NUL, no lone surrogate, not endless."""
+    """Text that every database accepts: no NUL, no lone surrogates, limited in length."""
     clean = text.replace("\x00", "\\x00").encode("utf-8", "backslashreplace").decode()
     return clean if len(clean) <= limit else f"{clean[: limit // 2]}\n…\n{clean[-limit // 2 :]}"
 

@@ -1,8 +1,8 @@
-"""Running what a worker holds: attempts start as slots come free, and their ends go to the outbox.
+"""Running a worker's jobs: attempts start as slots become free, and their outcomes go to the outbox.
 
-Some are ended from outside: by timeouts, cancellations, lost leases, shutdown. Then async handlers are
-cancelled and processes killed. A thread can only be asked: when its time is up, its attempt is ended without
-it and its slot written off until the handler returns.
+Some are stopped from outside: by timeouts, cancellations, lost leases, shutdown. Async handlers are then
+cancelled and processes killed. A thread can only be asked: when its time is up, its attempt ends without it,
+and its slot is written off until the handler returns.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from holdfast.queue import Queue
 
 GRACE = 5.0
-"""Seconds that a handler has to end after it was really stopped, before its slot is written off."""
+"""Seconds that a handler has to end after it was forcibly stopped, before its slot is written off."""
 
 
 class Runner:
@@ -54,15 +54,15 @@ class Runner:
             "process": ProcessExecutor(self._report, queue.store, url=queue.url, defaults=queue.defaults),
         }
         self.let_go: set[tuple[int, int]] = set()
-        """Started attempts that were let go, as (seq, version): for the reaper to count, not to give back."""
+        """Started attempts that were given up, as (seq, version): for the reaper to count, not to release."""
         self._lost: deque[Attempt] = deque()
         self._cancelled: deque[tuple[int, int]] = deque()
         self.winding_down = False
         self.cut_short = 0
-        """Attempts that the shutdown deadline ended."""
+        """Attempts that were cut short at the shutdown deadline."""
 
     def start_held(self) -> None:
-        """Start what a slot is free for."""
+        """Start held attempts that have a free slot."""
         self._start(self._slots.refill())
 
     def close(self) -> None:
@@ -74,11 +74,11 @@ class Runner:
         self._lost.extend(attempts)
 
     def cancel(self, claims: Collection[tuple[int, int]]) -> None:
-        """The jobs of these (seq, version) are to be cancelled."""
+        """The jobs of these (seq, version) should be cancelled."""
         self._cancelled.extend(claims)
 
     def enforce(self, now: float) -> None:
-        """Carry out what was noted and what the clock says."""
+        """Apply the noted cancellations and lost leases, and enforce deadlines."""
         while self._lost:
             self._let_go(self._lost.popleft(), now)
         if self._cancelled:
@@ -90,14 +90,14 @@ class Runner:
                 self._write_off(attempt)
 
     def give_back_held(self, now: float, *, everything: bool) -> None:
-        """Release what was held ready and did not get its slot: another worker may have one."""
+        """Release held jobs that did not get a slot in time: another worker may have one."""
         since = self._slots.held_since()
         if since is not None and (everything or now >= since + LONGEST_HELD):
             late = self._slots.take_back(lambda held: everything or now >= held.claimed + LONGEST_HELD)
             self._end_unstarted(late, Released())
 
     def wind_down(self, now: float, deadline: float) -> None:
-        """Give back what has not started, ask what runs, and at the deadline end what is left."""
+        """Release what has not started, ask running handlers to stop, and end them at the deadline."""
         self._end_unstarted(self._slots.take_back(lambda _: True), Released())
         if not self.winding_down:
             self.winding_down = True
@@ -114,7 +114,7 @@ class Runner:
                     self._interrupt(attempt, attempt.stop_reason or STOPPING, now, last_call=True)
 
     def is_idle(self) -> bool:
-        """Whether no handler is left whose end matters."""
+        """Whether no handler is left that the shutdown must wait for."""
         return not any(True for _ in self._in_hand())
 
     def stuck(self) -> list[Attempt]:

@@ -32,7 +32,7 @@ class Ended:
         self.exception, attempt.exception = attempt.exception, None
         self.at = time.monotonic()
         self.finish: Finish | None = None
-        """What is to be written of it, once that is decided."""
+        """What to write about it, once that is decided."""
         if isinstance(ending, Completed):  # at once, in the handler's thread: the loop has less time
             self.decide(completion(ending.result))
 
@@ -73,7 +73,7 @@ class Settler:
         self._statistics = statistics
 
     def announce_claims(self, claims: Sequence[Claim]) -> None:
-        """Tell which jobs were claimed."""
+        """Announce which jobs were claimed."""
         if claims and self._events.wanted(e.JobClaimed):
             for claim in claims:
                 self._events.emit(
@@ -91,7 +91,7 @@ class Settler:
         }
 
     def finishes(self, ended: Sequence[Ended], settings: Settings) -> list[Finish]:
-        """The outcomes as the store takes them."""
+        """The outcomes in the form that the store accepts."""
         for end in ended:
             if end.finish is None and not isinstance(end.ending, Committed | LetGo):
                 claim = end.attempt.claim
@@ -100,7 +100,7 @@ class Settler:
         return [end.finish for end in ended if end.finish is not None]
 
     def announce(self, ended: Sequence[Ended], accepted: dict[tuple[int, int], Status]) -> None:
-        """Tell what was committed."""
+        """Announce what was committed."""
         is_heard = self._events.wanted(e.JobCompleted) or self._events.wanted(e.JobEnqueued)
         all_completed = len(accepted) == len(ended) and set(accepted.values()) == {Status.COMPLETED}
         if all_completed and not is_heard:
@@ -109,7 +109,7 @@ class Settler:
             self._tell(end, _verb(end, accepted.get(end.name)))
 
     def count(self, ended: Iterable[Ended], accepted: dict[tuple[int, int], Status]) -> None:
-        """Note it in the statistics."""
+        """Count it in the statistics."""
         now = self._store.now()
         for end in ended:
             verb = _verb(end, accepted.get(end.name))
@@ -119,7 +119,7 @@ class Settler:
                 self._statistics.end(claim.type, verb, now, wait=wait, run=end.seconds)
 
     def leave(self) -> None:
-        """The last write of a worker."""
+        """A worker's last write."""
         with self._store.transaction():
             self._store.write_statistics(self._statistics.changed())
             self._store.remove_workers([self._worker_id])

@@ -1,7 +1,7 @@
-"""The slots of a worker process: what runs, what is held ready, and how much more to claim.
+"""The slots of a worker process: what is running, what is held ready, and how much more to claim.
 
 A slot is free when its handler returns, and the next held job of its type starts at once, without the
-database. How much is held ahead follows the pace of each type: no more than will start within about 50 ms.
+database. How much is held ready follows the rate of each type: no more than will start within about 50 ms.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import Callable, Collection, Iterable
 from holdfast.context import Attempt
 
 HORIZON = 0.05
-"""Seconds of work to hold ready."""
+"""How many seconds of work to hold ready."""
 
 MAX_HELD = 1000
 LONGEST_HELD = 1.0
-"""Seconds after which a held job is given back: something took the slots that it was claimed for."""
+"""Seconds after which a held job is released: something took the slots that it was claimed for."""
 
 
 class Pace:
@@ -84,7 +84,7 @@ class Slots:
             return self._pop()
 
     def refill(self) -> list[Attempt]:
-        """Held attempts for which a slot is free: they are to be started."""
+        """Held attempts that have a free slot and should be started."""
         with self._lock:
             return list(iter(self._pop, None))
 
@@ -122,7 +122,7 @@ class Slots:
         )
 
     def measure(self) -> None:
-        """Close the interval over which paces are measured. Once a turn."""
+        """Close the interval over which rates are measured. Called once per turn."""
         now = time.monotonic()
         with self._lock:
             elapsed = max(0.001, now - self._measured)

@@ -44,7 +44,7 @@ class Statistics:
         self._limited = dict.fromkeys(types, moment)
 
     def changed(self) -> list[Minute]:
-        """The rows that are not stored as they are."""
+        """The rows that have changed since they were last stored."""
         return [self._minutes[key] for key in self._changed]
 
     def is_due(self) -> bool:

@@ -1,4 +1,4 @@
-"""Trouble with the database: told when it comes and when it has passed, and waited out in growing pauses."""
+"""Trouble with the database: announced when it starts and ends, and waited out with growing pauses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _FIRST_PAUSE = 0.05
 
 
 class Trouble:
-    """As one thread of a worker has it."""
+    """The database trouble of one thread of a worker."""
 
     def __init__(self, worker_id: str, events: e.Events) -> None:
         self._worker_id = worker_id
@@ -23,13 +23,13 @@ class Trouble:
         )
 
     def back_off(self, error: Exception, longest: float) -> float:
-        """Tell it, and return the seconds to wait: twice as long each time, up to the longest."""
+        """Announce it, and return the seconds to wait: doubled each time, up to the maximum."""
         self._pause = min(longest, max(_FIRST_PAUSE, 2 * self._pause))
         self.tell(error, retry_in=self._pause)
         return self._pause
 
     def recovered(self) -> None:
-        """The database has done what it was asked for."""
+        """Note that the database works again."""
         if self._is_told:
             self._is_told = False
             self._pause = 0.0

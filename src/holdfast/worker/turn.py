@@ -1,4 +1,4 @@
-"""One turn of a worker: everything it has to say to the database, in one transaction."""
+"""One turn of a worker: everything it has to tell the database, in one transaction."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ class Turn:
         self.seen: Mapping[str, Activity] | None = None
         """What a look has found: it holds for as long as there is as much of it as can be taken."""
         self.goes_on = False
-        """Whether there was room for more than the last turn took, and as it seems more to take."""
+        """Whether there was room for more than the last turn claimed, and more jobs appear to be ready."""
         self.uncertain = False
-        """Whether the last commit failed and may have happened all the same."""
+        """Whether the last commit failed with an unknown outcome."""
 
     def take(
         self,
@@ -64,7 +64,7 @@ class Turn:
         known: Callable[[], Collection[tuple[int, int]]],
         meanwhile: Callable[[], None],
     ) -> Claimed:
-        """Commit it all; return the claims, which `announce` then tells of."""
+        """Commit everything; return the claims, which `announce` then announces."""
         ended, progress = self._outbox.gather()
         unreported: Collection[int] = ()
         self._slots.measure()
@@ -118,7 +118,7 @@ class Turn:
         self._settler.announce_claims(claimed.claims)
 
     def leave(self) -> None:
-        """The last write of a worker."""
+        """A worker's last write."""
         self.count()
         self._statistics.limit((), self._store.now())
         self._settler.leave()
@@ -130,8 +130,10 @@ class Turn:
         minutes: Sequence[Minute],
         settings: Settings,
     ) -> Collection[int]:
-        """What has to be written now and then beside the outcomes. Returns the seqs of progress reports that
-        somebody's open transaction stands in the way of."""
+        """Write what is due besides the outcomes.
+
+        Returns the seqs of progress reports that another open transaction blocks.
+        """
         unreported = self._store.write_progress(self._worker_id, progress) if progress else ()
         if any(_waits(end) for end in ended):
             self.maintenance.look()
@@ -171,7 +173,7 @@ class Turn:
         return self._claiming.demands(self.seen, settings)
 
     def _release_unknown(self, known: Collection[tuple[int, int]]) -> None:
-        """After a commit in doubt: give back what the database says is ours and we know nothing of."""
+        """After a commit with an unknown outcome: release the jobs that only the database says we hold."""
         held = self._store.list_held(self._worker_id)
         self._store.finish_jobs([finish_held(h, RELEASE) for h in held if (h.seq, h.version) not in known])
 

@@ -133,24 +133,24 @@ class Worker:
         return handler_of.get() == self.id or self._is_own_thread()
 
     def ask_to_stop(self) -> None:
-        """Stop in order, and do not wait for it."""
+        """Shut down gracefully, without waiting for it."""
         if self._dispatcher is not None and self.is_running:
             self._dispatcher.stop()
 
     def wait_until_stopped(self) -> None:
-        """Wait for its end, however it ends."""
+        """Wait until it has ended, however it ended."""
         if self._thread is not None:
             self._thread.join()
 
     def pause(self) -> None:
-        """Start no more jobs in this worker; running ones finish. The queue's own pause is for all."""
+        """Start no more jobs in this worker; running ones finish. To pause every worker, pause the queue."""
         self._set_paused(True)
 
     def resume(self) -> None:
         self._set_paused(False)
 
     def run(self) -> bool:
-        """Work until SIGINT or SIGTERM. The first stops in order, the second at once.
+        """Work until SIGINT or SIGTERM: the first shuts down gracefully, the second at once.
 
         Returns whether all running jobs could finish.
         """

@@ -1,7 +1,7 @@
-"""The type `sync_aws`: a resource of AWS is made as a config says, or deleted.
+"""The type `sync_aws`: makes an AWS resource match its config, or deletes it.
 
-Idempotent: what is there is read first, and only what differs is changed; so a second run, or an attempt
-after a crash, finds the work of the one before it.
+Idempotent: it first reads the current state and changes only what differs, so a second run, or an attempt
+after a crash, finds what the previous one did.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ADAPTERS: tuple[type[Adapter], ...] = (Bucket, MessageQueue, Topic, Table, Param
 _BY_NAME = {name: adapter for adapter in ADAPTERS for name in (adapter.TYPE, adapter.SHORT)}
 _TYPES = "|".join(adapter.SHORT for adapter in ADAPTERS)
 _LOOKS = 3
-"""How often a resource that others create and delete meanwhile is looked at in one attempt."""
+"""How many times one attempt reads a resource that others create and delete in the meantime."""
 
 
 class Resource(Struct, rename="camel", forbid_unknown_fields=True):
@@ -67,7 +67,7 @@ def sync(payload: Resource, ctx: Context) -> dict[str, Any]:
 
 
 def subject(job: Job) -> str:
-    """The resource that a job is about: only the last completed job for it says what should be."""
+    """The resource that a job is about: only the last completed job for it says how it should be."""
     payload = msgspec.convert(job.payload, Resource)
     return f"{payload.type} {payload.resource_id}"
 

@@ -1,4 +1,4 @@
-"""What an adapter works with: clients of one attempt, its waits and its tokens."""
+"""What an adapter works with: the clients of one attempt, its waits and its tokens."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from holdfast.errors import Fail
 
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 5.0
-"""Seconds between two looks at something under way; they double from the first."""
+"""Seconds between two checks of a pending operation; each pause is twice as long as the last."""
 
 SETTLING = 300.0
-"""Seconds that a resource in transition is waited for, before the attempt is given up for a later one."""
+"""Seconds to wait for a resource in transition before the attempt fails and is retried later."""
 
 CONNECT_SECONDS = 5.0
 READ_SECONDS = 30.0
 TRIES = 2
-"""How often boto3 sends a request itself: a blip is not worth an attempt, and the rest is the queue's."""
+"""How many times boto3 sends a request: a blip isn't worth an attempt, and the queue does the rest."""
 
 
 class Access:
@@ -62,8 +62,10 @@ class Access:
         return f"arn:{self.client('sts').meta.partition}:{service}:{self.region}:{account}:{name}"
 
     def pauses(self) -> Iterator[None]:
-        """Growing pauses between two looks at something under way. They end for an attempt that should stop,
-        which is told so by its next call."""
+        """Growing pauses between two checks of a pending operation.
+
+        They end early for an attempt that should stop; its next call then raises.
+        """
         seconds = FIRST_PAUSE
         while True:
             self._interrupted.wait(seconds)

@@ -1,4 +1,4 @@
-"""The one interface behind which every kind of resource stands."""
+"""The interface that every kind of resource implements."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Adapter(ABC):
             raise
 
     def is_taken(self, error: Exception) -> bool:
-        """Whether an error of `create` means that the resource is there already."""
+        """Whether an error of `create` means that the resource already exists."""
         return isinstance(error, Exists) or code_of(error) in self.TAKEN
 
     def normal(self, config: dict[str, Any]) -> dict[str, Any]:
@@ -113,7 +113,7 @@ class Adapter(ABC):
         return {**config, self.TAGS: tags if isinstance(tags, dict) else tag_map(tags)}
 
     def changes(self) -> dict[str, Any]:
-        """What is wanted and was not found. Raises Fail if it can't be changed."""
+        """What is wanted but was not found. Raises Fail if it can't be changed."""
         return self.difference(self.wanted)
 
     def difference(self, wanted: dict[str, Any]) -> dict[str, Any]:
@@ -163,7 +163,7 @@ class Adapter(ABC):
         return Fail(f"{self} already exists with a different {what}, which can't be changed")
 
     def exists(self) -> bool:
-        """Whether the resource is there, and stays."""
+        """Whether the resource exists and is not being deleted."""
         return self.look() is not None
 
     @abstractmethod
@@ -180,7 +180,7 @@ class Adapter(ABC):
 
     @abstractmethod
     def update(self, changes: dict[str, Any]) -> None:
-        """Change what is not as wanted, but for tags."""
+        """Change whatever differs, except tags."""
 
     @abstractmethod
     def delete(self) -> bool:

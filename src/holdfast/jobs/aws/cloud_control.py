@@ -1,8 +1,7 @@
-"""Resources of every other type, over the Cloud Control API.
+"""All other resource types, through the Cloud Control API.
 
-Its config is the resource's desired state, with the properties of CloudFormation. Changes are requests that
-go on by themselves; each carries a token, so that an attempt that comes after a crash finds the request of
-the one before it.
+The config is the resource's desired state, as CloudFormation properties. Changes are requests that continue
+by themselves; each carries a token, so that an attempt after a crash finds the request of the previous one.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ class AnyResource(Adapter):
         return token
 
     def _follow(self, event: dict[str, Any], token: str) -> dict[str, Any]:
-        """Look at a request until it has ended, and return its end; raises what it failed by."""
+        """Poll a request until it has ended and return its result; raises if it failed."""
         pauses = self.access.pauses()
         while event["OperationStatus"] in _UNDER_WAY:
             next(pauses)

@@ -1,4 +1,4 @@
-"""Whether a resource is as wanted: what is asked for against what the service tells."""
+"""Comparing the wanted state of a resource with what the service reports."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import json
 from typing import Any
 
 RESERVED = "aws:"
-"""Tags that begin so are the service's own: never compared, never removed."""
+"""Tags with this prefix belong to the service: never compared, never removed."""
 
 
 def same(wanted: Any, found: Any) -> bool:
-    """Whether all that is wanted is found. What an object leaves out does not count; a list is the whole.
+    """Whether everything that is wanted was found.
 
-    Numbers and switches are the same as their text, and JSON in a text the same as what it says: services
-    tell `"30"` for 30 and lay out a policy anew.
+    Keys that a wanted object leaves out are ignored; lists must match. Numbers and booleans equal their text,
+    and JSON inside a string equals its value: services return `"30"` for 30 and reformat policies.
     """
     if isinstance(wanted, dict) and isinstance(found, dict):
         return all(same(value, found.get(name)) for name, value in wanted.items())
@@ -21,7 +21,7 @@ def same(wanted: Any, found: Any) -> bool:
 
 
 def equal(wanted: Any, found: Any) -> bool:
-    """Whether what is wanted is found, and nothing else."""
+    """Whether exactly what is wanted was found."""
     wanted, found = _opened(wanted), _opened(found)
     if _is_empty(wanted) or _is_empty(found):
         return _is_empty(wanted) and _is_empty(found)
@@ -34,7 +34,7 @@ def equal(wanted: Any, found: Any) -> bool:
 
 
 def difference(wanted: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    """The entries of what is wanted that are not so."""
+    """The wanted entries that differ from what was found."""
     return {name: value for name, value in wanted.items() if not same(value, found.get(name))}
 
 

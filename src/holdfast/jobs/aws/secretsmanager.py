@@ -14,9 +14,9 @@ _FOR_DELETION = frozenset({"RecoveryWindowInDays", "ForceDeleteWithoutRecovery"}
 
 
 class Secret(Adapter):
-    """A secret; the parameters of CreateSecret, with SecretBinary as base64, and those of DeleteSecret.
+    """A secret; the parameters of CreateSecret, with SecretBinary as base64, and of DeleteSecret.
 
-    One that is scheduled for deletion counts as gone; to sync it is to restore it.
+    A secret that is scheduled for deletion counts as gone; syncing it restores it.
     """
 
     TYPE = "AWS::SecretsManager::Secret"

@@ -14,7 +14,7 @@ _DESCRIBED = frozenset({"Description", "KeyId", "AllowedPattern", "Tier", "Polic
 class Parameter(Adapter):
     """A parameter; the parameters of PutParameter.
 
-    `SecretValue` stands for `Value` where it is to be shown to nobody: payloads are redacted by names.
+    `SecretValue` is used instead of `Value` if nobody should see it: payloads are redacted by field name.
     """
 
     TYPE = "AWS::SSM::Parameter"

@@ -1,4 +1,4 @@
-"""What AWS answers when something is wrong: whether it can get better, and how it is told without secrets."""
+"""Errors from AWS: which ones can be retried, and how they are reported without secrets."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TRANSIENT = frozenset(
     }
 )
 _TAKEN_FOR = 60.0
-"""How long the name of a queue stays taken after it was deleted, in seconds."""
+"""Seconds for which the name of a deleted queue can't be used again."""
 
 # Those of boto3's own errors that time may heal: no answer, or no credentials yet.
 _PASSING = frozenset(
@@ -42,17 +42,17 @@ _PASSING = frozenset(
 
 
 class Exists(Exception):
-    """What was to be created is there already."""
+    """The resource to create already exists."""
 
 
 def code_of(error: BaseException) -> str | None:
-    """The service's word for an error; None if the error is not a service's."""
+    """The service's error code; None if the error doesn't come from a service."""
     code: str | None = _told(error, "Error").get("Code")
     return code
 
 
 def message_of(error: BaseException) -> str:
-    """What the service says about an error."""
+    """The service's error message."""
     return str(_told(error, "Error").get("Message", ""))
 
 
@@ -87,7 +87,7 @@ def told(config: dict[str, Any], note: Callable[..., None] | None = None) -> Ite
 
 
 def _verdict(error: Exception, secrets: list[str]) -> Fail | Retry | None:
-    """How an attempt ends by this error; None if the error is not from AWS."""
+    """The outcome of an attempt that raised this error; None if the error is not from AWS."""
     code = code_of(error)
     if code is None:
         names = {kind.__name__ for kind in type(error).__mro__}

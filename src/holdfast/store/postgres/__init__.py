@@ -1,4 +1,4 @@
-"""The PostgreSQL engine: psycopg 3, many writers at a time, on as many machines as there are."""
+"""The PostgreSQL engine: psycopg 3, many writers at a time, on any number of machines."""
 
 from holdfast.store.postgres.open import open_store
 from holdfast.store.postgres.store import PostgresStore

@@ -1,4 +1,4 @@
-"""The address of a PostgreSQL queue: libpq's own, and a few options of ours in its query."""
+"""The address of a PostgreSQL queue: a libpq URI, plus a few options of our own."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Address(Struct, frozen=True, kw_only=True):
 
     conninfo: str
     shown: str
-    """As people may see it: without the password."""
+    """The address without the password."""
     schema: str | None = None
     synchronous_commit: str | None = None
     pool: int = 10

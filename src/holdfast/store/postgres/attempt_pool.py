@@ -75,14 +75,14 @@ def is_reset(results: list[PGresult]) -> bool:
 
 
 class AttemptPool(Pool):
-    """Whoever needs a session waits for it, whatever is the reason that there is none."""
+    """A pool whose callers wait for a session, whatever the reason that none is available."""
 
     def __init__(self, database: Database, size: int) -> None:
         super().__init__(self._ask_for, size, after_fork=lambda: None)
         self._database = database
         self._refused_until = 0.0
         self._is_owed = False
-        """Whether the next session that comes back is to be closed."""
+        """Whether to close the next session that is returned."""
 
     def take_patiently(self, check_wait: Callable[[], None]) -> Connection:
         """Wait for a session until there is one, or `check_wait` raises."""

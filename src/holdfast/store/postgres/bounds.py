@@ -1,8 +1,8 @@
-"""How long we wait for others, and how long the server lets a transaction of ours go on.
+"""How long we wait for others, and how long the server lets our transactions run.
 
-The process that began it may be lost or frozen between any two statements. What it has locked then is free
-again when the server has ended its transaction: after `idle` seconds without a word from it. Nobody waits for
-a lock, and no statement or transaction goes on, for longer than is said here.
+The process that began a transaction may be lost or frozen between any two statements. Its locks are released
+when the server ends the transaction, after `idle` seconds of silence. No wait for a lock, no statement and no
+transaction takes longer than the limits here.
 """
 
 from __future__ import annotations

@@ -30,9 +30,9 @@ HELD_BACK_PAUSE = 0.1
 _LIMIT_PATIENCE = 0.25
 """Seconds to wait for those who claim under the same limit."""
 _STUCK_FOR = 2.0
-"""Seconds for which a limit that somebody did not let go is not waited for again."""
+"""Seconds for which a limit that somebody holds on to is not waited for again."""
 _STUCK_PAUSE = 0.05
-"""Seconds after which a worker tries again to get a limit that somebody does not let go."""
+"""Seconds after which a worker tries again to lock a limit that somebody holds on to."""
 
 # With the types that have nothing, too: how many additions their counts are made of is of interest.
 ACTIVE_TYPES = """
@@ -144,9 +144,9 @@ def activity_from(rows: Sequence[Any]) -> tuple[dict[str, Activity], int]:
 
 
 def outlast_claims(database: Database) -> None:
-    """Wait for the claims that were under way when a pause was committed: they may not have seen it.
+    """Wait for the claims that were in progress when a pause was committed: they may not have seen it.
 
-    One whose worker is lost or frozen is ended by the server. StoreBusy, if one goes on for longer than that.
+    If a worker is lost or frozen, the server ends its claim. Raises StoreBusy if one takes longer than that.
     """
     patience = LONGEST_IDLE + PATIENCE
     deadline = time.monotonic() + patience
@@ -161,9 +161,10 @@ def outlast_claims(database: Database) -> None:
 
 
 class LimitLocks:
-    """The rows of the limits, as one process takes them: in turn with the others.
+    """The rows of the limits, which processes lock one after another.
 
-    It waits once for one who does not let go. For a while it then takes such rows only if they are free.
+    It waits once for a process that holds on to one. After that, it takes such rows only if they are free,
+    for a while.
     """
 
     def __init__(self) -> None:
@@ -278,7 +279,7 @@ def _limit_rows(demand: Demand) -> set[str]:
 
 
 def rate_row(name: str) -> str:
-    """The name of a rate limit in the table, beside which stand those of max_running."""
+    """The name of a rate limit in the table, which also contains those of max_running."""
     return f"rate {name}"
 
 

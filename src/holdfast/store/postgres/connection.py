@@ -23,7 +23,7 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 
 class OwnConnection(psycopg.Connection[tuple[Any, ...]]):
-    """A connection that may go with the thread that was left with it, without a word."""
+    """A connection that may be dropped together with the thread that owned it, without a warning."""
 
     def __del__(self, *_: object) -> None:
         """psycopg would warn; the socket is closed all the same."""

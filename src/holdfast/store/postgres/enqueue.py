@@ -73,8 +73,11 @@ def _insert_apart(database: Database, jobs: Sequence[NewJob], wait: bool) -> lis
 
 
 def _despite_others(database: Database, action: Callable[[float], T]) -> T:
-    """Insert many keys at once. Whoever does the same in another order may wait for us while we wait for
-    him, until one of us gives in: each after a time of its own, and tries again."""
+    """Insert many keys at once, retrying on deadlock.
+
+    A process that inserts the same keys in a different order may wait for us while we wait for it. One of
+    them gives up first, after a random time, and tries again.
+    """
     deadline = time.monotonic() + PATIENCE
     while True:
         try:
@@ -86,8 +89,10 @@ def _despite_others(database: Database, action: Callable[[float], T]) -> T:
 
 
 def _certainly(database: Database, action: Callable[[], T]) -> T:
-    """Do what may be done twice, again if the connection breaks: a row of ours that did get through is
-    known by its token. Once a commit was in doubt, nothing else is said of it but what became of it."""
+    """Run an idempotent action, again if the connection breaks: a row that was stored is known by its token.
+
+    Once the outcome of a commit is unknown, this only reports what became of it.
+    """
     deadline = time.monotonic() + PATIENCE
     doubt: CommitUncertain | None = None
     trouble: StoreError | None = None

@@ -1,4 +1,4 @@
-"""What the errors of PostgreSQL mean: which of ours each one becomes, and what to do about it."""
+"""What PostgreSQL's errors mean: which of ours each one becomes, and what to do about it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ConnectionLost(StoreUnavailable):
 
 @contextmanager
 def translated(url: str, *, connecting: bool = False) -> Iterator[None]:
-    """Around what the driver does: its errors become ours."""
+    """Wraps driver calls: the driver's errors become ours."""
     try:
         yield
     except psycopg.Error as error:
@@ -107,7 +107,7 @@ def sqlstate_of(error: BaseException) -> str | None:
 
 
 def means_lost(error: psycopg.Error) -> bool:
-    """Whether the connection is gone: without a word, or with the server's last."""
+    """Whether the connection is gone, with or without a final message from the server."""
     return not error.sqlstate or error.sqlstate.startswith(("57P", "08", "25P03", "25P04"))
 
 

@@ -204,7 +204,7 @@ def _length_of_failure(finish: Finish) -> int:
 
 
 def _locked(session: Session, finishes: Sequence[Finish]) -> dict[tuple[int, int], Status]:
-    """Those whose jobs somebody has locked: they go on."""
+    """The attempts whose jobs are locked by somebody: they are still running."""
     if not finishes:
         return {}
     unlocked = {seq for (seq,) in session.rows(_UNLOCKED, [[finish.seq for finish in finishes]])}

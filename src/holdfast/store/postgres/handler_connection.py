@@ -1,6 +1,6 @@
 """The connection that a handler has inside ctx.transaction(), for as long as the block is open.
 
-A plain one of psycopg's, but for what would end the transaction early.
+A plain psycopg connection, except that it refuses whatever would end the transaction early.
 """
 
 from __future__ import annotations

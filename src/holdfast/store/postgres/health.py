@@ -1,4 +1,4 @@
-"""The state of a PostgreSQL queue's server and tables, as any role may read it."""
+"""Health checks of a PostgreSQL queue's server and tables, as far as any role can see them."""
 
 from __future__ import annotations
 

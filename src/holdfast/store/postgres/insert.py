@@ -153,7 +153,7 @@ def _refuse_for_room(job: NewJob, now: int | None) -> Generator[Statement, list[
 
 
 def insert_all_or_none(jobs: Sequence[NewJob], now: int | None, *, alone: bool = False) -> Steps:
-    """The same, but with one refusal nothing is inserted, and the transaction around it goes on."""
+    """The same, but if one is refused, none is inserted, and the transaction around it stays usable."""
     yield "SAVEPOINT holdfast_all", ()
     verdicts = yield from insert_jobs(jobs, now, alone=alone)
     if any(verdict.error is not None for verdict in verdicts):

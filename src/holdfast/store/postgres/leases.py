@@ -1,4 +1,4 @@
-"""The leases of running attempts, renewed by heartbeats; and what attempts report."""
+"""The leases of running attempts, renewed by heartbeats; and progress reports."""
 
 from __future__ import annotations
 

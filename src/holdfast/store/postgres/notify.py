@@ -1,7 +1,8 @@
-"""Telling workers that there is something to do: NOTIFY, at most one in a few milliseconds a process.
+"""Notifying workers of new jobs: NOTIFY, at most once every few milliseconds per process.
 
-A NOTIFY makes commits wait for one another, all over the server, so it is never part of a commit of ours:
-it follows it, in a transaction that writes nothing else. A worker that misses one looks every poll_interval.
+A NOTIFY makes commits wait for one another, across the whole server, so it is never part of our own commits:
+it follows them, in a transaction that writes nothing else. A worker that misses one polls every
+poll_interval.
 """
 
 from __future__ import annotations

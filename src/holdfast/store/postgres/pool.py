@@ -1,7 +1,8 @@
-"""The pool of connections: taken for one transaction or read, and given back after it.
+"""The connection pool: a connection is taken for one transaction or read, and then returned.
 
-A connection is made in the thread that needs one, so that whoever is kept waiting is told why. What a process
-has open is its own: a forked child begins with an empty pool, and says nothing on its parent's connections.
+Connections are opened in the thread that needs one, so that a caller that has to wait gets the reason. A
+process's connections are its own: a forked child starts with an empty pool, and sends nothing on its parent's
+connections.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class Pool:
             self._changed.notify()
 
     def give(self, connection: Connection) -> None:
-        """Give back what was taken, in whatever state it is."""
+        """Return a connection, in whatever state it is."""
         is_usable = connection.pgconn.transaction_status == TransactionStatus.IDLE  # nor is it closed
         is_broken = connection.broken
         with self._changed:
@@ -108,7 +109,7 @@ class Pool:
             connection.close()
 
     def close(self) -> None:
-        """Close those that lie idle, and each of the others when it is given back."""
+        """Close idle connections now, and the others when they are returned."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -131,7 +132,7 @@ class Pool:
 
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 _inherited: list[Connection] = []
-"""Connections of parent processes. Kept: whoever collected one as garbage would be warned of it."""
+"""Connections of parent processes, kept because collecting one as garbage would raise a warning."""
 
 
 def _leave_to_parent() -> None:
@@ -143,9 +144,9 @@ os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def _shut(inherited: Iterable[Connection]) -> None:
-    """Let go of their sockets, without a word.
+    """Close their sockets without telling the server.
 
-    They must not stay open here when the parent has died: the server would hold its locks for as long as this
+    They must not stay open here when the parent has died: the server would keep its locks for as long as this
     process lives.
     """
     nowhere = os.open(os.devnull, os.O_RDWR)

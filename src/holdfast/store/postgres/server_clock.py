@@ -1,4 +1,4 @@
-"""The server's clock: in a statement, and as a process follows it, asked for now and then."""
+"""The server's clock: in SQL, and as this process tracks it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ CLOCK = f"clock AS MATERIALIZED (SELECT {PRESENT} AS now)"
 
 _KEPT, _RETRY = 30 * SECOND, SECOND
 _TICKS = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""A clock that nobody sets, and that goes on while the machine sleeps."""
+"""A monotonic clock that keeps counting while the machine is suspended."""
 
 
 class ServerClock:
-    """Tells the server's present; this machine's own, until the server was heard."""
+    """Estimates the server's current time; uses this machine's clock until the server has been asked."""
 
     def __init__(self, ask: Callable[[], int]) -> None:
         self._ask = ask
@@ -28,7 +28,7 @@ class ServerClock:
         self._due = 0
 
     def now(self, *, may_ask: bool = True) -> int:
-        """Microseconds, by what was last read of the server's clock."""
+        """The current time in microseconds, based on the last reading of the server's clock."""
         before = ticks()
         if may_ask and before >= self._due:
             self._due = before + _RETRY  # without a server the last known has to do
@@ -37,7 +37,7 @@ class ServerClock:
         return ticks() + self._offset
 
     def set(self, now: int, before: int) -> None:
-        """Take over what the server has said, who was asked at `before` in ticks."""
+        """Update from the server's answer to a question asked at `before`, in ticks."""
         after = ticks()
         self._offset = now - (before + after) // 2
         self._due = after + _KEPT

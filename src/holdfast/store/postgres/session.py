@@ -40,7 +40,7 @@ class Session:
         self.database = database
         self._patience = patience
         self.wakes = False
-        """Whether workers are to be told of it once it is committed."""
+        """Whether workers should be notified once it is committed."""
         self.afterwards: list[Callable[[], None]] = []
         """What to do once it is committed."""
         self.meanwhile: Callable[[], None] | None = None

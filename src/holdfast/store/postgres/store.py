@@ -1,4 +1,4 @@
-"""The PostgreSQL store: what is this engine's alone."""
+"""The PostgreSQL store: what is specific to this engine."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def recount(database: Database, types: Sequence[str]) -> None:
 
 
 def fold(database: Database) -> None:
-    """Add some of them up, in a transaction of its own."""
+    """Fold some of them, in a separate transaction."""
     with database.transaction() as session:
         for sql in (FOLD, FOLD_ERRORS):
             session.rows(sql.format(limit="$1"), [_AT_ONCE])

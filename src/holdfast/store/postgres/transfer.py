@@ -51,7 +51,7 @@ _AT_ONCE = 100
 _STORED = [table for table in TABLES if table not in (ERRORS, COUNTS)]
 _LOCK = f"LOCK TABLE {', '.join(table.name for table in _STORED)}, holdfast_workers IN"
 _NO_WRITERS, _NOBODY = f"{_LOCK} SHARE ROW EXCLUSIVE MODE", f"{_LOCK} ACCESS EXCLUSIVE MODE"
-"""To make triggers, and to drop them: whoever takes more later may wait for one who waits for him."""
+"""To create and drop triggers: taking more locks later could deadlock."""
 _TALLIES = ("holdfast_tallies", "holdfast_error_tallies")
 _RATE = rate_row("")
 

@@ -29,7 +29,7 @@ LOCK_PATIENCE = 60.0
 holds it, which waiting does not end."""
 
 _CHECK_PAUSE = 0.5
-"""Seconds after which an attempt that is to stop no longer waits."""
+"""Seconds after which an attempt that should stop no longer waits."""
 
 _EXPIRE_PATIENCE = 1.0
 _INTERRUPT_PAUSE = 0.005
@@ -87,7 +87,7 @@ def _guarded_kind(kind: type[sqlite3.Cursor]) -> type[sqlite3.Cursor]:
 
 
 class HandlerConnection(Guarded, OwnConnection):
-    """The connection a handler gets: a plain one, but for what would end the transaction early."""
+    """The connection a handler gets: a plain one, except that it refuses to end the transaction early."""
 
     how_it_ends = "SQLite itself rolls back at ON CONFLICT ROLLBACK, and when the disk is full"
     is_completing = False

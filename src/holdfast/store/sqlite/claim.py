@@ -1,8 +1,8 @@
 """Claiming: which pending jobs a worker takes, within every limit, in one transaction.
 
-Everything goes in and out as one JSON value a statement. The worker's threads share Python's interpreter
-lock with its handlers, and sqlite3 lets go of that lock for each row: five hundred rows one by one could
-wait five hundred times for a busy handler.
+Everything goes in and out as one JSON value per statement. The worker's threads share the GIL with its
+handlers, and sqlite3 releases it for each row: reading five hundred rows one by one could mean waiting five
+hundred times for a busy handler.
 """
 
 from __future__ import annotations

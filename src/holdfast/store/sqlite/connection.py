@@ -30,7 +30,7 @@ def _named(sql: str) -> str | None:
 
 
 class OwnConnection(sqlite3.Connection):
-    """See Session. Nobody needs to be woken: whoever waits sees the file change."""
+    """See Session. Nobody needs to be notified: every waiter sees the file change."""
 
     wakes = False
 

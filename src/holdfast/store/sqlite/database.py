@@ -1,9 +1,9 @@
 """One SQLite file: a connection per thread, patient transactions, and the guarded checkpoint.
 
-Two things here are not what sqlite3 does by itself, and FAULTS of real queues are why. Waiting for the
-write lock is our own loop with short random pauses, because SQLite's busy handler can starve a heartbeat
-for seconds. And only one checkpointer runs, holding the write lock meanwhile, because a checkpoint that
-races a reset of the WAL loses committed data in most SQLite versions in use (fixed in 3.51.3).
+Two things here differ from what sqlite3 does by itself, because of failures of real queues. Waiting for the
+write lock is our own loop with short random pauses, because SQLite's busy handler can starve a heartbeat for
+seconds. And only one checkpoint runs at a time, holding the write lock, because a checkpoint that races with
+a reset of the WAL loses committed data in most SQLite versions in use (fixed in 3.51.3).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from holdfast.store.sqlite.file import DatabaseFile
 from holdfast.store.sqlite.fork import ForkGate
 
 WAL_LIMIT = 8 * 1024 * 1024
-"""Bytes of WAL at which whoever commits runs the checkpoint."""
+"""Size of the WAL in bytes at which a commit is followed by a checkpoint."""
 
 _CHECKPOINT_PAUSE = 0.2
 _CHECKPOINT_PATIENCE = 0.5
@@ -148,7 +148,7 @@ class Database:
 
     @contextmanager
     def using(self) -> Iterator[None]:
-        """Around every use of a connection: a fork waits for its end."""
+        """Wraps every use of a connection: a fork waits until it ends."""
         self._gate.enter()
         try:
             yield
@@ -302,7 +302,7 @@ class Database:
         self.file.check()  # only now is it known that what was committed can be found again
 
     def patiently(self, action: Callable[[], T], patience: float = PATIENCE) -> T:
-        """Do it, again with random pauses while another connection holds the lock."""
+        """Run it, retrying with random pauses while another connection holds the lock."""
         deadline = 0.0
         while True:
             try:

@@ -1,4 +1,4 @@
-"""What the errors of SQLite mean: which of ours each one becomes, and what to do about it."""
+"""What SQLite's errors mean: which of ours each one becomes, and what to do about it."""
 
 from __future__ import annotations
 

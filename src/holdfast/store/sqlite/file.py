@@ -1,6 +1,6 @@
 """The database file: where its address leads, and whether that is still the file that was opened.
 
-Nothing here opens it: closing a file that SQLite has open drops the locks of this process.
+Nothing here opens it: closing a file that SQLite has open drops this process's locks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ CHECK_PAUSE = 1.0
 
 
 class DatabaseFile:
-    """The file that an address names; `path` is where it really is. SQLite keeps the WAL beside that."""
+    """The file that an address names; `path` is its real location, next to which SQLite keeps the WAL."""
 
     def __init__(self, named: str) -> None:
         self.named = named

@@ -1,9 +1,9 @@
-"""Forks: no connection of ours is open while this process forks.
+"""Forks: none of our connections is open while this process forks.
 
-SQLite keeps the locks of a process in tables of that process, which a forked child inherits and wrongly
-believes in: the parent could then delete the write-ahead log under it. So before a fork every connection
-is closed, after waiting for those in use, and each side opens new ones. Where one can't be closed (a handler
-that forks inside ctx.transaction(), a statement that takes too long), the child is refused the queue.
+SQLite keeps a process's locks in that process's memory, which a forked child inherits and wrongly trusts: the
+parent could then delete the write-ahead log while the child uses it. So before a fork every connection is
+closed, after waiting for those in use, and each side opens new ones. Where one can't be closed (a handler
+that forks inside ctx.transaction(), a statement that takes too long), the child can't use the queue.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ForkGate:
                 self._condition.notify_all()
 
     def _shut(self) -> bool:
-        """Let nobody in any more, and wait until nobody is inside; False if that takes too long."""
+        """Let nobody in, and wait until nobody is inside; False if that takes too long."""
         mine = 1 if getattr(self._local, "depth", 0) else 0
         with self._condition:
             self._shut_by += 1
@@ -71,7 +71,7 @@ class ForkGate:
             self._condition.notify_all()
 
     def alone(self, action: Callable[[], None]) -> None:
-        """Do it while nobody uses a connection; not at all if somebody does not stop using one."""
+        """Run it while nobody uses a connection; skip it if somebody doesn't stop using one."""
         if self._shut():
             action()
         self._reopen()

@@ -1,4 +1,4 @@
-"""The state of a SQLite queue's file and of where it lives."""
+"""Health checks of a SQLite queue's file and its environment."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def _files(database: Database) -> Finding:
     if exposed:
         text = f"everyone can read {exposed[0]}, including payloads"
         return Finding.warning("permissions", text, f"chmod 600 {quote(exposed[0])}")
-    return Finding.ok("permissions", "the files belong to this user and are closed to others")
+    return Finding.ok("permissions", "the files belong to this user, and nobody else can access them")
 
 
 def _is_reachable(path: str) -> bool:

@@ -43,7 +43,7 @@ def insert_jobs(connection: sqlite3.Connection, jobs: Sequence[NewJob], now: int
 
 
 def insert_all_or_none(connection: sqlite3.Connection, jobs: Sequence[NewJob], now: int) -> list[Verdict]:
-    """The same, but with one refusal nothing is inserted, and the transaction around it goes on."""
+    """The same, but if one is refused, none is inserted, and the transaction around it stays usable."""
     refused = True
     connection.execute("SAVEPOINT holdfast_all")
     try:

@@ -1,4 +1,4 @@
-"""The leases of running attempts: renewed by heartbeats, suspected by reapers; and what attempts report."""
+"""The leases of running attempts: renewed by heartbeats, marked by reapers; and progress reports."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ def _version_rows(database: Database) -> list[tuple[object]]:
 
 
 def _migrate(database: Database) -> None:
-    """Apply what is missing, in one transaction; whoever comes second finds nothing left to do."""
+    """Apply the missing migrations in one transaction; the second process finds nothing left to do."""
     with database.transaction() as connection:
         connection.create_function(ERROR_GROUP, 1, _error_group, deterministic=True)
         for step in migrate.pending(MIGRATIONS, _version(database, _tables(database))):

@@ -1,4 +1,4 @@
-"""The SQLite store: what is this engine's alone."""
+"""The SQLite store: what is specific to this engine."""
 
 from __future__ import annotations
 

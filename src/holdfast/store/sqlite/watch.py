@@ -1,9 +1,9 @@
-"""Waking up when another process commits: inotify on the WAL where there is one, a short poll elsewhere.
+"""Waking up when another process commits: inotify on the WAL where available, a short poll elsewhere.
 
-inotify tells that the WAL was written, which is a moment before the commit can be seen: the writer syncs
-the file and then publishes the commit in shared memory, silently. So a wake-up is followed by a few looks
-at `data_version`, each after a longer pause. The watch itself opens nothing: opening and closing the
-database file in this process would drop its locks.
+inotify reports that the WAL was written, a moment before the commit is visible: the writer syncs the file and
+then publishes the commit in shared memory, without an event. So a wake-up is followed by several checks of
+`data_version`, with growing pauses. The watch itself opens nothing: opening and closing the database file in
+this process would drop its locks.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class SqliteWatch:
         return woken
 
     def _follow_file(self) -> None:
-        """Watch the WAL that is there now: when all connections were closed meanwhile, it is another file."""
+        """Watch the current WAL: if all connections were closed in the meantime, it is a different file."""
         try:
             present = os.stat(self._database.path + "-wal").st_ino
         except OSError:

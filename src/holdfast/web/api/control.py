@@ -93,7 +93,7 @@ async def types(request: Request) -> Response:
 
 
 def known_types(queue: Queue, may_enqueue: Callable[[str], bool]) -> list[JobType]:
-    """Those of this process's handlers, and those that workers have published."""
+    """The types of this process's handlers, and those that workers have published."""
     known: dict[str, tuple[str, dict[str, Any]]] = {
         record.type: (record.executor, usable(record.schema)) for record in queue.published_types()
     }

@@ -1,4 +1,4 @@
-"""For machines that watch machines: is the process up, can it work, and how is it doing."""
+"""For monitoring: is the process up, can it work, and how is it doing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the HTTP API takes, and what it alone answers: the other answers are in observe/shapes.py."""
+"""Request bodies, and the responses that only the HTTP API has: the others are in observe/shapes.py."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Duration = Annotated[
 
 
 class Body(Struct, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """What a client sends: numbers are not text, and unknown fields are errors."""
+    """A request body: numbers are not text, and unknown fields are errors."""
 
     EXAMPLE: ClassVar[dict[str, Any] | None] = None
 

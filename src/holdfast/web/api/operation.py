@@ -1,4 +1,4 @@
-"""What every endpoint says of itself in the OpenAPI document: its body, its answer, and its errors."""
+"""What each endpoint contributes to the OpenAPI document: its body, its responses, and its errors."""
 
 from __future__ import annotations
 
@@ -40,8 +40,7 @@ def operation(
     other: dict[int, tuple[Any, str]] | None = None,
     as_text: bool = False,
 ) -> dict[str, Any]:
-    """The arguments of a route: its body, its answer and `other` answers, and beside the errors that every
-    endpoint has these."""
+    """The arguments of a route: its body, its responses, and the errors beyond the common ones."""
     responses = errors(*codes, *(_WITH_BODY if body else ()))
     if answer is not None:
         responses[status] = _response(answer)
@@ -65,7 +64,7 @@ def errors(*codes: int) -> dict[int | str, dict[str, Any]]:
 
 @cache
 def is_required(body: type[Body]) -> bool:
-    """Whether a body has to be sent: one whose fields may all be left out may be left out itself."""
+    """Whether a body is required: it is optional if all of its fields are."""
     return any(field.required for field in fields(body))
 
 

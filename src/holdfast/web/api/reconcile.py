@@ -1,4 +1,4 @@
-"""Reconciliation over HTTP: compare the completed jobs with the world, and the last report."""
+"""Reconciliation over HTTP: run one, and get the last report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs over HTTP: look, retry, cancel, delete; one or many."""
+"""Jobs over HTTP: list, inspect, retry, cancel and delete, one or many."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def _whole(job: Job) -> bytes:
 
 
 def _refuse_reserved(id: str) -> None:
-    """Words that are paths of their own are no ids: whoever asks for one has taken the wrong method."""
+    """Reserved words are not ids: a request for one used the wrong method."""
     if id in RESERVED_IDS:
         raise HTTPException(405)
 
@@ -242,7 +242,7 @@ def log(queue: Queue, id: str, tail: int | None, *, is_text: bool) -> Response:
 
 
 class Output(Struct, frozen=True):
-    """What a command has printed, or its end; `size` is how many bytes all of it has."""
+    """A command's output, or the end of it; `size` is the total number of bytes."""
 
     text: str
     size: int

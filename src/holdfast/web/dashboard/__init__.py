@@ -1,1 +1,1 @@
-"""The pages for people: rendered here, with nothing from elsewhere, and useful without JavaScript."""
+"""The dashboard: rendered on the server, without external resources, and usable without JavaScript."""

@@ -1,4 +1,4 @@
-"""The same done to many jobs, and clearing up old ones: each asks first and says how many it would be."""
+"""Bulk actions and cleanup: each asks for confirmation, and says how many jobs it affects."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _TAKES: dict[Action, tuple[str, ...]] = {
 
 @router.get("/jobs/bulk")
 async def confirm(request: Request) -> Response:
-    """What would be done, and to how many: nothing is changed yet."""
+    """The confirmation page: what would be done, and to how many jobs. Changes nothing."""
     require_change(request)
     given = query_of(request)
     action, selection, ids = _order(given)
@@ -62,7 +62,7 @@ async def confirm(request: Request) -> Response:
 
 
 def _view_of(queue: Queue, action: Action, selection: Selection, ids: list[str]) -> dict[str, Any]:
-    """How many there are, and how many of them the action can be done to."""
+    """How many jobs match, and how many of them the action applies to."""
     if ids:
         able = [job.id for job in queue.get_many(ids) if action in actions_for(job)]
         return {"ids": able, "count": len(able), "total": len(ids), "pinned": selection}
@@ -100,7 +100,7 @@ async def change_many(request: Request) -> Response:
 
 
 def _order(given: Form) -> tuple[Action, Selection, list[str]]:
-    """What is to be done, to the jobs of which list, or to which of them."""
+    """The requested action, and the list or the ids that it applies to."""
     for action in _DONE:
         if given.get("action") == action:
             return action, selection_from(given), [id for id in dict.fromkeys(given.list("id")) if id]
@@ -136,7 +136,7 @@ def _outcome(action: Action, made: Acted) -> str:
 
 @router.get("/cleanup")
 async def confirm_cleanup(request: Request) -> Response:
-    """How many old jobs would be deleted: nothing is changed yet."""
+    """The confirmation page: how many old jobs would be deleted. Changes nothing."""
     require_change(request)
     given = query_of(request)
     older_than = given.get("older_than") or "7d"

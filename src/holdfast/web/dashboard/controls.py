@@ -1,4 +1,4 @@
-"""Pause and resume, rate limits, and every setting with what it may be."""
+"""Pause and resume, rate limits, and every setting with its allowed values."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ def _read_text(values: dict[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _read_options(values: dict[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """What was said about the job beside its payload; what was left empty was not said."""
+    """The options from the form; empty fields are left out."""
     options: dict[str, Any] = {}
     wrong: dict[str, str] = {}
     for name, read in _OPTIONS.items():

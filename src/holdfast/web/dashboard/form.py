@@ -101,7 +101,7 @@ def _is_blank(group: Group, values: Mapping[str, str]) -> bool:
 
 
 def _read_field(field: Field, values: Mapping[str, str], problems: dict[str, str]) -> Any:
-    """What the field's text means; UNSET if the payload is to be without it, or it is wrong."""
+    """The value of a field's text; UNSET if it is left out of the payload, or invalid."""
     text = with_line_ends(values.get(field.name, ""))
     try:
         if field.is_filled(text):

@@ -21,7 +21,7 @@ UNIONS = ("anyOf", "oneOf", "allOf")
 
 
 class Wrong(Exception):
-    """What is wrong with a text, in words for the one who wrote it."""
+    """What is wrong with the text of a field, worded for the person who entered it."""
 
 
 # A rule's parts, if they are what they should be.
@@ -140,7 +140,7 @@ def _figure(number: float) -> str:
 
 
 def read_text(rule: Mapping[str, Any], kind: str, text: str) -> Any:
-    """What the text of a field means; raises Wrong if that is not allowed."""
+    """The value of a field's text; raises Wrong if it is not allowed."""
     if kind == "number":
         return _read_number(rule, text.strip())
     if kind == "json":

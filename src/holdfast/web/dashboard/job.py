@@ -1,4 +1,4 @@
-"""One job: what it is, what became of it, why it does not run, and what can be done about it."""
+"""One job: its data, its history, why it isn't running, and what can be done about it."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _output(job: Job, queue: Queue) -> Output | None:
 
 @router.get("/jobs/{id}/output")
 async def output(request: Request, id: str) -> Response:
-    """All that a command has printed, as text."""
+    """A command's complete output, as text."""
     return await backend_of(request).read_slowly(request, log, id, None, is_text=True)
 
 
@@ -122,7 +122,7 @@ async def cancel(request: Request, id: str) -> Response:
 
 @router.get("/jobs/{id}/delete")
 async def confirm_delete(request: Request, id: str) -> Response:
-    """Asks first: nothing is changed yet."""
+    """The confirmation page. Changes nothing."""
     require_change(request)
     found = await backend_of(request).call(Queue.require_brief, id)
     back = local_path(query_of(request).get("back") or f"/jobs/{id}")

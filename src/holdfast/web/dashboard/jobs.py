@@ -24,7 +24,7 @@ _QUICK_RANGES = (("15m", "15 min"), ("1h", "1 h"), ("24h", "24 h"), ("7d", "7 d"
 
 
 def actions_for(job: Job) -> list[str]:
-    """What may be done to a job now."""
+    """The actions that are possible for a job now."""
     is_retryable = job.status in sources("retry") and (
         job.status is not Status.SCHEDULED or job.next_retry_at is not None
     )

@@ -10,7 +10,7 @@ from markupsafe import Markup, escape
 MOST_NODES = 2_000
 LONGEST_TEXT = 100_000
 _OPEN_NODES = 40
-"""A part with more values than this begins closed, but for the outermost."""
+"""A part with more values than this starts collapsed, except the outermost."""
 
 
 def tree(value: Any) -> Markup:

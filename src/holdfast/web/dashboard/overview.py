@@ -1,4 +1,4 @@
-"""The first page: is the queue healthy, what is it doing, and what has failed?"""
+"""The overview: is the queue healthy, what is it doing, and what has failed?"""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MOST_WORKERS = 20
 MOST_GROUPS = 8
 RECENT_FAILURES = 10
 _LONG_WAIT = 30.0
-"""Seconds after which it is odd that a ready job waits while nothing runs."""
+"""Seconds after which it is suspicious that a ready job waits while nothing is running."""
 
 _OPEN = (Status.PENDING, Status.PROCESSING, Status.FAILED)
 
@@ -100,7 +100,7 @@ def headline(
     unserved: dict[str, int],
     oldest_seconds: float | None = None,
 ) -> Headline:
-    """What an operator wants to know first. No workers is not the same as busy ones."""
+    """The headline. Having no workers is different from having only busy ones."""
     pending = counts["pending"]
     waiting = _waiting(pending)
     slots = sum(worker.concurrency for worker in workers)
@@ -136,7 +136,7 @@ def _waiting(count: int) -> str:
 
 
 def _types(unserved: dict[str, int]) -> str:
-    """The only type, or how many there are."""
+    """The only type, or the number of types."""
     return f"`{next(iter(unserved))}`" if len(unserved) == 1 else f"{len(unserved):,} types"
 
 
@@ -156,7 +156,7 @@ def outlook(
     unserved: dict[str, int],
     last_hour: Pulse,
 ) -> str:
-    """How long it takes to run the waiting jobs, at the pace of the last minutes."""
+    """How long the waiting jobs will take, at the rate of the last few minutes."""
     if not counts["pending"]:
         return "no jobs waiting"
     if "" in paused:

@@ -1,4 +1,4 @@
-"""What every page has in common: templates, forms and their protection, and the notice after a change."""
+"""What every page shares: templates, forms and their CSRF protection, and the notice after a change."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MOST_FIELDS = 2_000
 _NOTICE_SECONDS = 30
 _LONGEST_NOTICE = 300  # characters of up to 12 bytes in a cookie, which may have 4,096
 _WORDS = "ago seconds bound percent number capped first_line plural sentence iso moment"
-"""What is said in the same words by `queuectl`, as filters of the templates."""
+"""Wording shared with `queuectl`, as template filters."""
 
 _TOKEN = re.compile(r"[0-9a-f]{32}")
 
@@ -81,10 +81,10 @@ class Html(HTMLResponse):
 def page(
     request: Request, name: str, status: int = 200, *, address: str | None = None, **values: Any
 ) -> HTMLResponse:
-    """A template as an answer.
+    """Render a template as a response.
 
-    `address` is where the page can be had again, if not where it was asked for. `now` is the instant that
-    ages are told from, the database's if given.
+    `address` is the page's own URL, if it differs from the requested one. `now` is the time that ages are
+    relative to: the database's, if given.
     """
     access: Access = request.app.state.access
     form_token = request.cookies.get(FORM_COOKIE, "")
@@ -125,7 +125,7 @@ def done(request: Request, path: str, notice: str, *, is_problem: bool = False) 
 
 
 def redirect(request: Request, path: str) -> Response:
-    """To a page of ours, whatever the path says."""
+    """Redirect to one of our pages, whatever the path contains."""
     return RedirectResponse(f"{root_of(request)}{local_path(path)}", 303)
 
 
@@ -159,13 +159,13 @@ def scheme(request: Request) -> str:
 
 
 def local_path(path: str) -> str:
-    """A path on this server, never another site: no //host, no scheme, nothing but plain characters."""
+    """A path on this server, never another site: no //host, no scheme, only plain characters."""
     is_plain = path.isascii() and path.isprintable() and "\\" not in path
     return path if is_plain and path.startswith("/") and not path.startswith("//") else "/"
 
 
 class Headline(Struct, frozen=True):
-    """How something is, in a word and a sentence. `level` is good, busy, warning, problem or unknown."""
+    """A state, as a word and a sentence. `level` is good, busy, warning, problem or unknown."""
 
     level: str
     word: str
@@ -173,7 +173,7 @@ class Headline(Struct, frozen=True):
 
 
 class Form:
-    """What a form has sent."""
+    """The fields of a submitted form."""
 
     def __init__(self, values: dict[str, list[str]]) -> None:
         self._values = values
@@ -200,7 +200,7 @@ class Form:
 
 
 def query_of(request: Request) -> Form:
-    """What an address says after its question mark."""
+    """The query parameters of a URL."""
     return Form.read(request.scope["query_string"])
 
 

@@ -17,7 +17,7 @@ from holdfast.web.reconciler import Asked, latest_report
 router = APIRouter(include_in_schema=False)
 
 _SHORT_SECONDS = 0.5
-"""How long a person is kept waiting for a report that may be there at once."""
+"""How long a request waits for a report before the page is shown without it."""
 
 
 @router.get("/reconcile")
@@ -75,7 +75,7 @@ def verdict(report: Report | None, checkable: Sequence[str]) -> Headline:
 
 
 def differences(differing: int, unchecked: int) -> str:
-    """What a report has found, in half a sentence; empty if nothing."""
+    """What a report found, as part of a sentence; empty if nothing."""
     if not differing:
         return f"{_completed(unchecked)} could not be checked" if unchecked else ""
     effects = (

@@ -167,7 +167,7 @@ def _responses(operation: dict[str, Any], schemas: dict[str, Any]) -> list[dict[
 
 
 def _whole_example(schema: dict[str, Any], schemas: dict[str, Any]) -> Any:
-    """An answer as it looks, its lists with one entry."""
+    """An example response, with one entry in each list."""
     if schema.get("type") == "array":
         return [_whole_example(schema["items"], schemas)]
     if "$ref" in schema:

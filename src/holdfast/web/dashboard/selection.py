@@ -1,4 +1,4 @@
-"""Which jobs a list shows, and how that stands in its address: every filter is in the URL."""
+"""Which jobs a list shows, and how that is encoded in its URL: every filter is part of it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Selection(
 
     @property
     def filter(self) -> Filter:
-        """As the queue takes it. Raises ConfigError for what can't be."""
+        """The selection as a Filter. Raises ConfigError if it is invalid."""
         if self.order not in _ORDERS:
             raise ConfigError(f"order must be asc or desc, not {shown(self.order)}")
         return parse_filter(
@@ -67,7 +67,7 @@ class Selection(
         )
 
     def pinned(self, now: datetime) -> Selection:
-        """The same, but for what comes later: its time range stands still and ends now."""
+        """The same selection without later jobs: its time range is fixed and ends now."""
         fixed = self.filter.at(now)
         end = now + timedelta(microseconds=1)
         since, until = fixed.since, fixed.until
@@ -78,18 +78,18 @@ class Selection(
         )
 
     def pairs(self) -> list[tuple[str, str]]:
-        """What differs from the plain list, as fields of a form or an address."""
+        """What differs from the unfiltered list, as form fields or query parameters."""
         plain = to_builtins(Selection())
         given = {name: value for name, value in to_builtins(self).items() if value != plain[name]}
         return [*(("status", word) for word in given.pop("status", ())), *given.items()]
 
     def query(self, **more: str | int | None) -> str:
-        """An address's query, with what it says beside the selection."""
+        """The query string of a URL, with extra parameters besides the selection."""
         pairs = [*self.pairs(), *((name, str(value)) for name, value in more.items() if value is not None)]
         return "?" + urlencode(pairs) if pairs else ""
 
     def sorted_by(self, sort: str) -> Selection:
-        """The same in another order; asked for once more, turned round."""
+        """The same selection sorted by another column; by the same column, in reverse."""
         return replace(self, sort=sort, order="asc" if sort == self.sort and not self.ascending else "desc")
 
     def chips(self) -> list[tuple[str, Selection]]:

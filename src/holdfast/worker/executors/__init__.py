@@ -1,4 +1,4 @@
-"""Executors run handlers and report how they ended. They know no SQL."""
+"""Executors run handlers and report their outcomes. They contain no SQL."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class Executor(ABC):
 
     @abstractmethod
     def start(self, attempt: Attempt) -> None:
-        """Begin; must not block."""
+        """Start the handler; must not block."""
 
     def ask(self, attempt: Attempt) -> None:  # noqa: B027 -- where it shares the attempt, it sees that
         """Let the handler see its `stop_reason` at its next safe point."""
 
     @abstractmethod
     def interrupt(self, attempt: Attempt) -> bool:
-        """Stop the handler for its `stop_reason`; False if that can only be asked, not enforced."""
+        """Stop the handler for its `stop_reason`; False if it can only be asked, not forced."""
 
     @abstractmethod
     def close(self) -> None:
-        """End without waiting for what would not stop."""
+        """Shut down without waiting for handlers that won't stop."""

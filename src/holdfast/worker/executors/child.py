@@ -1,4 +1,4 @@
-"""The program of a handler's process: reads attempts from a pipe, runs them one by one, reports each end."""
+"""The program of a handler's process: reads attempts from a pipe, runs them, reports each outcome."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class ChildProgram:
             self._run(run)
 
     def _close_idle(self) -> None:
-        """Leave connections to the other processes: the server may have none to spare."""
+        """Close idle connections, so that other processes can use them: the server may have none to spare."""
         if self._queue is not None:
             self._queue.close_idle()
 
@@ -160,7 +160,7 @@ class ChildProgram:
 
 
 def _die_with_the_worker() -> None:
-    """Nobody would ever stop this process, nor what the handler has started."""
+    """The worker is gone, so nobody would ever stop this process or what its handler started: exit."""
     os.killpg(0, signal.SIGKILL)
 
 

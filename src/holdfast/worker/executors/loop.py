@@ -1,4 +1,4 @@
-"""Async handlers: tasks on one event loop in a thread of its own. A cancelled task really ends."""
+"""Async handlers: tasks on one event loop, in its own thread. A cancelled task really ends."""
 
 from __future__ import annotations
 

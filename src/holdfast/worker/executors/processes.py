@@ -1,8 +1,8 @@
-"""Handlers that must be killable or burn CPU: warm child processes, each lent to one attempt at a time.
+"""Handlers that must be killable or are CPU-bound: warm child processes, each running one attempt at a time.
 
-A thread of the worker waits for each running child, so a process handler is to the rest of the worker just
-a handler that takes its time. Children are new processes (`python -m …`, never forked), import the
-application, and find the handler by its name. They die with their worker: the end of their pipe tells them.
+A worker thread waits for each running child, so to the rest of the worker a process handler is just a slow
+handler. Children are new processes (`python -m …`, never forks), import the application, and find the handler
+by name. They die with their worker: they notice when their pipe closes.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class Child:
         self._signal(signal.SIGTERM)
 
     def close(self) -> None:
-        """End the child and all it started; its exit status is collected once."""
+        """End the child and everything it started; its exit status is collected once."""
         with self._lock:
             closed, self._closed = self._closed, True
         if closed:

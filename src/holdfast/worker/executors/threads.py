@@ -1,4 +1,4 @@
-"""Sync handlers: a thread each, made when needed. A thread can't be killed; it can only be asked."""
+"""Sync handlers: a thread for each, created when needed. Threads can't be killed, only asked to stop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.worker.run import Ending, Report, describe, run_here
 
 
 class ThreadExecutor(Executor):
-    """A pool of daemon threads that grows to what runs at a time."""
+    """A pool of daemon threads that grows to the number of concurrent jobs."""
 
     def __init__(self, report: Report, store: Store, context: Context | None = None) -> None:
         super().__init__(report, store, context)

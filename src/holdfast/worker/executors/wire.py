@@ -1,4 +1,4 @@
-"""What a worker and its handlers' processes say to each other: one JSON message a line."""
+"""The messages between a worker and its handlers' processes: one JSON message per line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.worker.run import Ending
 
 
 class Setup(Struct, tag=True):
-    """First of all: where code and queue are. `main` is what the worker ran as its main program."""
+    """The first message: where the code and the queue are. `main` is the worker's own main program."""
 
     url: str
     defaults: Mapping[str, Value]
@@ -63,7 +63,7 @@ class Overdue(Struct, tag=True):
 
 
 class JobCompleted(Struct, tag=True):
-    """ctx.transaction() has completed the job; the handler may go on for a while."""
+    """ctx.transaction() has completed the job; the handler may keep running for a while."""
 
 
 class Progress(Struct, tag=True):
@@ -98,7 +98,7 @@ class LineReader:
         self._rest = b""
 
     def read_line(self) -> bytes | None:
-        """The next message, or None when whoever sent them is gone."""
+        """The next message, or None once the sender is gone."""
         parts: list[bytes] = []
         part: bytes | None = self._rest
         while part is not None:
