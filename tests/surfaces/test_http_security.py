@@ -308,7 +308,7 @@ def test_foreign_page_may_load_nothing_where_no_token_keeps_it_out(
     app = create_app(queue)
     with live(app) as address, client(address) as made:
         monkeypatch.setattr(app.state.backend, "call", None)  # nothing is asked of the queue
-        monkeypatch.setattr(app.state.backend, "read_slowly", None)
+        monkeypatch.setattr(app.state.backend, "read", None)
         for method in READING:
             for path in (
                 "/",

@@ -14,10 +14,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+_encode = json.JSONEncoder(
+    ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=to_builtins
+).encode
 
 
 def json_bytes(value: Any) -> bytes:
+    """Plain values, and Structs among them."""
     return _encode(value).encode()
 
 
@@ -27,11 +30,6 @@ def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | No
 
 def text_response(text: str) -> Response:
     return Response(text, media_type="text/plain; charset=utf-8")
-
-
-def answer(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """A Struct, or a list of them, as JSON."""
-    return json_response(to_builtins(value), status, headers)
 
 
 def number(value: float) -> float | int:
