@@ -41,9 +41,5 @@ async def last(request: Request) -> Response:
     backend = backend_of(request)
     run = backend.reconciler.running
     report = await backend.call(latest_report, backend.reconciler.last)
-    return json_response(
-        ReconciliationState(
-            running=None if run is None else convert(run, Reconciling, from_attributes=True),
-            report=None if report is None else convert(report, Reconciliation, from_attributes=True),
-        )
-    )
+    running = None if run is None else convert(run, Reconciling, from_attributes=True)
+    return json_response({"running": running, "report": report})
