@@ -28,10 +28,6 @@ def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | No
     return Response(json_bytes(value), status, headers, "application/json")
 
 
-def text_response(text: str) -> Response:
-    return Response(text, media_type="text/plain; charset=utf-8")
-
-
 def number(value: float) -> float | int:
     """10 rather than 10.0, as whoever sent it wrote it."""
     return int(value) if float(value).is_integer() else value

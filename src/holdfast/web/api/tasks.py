@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, HTTPException, Path, Query, Request, Response
 from msgspec import Struct
 from msgspec.structs import asdict, replace
+from starlette.responses import PlainTextResponse
 
 from holdfast.core.clock import parse_instant
 from holdfast.core.filter import Filter, parse_filter
@@ -26,7 +27,7 @@ from holdfast.web.api.messages import Bulk, BulkDone, Deleted, Log, Refusal, Ret
 from holdfast.web.api.operation import operation
 from holdfast.web.backend import backend_of
 from holdfast.web.errors import Refused, refusal
-from holdfast.web.responses import json_bytes, json_response, text_response
+from holdfast.web.responses import json_bytes, json_response
 from holdfast.web.route import StrictRoute, read_body
 
 router = APIRouter(prefix="/api/tasks", tags=["tasks"], route_class=StrictRoute)
@@ -215,11 +216,7 @@ def _bulk(queue: Queue, order: Bulk) -> BulkDone:
 async def get_task(request: Request, id: JobId) -> Response:
     """Everything about a job. Secret fields, recognised by their names, show [redacted]."""
     _refuse_reserved(id)
-    return Response(await backend_of(request).read_job(request, id, _whole), media_type="application/json")
-
-
-def _whole(job: Job) -> bytes:
-    return json_bytes(shapes.task(job))
+    return await backend_of(request).read_job(request, id, lambda job: json_response(shapes.task(job)))
 
 
 def _refuse_reserved(id: str) -> None:
@@ -291,7 +288,7 @@ async def logs(
 
 def log(queue: Queue, *, id: str, tail: int | None = None, is_text: bool) -> Response:
     text = read_output(queue, queue.require_brief(id), tail).text
-    return text_response(text) if is_text else json_response(Log(id=id, log=text))
+    return PlainTextResponse(text) if is_text else json_response(Log(id=id, log=text))
 
 
 class Output(Struct, frozen=True):
