@@ -1,4 +1,7 @@
-"""A real browser for the tests: one in a process, a new context for each page, and a guard that reports.
+"""A real browser for the tests: one in a process, tabs that are handed on clean, and a guard that reports.
+
+A new context costs several times what a page does, so a tab is used again: without cookies, on an empty
+document, for a server on another port. One on which a test has done what can't be undone is thrown away.
 
 Playwright's synchronous calls leave an event loop running in their thread, also while the test does something
 else, and `asyncio.run` is refused there. So the browser has a thread of its own. Tests hold stand-ins that
@@ -16,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
@@ -46,6 +49,9 @@ WAIT_SECONDS = 10.0
 _FIRST_LOOK_MILLISECONDS = 40
 _LONGEST_LOOK_MILLISECONDS = 320
 
+OTHER_NAME = "queue.example"
+"""This machine, to the browser: a name that is not trusted as loopback's are."""
+
 CALL_SECONDS = 45.0
 """When a call counts as stuck. Not all obey Playwright's timeout: evaluate() waits for any promise."""
 
@@ -60,14 +66,34 @@ _ARGUMENTS = [
     # Else each page has a process for itself, and one in reserve: half of what a short test costs.
     "--renderer-process-limit=1",
     # Whatever the pages or the browser itself want from elsewhere does not leave this machine.
-    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE localhost, EXCLUDE 127.0.0.1, EXCLUDE [::1]",
+    "--host-resolver-rules="
+    + ", ".join(
+        [f"MAP {OTHER_NAME} 127.0.0.1", "MAP * ~NOTFOUND"]
+        + [f"EXCLUDE {name}" for name in ("localhost", "127.0.0.1", "[::1]")]
+    ),
 ]
+WIDE = {"width": 1280, "height": 800}
+NARROW = {"width": 390, "height": 844}
+LOOKS = (("light", WIDE), ("dark", NARROW))
+"""Between them every page is seen in both schemes and at both widths."""
+
+OF_THE_LOOK = ("color-contrast", "link-in-text-block", "scrollable-region-focusable")
+"""The rules whose findings differ with colours and widths; the others look at the document alone."""
+
 _CONTEXT: dict[str, Any] = {
-    "viewport": {"width": 1280, "height": 800},
+    "viewport": WIDE,
     "reduced_motion": "reduce",
     "locale": "en-GB",
     "timezone_id": "UTC",
 }
+_LASTING = frozenset(
+    {"add_init_script", "clock", "emulate_media", "expose_binding", "expose_function", "grant_permissions"}
+    | {"new_cdp_session", "on", "once", "route", "set_extra_http_headers", "set_offline", "set_viewport_size"}
+)
+"""What a test can do to a page that stays with it."""
+
+_MOST_IDLE = 3
+
 _TELL_VIOLATIONS = """{
     const tell = console.error;
     addEventListener("securitypolicyviolation", (event) => tell(
@@ -77,7 +103,10 @@ _TELL_VIOLATIONS = """{
 
 class NewPage(Protocol):
     def __call__(self, **options: Any) -> Page:
-        """A page in a context of its own, with options of Playwright's `new_context`."""
+        """A page that shares nothing with the test's others, with options of Playwright's `new_context`.
+
+        `init_script` runs in each document before its own scripts.
+        """
 
 
 class Serve(Protocol):
@@ -113,20 +142,25 @@ def guard() -> Guard:
 @pytest.fixture
 def new_page(chromium: Chromium, guard: Guard, serve: Serve) -> Iterator[NewPage]:
     """Opens pages, and fails the test at its end if one of them reports what was not expected."""
-    contexts: list[BrowserContext] = []
+    with watched_pages(chromium, guard) as make:
+        yield make
+
+
+@contextmanager
+def watched_pages(chromium: Chromium, guard: Guard) -> Iterator[NewPage]:
+    """Opens pages; at the end they must not have reported anything that was not expected."""
+    tabs: list[Tab] = []
 
     def make(**options: Any) -> Page:
-        context = chromium.new_context(**{**_CONTEXT, **options})
-        contexts.append(context)
-        guard.watch(context)
-        return context.new_page()
+        tabs.append(chromium.take_tab({**_CONTEXT, **options}))
+        guard.watch(tabs[-1])
+        return tabs[-1].page
 
     yield make
     try:
         guard.check()
     finally:
-        for context in contexts:
-            context.close()
+        chromium.give_back(tabs)
 
 
 @pytest.fixture
@@ -151,19 +185,33 @@ def required_browser() -> str:
     pytest.skip(NO_BROWSER)
 
 
-def serious_findings(page: Page) -> list[str]:
-    """What axe finds on a page that is serious or critical: rule, target and summary of each."""
+def serious_findings(page: Page, rules: tuple[str, ...] = ()) -> list[str]:
+    """What axe finds on a page, by these rules or by all, that is serious or critical: rule, target and
+    summary of each."""
     from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
 
     if not page.evaluate("'axe' in window"):
         page.evaluate(Axe().axe_script)
-    violations = page.evaluate("axe.run({resultTypes: ['violations']}).then((found) => found.violations)")
+    options = {"resultTypes": ["violations"], **({"runOnly": list(rules)} if rules else {})}
+    violations = page.evaluate("(options) => axe.run(options).then((found) => found.violations)", options)
     return [
         f"{violation['id']} at {node['target']}: {' '.join(node['failureSummary'].split())}"
         for violation in violations
         if violation["impact"] in ("serious", "critical")
         for node in violation["nodes"]
     ]
+
+
+def findings(page: Page) -> dict[str, list[str]]:
+    """What is serious on a page as it is, by its look; and where it is wider than the window."""
+    found: dict[str, list[str]] = {}
+    for scheme, size in LOOKS:
+        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        page.set_viewport_size(size)  # type: ignore[arg-type]
+        texts = serious_findings(page, OF_THE_LOOK if found else ())
+        width = page.evaluate("document.documentElement.scrollWidth")
+        found[f"{scheme}, {size['width']}"] = [*texts, *([f"{width} wide"] if width > size["width"] else [])]
+    return {look: texts for look, texts in found.items() if texts}
 
 
 def shot(page: Page, name: str) -> None:
@@ -180,20 +228,16 @@ class Guard:
         self.findings: list[str] = []
         self.expected: list[str] = []
         """Parts of findings that are no fault."""
-        self._contexts: list[BrowserContext] = []
+        self._tabs: list[Tab] = []
 
-    def watch(self, context: BrowserContext) -> None:
-        context.add_init_script(_TELL_VIOLATIONS)
-        context.on("console", self._on_console)
-        context.on("weberror", self._on_error)
-        context.on("request", self._on_request)
-        context.on("requestfailed", self._on_failure)
-        self._contexts.append(context)
+    def watch(self, tab: Tab) -> None:
+        tab.guard = self
+        self._tabs.append(tab)
 
     def unexpected(self) -> list[str]:
         """The findings so far, without what is expected."""
-        for context in self._contexts:
-            for page in context.pages:
+        for tab in self._tabs:
+            for page in tab.page.context.pages:
                 _settle(page)
         return [finding for finding in self.findings if not any(part in finding for part in self.expected)]
 
@@ -203,19 +247,19 @@ class Guard:
         if found:
             pytest.fail("\n".join(["the pages reported:", *found]), pytrace=False)
 
-    def _on_console(self, message: ConsoleMessage) -> None:
+    def on_console(self, message: ConsoleMessage) -> None:
         if message.type == "error":
             self.findings.append(f"console: {message.text} ({message.location.get('url', '')})")
 
-    def _on_error(self, error: WebError) -> None:
+    def on_error(self, error: WebError) -> None:
         self.findings.append(f"error: {error.error}")
 
-    def _on_request(self, request: Request) -> None:
+    def on_request(self, request: Request) -> None:
         url = urlsplit(request.url)
         if url.scheme not in ("data", "blob", "about") and not _is_ours(request):
             self.findings.append(f"request elsewhere: {request.method} {request.url}")
 
-    def _on_failure(self, request: Request) -> None:
+    def on_failure(self, request: Request) -> None:
         # Aborted is what the page itself let go of: a stream, for one, when the page is left.
         if request.failure != "net::ERR_ABORTED":
             self.findings.append(f"request failed: {request.method} {request.url} {request.failure}")
@@ -239,6 +283,37 @@ def _settle(page: Page) -> None:
         page.evaluate("0")
 
 
+class Tab:
+    """A page in a context of its own, and the guard of the test that has it."""
+
+    page: Page
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.options = options
+        self.guard = Guard()
+
+    def open(self, context: BrowserContext) -> Page:
+        """In the browser's thread."""
+        for script in (_TELL_VIOLATIONS, self.options.get("init_script", "")):
+            context.add_init_script(script)
+        context.on("console", lambda message: self.guard.on_console(message))
+        context.on("weberror", lambda error: self.guard.on_error(error))
+        context.on("request", lambda request: self.guard.on_request(request))
+        context.on("requestfailed", lambda request: self.guard.on_failure(request))
+        return context.new_page()
+
+    def clear(self) -> None:
+        """Leave what the test had, with what it stored: a later one may have a server on the same port."""
+        for other in self.page.context.pages:
+            if other != self.page:
+                other.close()
+        if self.page.url.startswith("http:") and self.options.get("java_script_enabled", True):
+            self.page.evaluate("sessionStorage.clear()")
+        self.page.goto("about:blank")
+        self.page.mouse.move(0, 0)
+        self.page.context.clear_cookies()
+
+
 class Chromium:
     """The browser, in its thread. One that crashed or is stuck is replaced for the next page."""
 
@@ -246,9 +321,40 @@ class Chromium:
         self._path = path
         self._thread: _Thread | None = None
         self._browser: Any = None
+        self._idle: list[Tab] = []
+
+    def take_tab(self, options: dict[str, Any]) -> Tab:
+        """One that an earlier test had with the same options, or a new one."""
+        found = [tab for tab in self._idle if tab.options == options and self._is_usable]
+        if found:
+            self._idle.remove(found[0])
+            return found[0]
+        tab = Tab(options)
+        context = self.new_context(**{name: options[name] for name in options if name != "init_script"})
+        assert self._thread is not None
+        tab.page = self._thread.do(tab.open, context)
+        return tab
+
+    def give_back(self, tabs: list[Tab]) -> None:
+        """The tabs of a test: for the next, unless something of this one would stay with them."""
+        if self._thread is None or not self._is_usable:
+            return
+        for tab in tabs:
+            if self._thread.has_lasting or tab.page.is_closed():
+                tab.page.context.close()
+            else:
+                tab.clear()
+                self._idle.append(tab)
+        self._thread.has_lasting = False
+        while len(self._idle) > _MOST_IDLE:
+            self._idle.pop(0).page.context.close()
+
+    @property
+    def _is_usable(self) -> bool:
+        return self._thread is not None and not self._thread.is_stuck and self._browser.is_connected()
 
     def new_context(self, **options: Any) -> BrowserContext:
-        if self._thread is None or self._thread.is_stuck or not self._browser.is_connected():
+        if not self._is_usable:
             self.close()
             self._start()
         context: BrowserContext = self._browser.new_context(**options)
@@ -260,6 +366,7 @@ class Chromium:
         if self._thread is not None and not self._thread.is_stuck:
             self._thread.close()
         self._thread = self._browser = None
+        self._idle.clear()
 
     def _start(self) -> None:
         from playwright.sync_api import expect, sync_playwright
@@ -277,6 +384,8 @@ class _Thread:
     def __init__(self) -> None:
         self.manager: Any = None
         self.is_stuck = False
+        self.has_lasting = False
+        """Whether something was done that stays with a page."""
         self._calls: queues.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queues.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="browser", daemon=True)
         self._thread.start()
@@ -354,6 +463,7 @@ class _StandIn:
         self._value = value
 
     def __getattr__(self, name: str) -> Any:
+        self._thread.has_lasting |= name in _LASTING
         return self._thread.do(getattr, self, name)
 
     def __call__(self, *args: Any, **options: Any) -> Any:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 import threading
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,15 +15,9 @@ from playwright.sync_api import Error, Page, Request
 
 from tests.support import wait_until
 from tests.surfaces import browser
-from tests.surfaces.browser import Chromium, Guard, NewPage, Serve, expect, serious_findings, shot
+from tests.surfaces.browser import Chromium, Guard, Serve, expect, serious_findings, shot, watched_pages
 
 TOKEN = "a token for the tests"
-REPOSITORY = Path(__file__).parents[2]
-WIDE = {"width": 1280, "height": 800}
-NARROW = {"width": 390, "height": 844}
-
-looks = pytest.mark.parametrize("scheme", ["light", "dark"])
-sizes = pytest.mark.parametrize("viewport", [WIDE, NARROW], ids=["wide", "narrow"])
 
 
 def log_in(page: Page, token: str) -> None:
@@ -90,61 +84,21 @@ def test_who_has_logged_out_is_asked_for_the_token_again(page: Page, serve: Serv
     expect(page).to_have_url(f"{address}/login?next=/docs")
 
 
-@looks
-@sizes
-def test_axe_finds_nothing_serious(
-    new_page: NewPage, serve: Serve, scheme: str, viewport: dict[str, int]
-) -> None:
-    address = serve(token=TOKEN)
-    page = new_page(color_scheme=scheme, viewport=viewport)
-    page.goto(f"{address}/docs")
-    shot(page, f"login-{scheme}-{viewport['width']}")
-    found = serious_findings(page)
-    log_in(page, TOKEN)
-    expect(page).to_have_url(f"{address}/docs")
-    shot(page, f"docs-{scheme}-{viewport['width']}")
-    assert found + serious_findings(page) == []
-
-
-@sizes
-def test_no_page_is_wider_than_the_window(new_page: NewPage, serve: Serve, viewport: dict[str, int]) -> None:
-    address = serve(token=TOKEN)
-    page = new_page(viewport=viewport)
-    page.goto(f"{address}/docs")
-    assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
-    log_in(page, TOKEN)
-    expect(page).to_have_url(f"{address}/docs")
-    page.wait_for_load_state()  # with its style sheet
-    assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
-
-
-def test_without_javascript_one_can_log_in(new_page: NewPage, serve: Serve) -> None:
-    address = serve(token=TOKEN)
-    page = new_page(java_script_enabled=False)
-    page.goto(f"{address}/docs")
-    log_in(page, TOKEN)
-    expect(page).to_have_url(f"{address}/docs")
-
-
 # The guard: what a page must not do is found.
 
 
-@pytest.mark.parametrize(
-    ("html", "finding"),
-    [
+def test_what_the_policy_forbids_is_found_and_does_not_run(page: Page, serve: Serve, guard: Guard) -> None:
+    address = serve()
+    for html, finding in (
         ("<script>document.title = 'ran'</script>", "CSP: script-src-elem forbids inline"),
         ("<body style='color: red'>", "CSP: style-src-attr forbids inline"),
         ("<img src=x onerror=\"document.title = 'ran'\">", "CSP: img-src forbids"),
-    ],
-)
-def test_what_the_policy_forbids_is_found_and_does_not_run(
-    page: Page, serve: Serve, guard: Guard, html: str, finding: str
-) -> None:
-    visit(page, serve(), f"<title>still</title>{html}", policy="default-src 'none'")
-    found = guard.unexpected()
-    guard.expected += ["CSP: ", "Content Security Policy", "csp"]
-    assert any(finding in line for line in found), found
-    assert page.title() == "still"
+    ):
+        visit(page, address, f"<title>still</title>{html}", policy="default-src 'none'")
+        found = guard.unexpected()
+        assert any(finding in line for line in found), found
+        assert page.title() == "still"
+        guard.findings.clear()
 
 
 def test_a_script_added_to_a_page_of_ours_is_found(page: Page, serve: Serve, guard: Guard) -> None:
@@ -160,9 +114,9 @@ def test_a_script_added_to_a_page_of_ours_is_found(page: Page, serve: Serve, gua
     assert page.title() != "ran"
 
 
-@pytest.mark.parametrize(
-    ("script", "finding"),
-    [
+def test_errors_and_requests_of_a_page_are_found(page: Page, serve: Serve, guard: Guard) -> None:
+    address = serve()
+    for script, finding in (
         ("console.error('it broke')", "console: it broke"),
         ("throw new Error('thrown')", "thrown"),
         ("Promise.reject(new Error('rejected'))", "rejected"),
@@ -172,23 +126,22 @@ def test_a_script_added_to_a_page_of_ours_is_found(page: Page, serve: Serve, gua
             "request elsewhere: GET http://elsewhere.example/x",
         ),
         ("fetch('http://127.0.0.1:1/x').catch(() => 0)", "request failed: GET http://127.0.0.1:1/x"),
-    ],
-)
-def test_errors_and_requests_of_a_page_are_found(
-    page: Page, serve: Serve, guard: Guard, script: str, finding: str
-) -> None:
-    visit(page, serve(), f"<script>{script}</script>")
-    wait_until(
-        lambda: any(finding in line for line in guard.unexpected()), 10, f"{finding}: {guard.findings}"
-    )
+    ):
+        visit(page, address, f"<script>{script}</script>")
+        wait_until(partial(is_found, guard, finding), 10, f"{finding}: {guard.findings}")
+        guard.findings.clear()
     guard.expected.append("")
+
+
+def is_found(guard: Guard, finding: str) -> bool:
+    return any(finding in line for line in guard.unexpected())
 
 
 def test_a_popup_is_watched_too(page: Page, serve: Serve, guard: Guard) -> None:
     visit(page, serve(), "<a href=/gone target=_blank>open</a>")
     with page.expect_popup():
         page.get_by_role("link").click()
-    wait_until(lambda: any("status of 404" in line for line in guard.unexpected()), 10, str(guard.findings))
+    wait_until(partial(is_found, guard, "status of 404"), 10, str(guard.findings))
     guard.expected.append("status of 404")
 
 
@@ -200,35 +153,13 @@ def test_a_stream_that_ends_with_its_page_is_no_finding(page: Page, serve: Serve
     assert guard.unexpected() == []
 
 
-TEST = """
-from tests.conftest import empty_database, engine, queue, url
-from tests.surfaces.browser import chromium, guard, new_page, page, serve
-
-def test_it(page, serve):
-    page.goto(serve() + "/docs")
+def test_a_test_whose_page_reports_something_fails(chromium: Chromium, serve: Serve) -> None:
+    stack = ExitStack()
+    page = stack.enter_context(watched_pages(chromium, Guard()))()
+    page.goto(f"{serve()}/docs")
     page.evaluate("console.error('it broke')")
-"""
-
-
-@pytest.mark.browser
-def test_a_test_whose_page_reports_something_fails(tmp_path: Path) -> None:
-    (tmp_path / "test_it.py").write_text(TEST)
-    paths = [str(REPOSITORY), os.environ.get("PYTHONPATH")]
-    variables = {
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-    }
-    ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-W", "error", "--rootdir", tmp_path, tmp_path],
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert ran.returncode == 1, ran.stderr
-    assert "1 passed, 1 error" in ran.stdout
-    assert "the pages reported:\nconsole: it broke" in ran.stdout
+    with pytest.raises(pytest.fail.Exception, match="the pages reported:\nconsole: it broke"):
+        stack.close()
 
 
 @pytest.mark.parametrize(
@@ -305,6 +236,30 @@ def test_a_page_that_a_signal_interrupted_is_given_up_and_the_next_has_a_new_bro
         assert own.new_context().new_page().evaluate("1 + 1") == 2
     finally:
         own.close()
+
+
+def test_a_tab_is_handed_on_without_what_a_test_left_there_or_not_at_all(
+    chromium: Chromium, serve: Serve
+) -> None:
+    address = serve(token=TOKEN)
+    options = {"locale": "fr-FR"}
+    tab = chromium.take_tab(options)
+    tab.page.goto(f"{address}/docs")
+    log_in(tab.page, TOKEN)
+    tab.page.evaluate("sessionStorage.setItem('kept', 'yes')")
+    tab.page.context.new_page()
+    chromium.give_back([tab])
+    again = chromium.take_tab(options)
+    assert again is tab
+    assert (tab.page.context.cookies(), len(tab.page.context.pages)) == ([], 1)
+    tab.page.goto(f"{address}/docs")
+    expect(tab.page.get_by_role("button", name="Log in")).to_be_visible()
+    assert tab.page.evaluate("sessionStorage.length") == 0
+    tab.page.route("**/docs", lambda route: route.abort())
+    chromium.give_back([tab])
+    other = chromium.take_tab(options)
+    assert other is not tab
+    chromium.give_back([other])
 
 
 def test_callbacks_and_nested_objects_work_through_the_thread(page: Page, serve: Serve) -> None:

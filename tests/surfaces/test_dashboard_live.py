@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-import sqlite3
 import threading
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import parse_qs, urlsplit
@@ -208,170 +206,6 @@ def test_a_job_that_leaves_the_filter_leaves_the_list(
     expect(page.locator("main")).to_contain_text("No jobs match.")
 
 
-# Finding jobs.
-
-
-@pytest.fixture
-def found(jobs: Queue) -> Queue:
-    """Jobs of two types in four states; the first two are a day old."""
-    jobs.register("mail", lambda payload: _refuse(payload["user"]["id"]))
-    jobs.enqueue("mail", {"user": {"id": 42}}, id="old-failed", max_attempts=1)
-    jobs.enqueue("ok", {"user": {"id": 7}}, id="old-done", key="order:17")
-    jobs.drain()
-    jobs.enqueue("mail", {"user": {"id": 42}}, id="cancelled")
-    jobs.cancel("cancelled")
-    jobs.enqueue("ok", {"user": {"id": 42}}, id="waits")
-    day = int(timedelta(days=1).total_seconds() * 1e6)
-    with sqlite3.connect(Path(jobs.url.removeprefix("sqlite:///"))) as connection:
-        connection.execute(
-            "UPDATE holdfast_jobs SET created_at = created_at - ? WHERE id LIKE 'old-%'", (day,)
-        )
-    connection.close()
-    return jobs
-
-
-def _refuse(number: int) -> None:
-    raise RuntimeError(f"no such mailbox {number}")
-
-
-def test_every_filter_is_in_the_address_and_a_fresh_tab_shows_the_same(
-    page: Page, new_page: NewPage, serve: Serve, found: Queue
-) -> None:
-    address = serve()
-    today = datetime.now(UTC) - timedelta(hours=12)
-    moment = today.strftime("%Y-%m-%dT%H:%M")
-    tries: list[tuple[Callable[[], object], dict[str, list[str]], list[str]]] = [
-        (
-            lambda: page.get_by_label("Type").select_option("mail"),
-            {"type": ["mail"]},
-            ["cancelled", "old-failed"],
-        ),
-        (
-            lambda: tick(page, "completed", "cancelled"),
-            {"status": ["completed", "cancelled"]},
-            ["cancelled", "old-done"],
-        ),
-        (lambda: search(page, "MAILBOX"), {"q": ["MAILBOX"]}, ["old-failed"]),
-        (lambda: search(page, "order:17"), {"q": ["order:17"]}, ["old-done"]),
-        (
-            lambda: search(page, "payload.user.id:42"),
-            {"q": ["payload.user.id:42"]},
-            ["waits", "cancelled", "old-failed"],
-        ),
-        (lambda: from_to(page, moment, ""), {"from": [moment]}, ["waits", "cancelled"]),
-        (lambda: from_to(page, "", moment), {"to": [moment]}, ["old-done", "old-failed"]),
-    ]
-    tab = new_page()
-    for fill, wanted, ids in tries:
-        page.goto(f"{address}/jobs")
-        fill()
-        press(page, "Apply")
-        expect(page.locator("#chips .chip")).to_have_count(1)
-        given = {name: values for name, values in query(page).items() if any(values)}
-        assert given == wanted
-        assert shown(page) == ids
-        tab.goto(page.url)
-        assert shown(tab) == ids
-        assert (
-            tab.locator("#chips .chip").all_text_contents()
-            == page.locator("#chips .chip").all_text_contents()
-        )
-
-
-def tick(page: Page, *states: str) -> None:
-    for state in states:
-        page.get_by_label(state, exact=True).check()
-
-
-def search(page: Page, text: str) -> None:
-    page.get_by_role("searchbox").fill(text)
-
-
-def from_to(page: Page, begin: str, end: str) -> None:
-    page.get_by_text("Time range").click()
-    page.get_by_label("Created from").fill(begin)
-    page.get_by_label("Created before").fill(end)
-
-
-def test_filters_add_up_stay_in_the_form_and_are_taken_off_one_by_one(
-    page: Page, serve: Serve, found: Queue
-) -> None:
-    page.goto(f"{serve()}/jobs")
-    page.get_by_label("Type").select_option("mail")
-    page.get_by_label("failed", exact=True).check()
-    search(page, "mailbox")
-    press(page, "Apply")
-    expect(page.locator("#chips .chip")).to_have_count(3)
-    assert shown(page) == ["old-failed"]
-    expect(page.get_by_label("Type")).to_have_value("mail")
-    expect(page.get_by_label("failed", exact=True)).to_be_checked()
-    expect(page.get_by_role("searchbox")).to_have_value("mailbox")
-    page.get_by_role("link", name="search: mailbox").click()
-    expect(page.locator("#chips .chip")).to_have_count(2)
-    assert "q" not in query(page)
-    page.get_by_role("link", name="Clear").click()
-    expect(page.locator("#chips .chip")).to_have_count(0)
-    assert len(shown(page)) == 4
-    page.get_by_role("link", name="1 h", exact=True).click()
-    expect(page.locator("#chips .chip")).to_have_text(re.compile("created in the last 1h"))
-    assert shown(page) == ["waits", "cancelled"]
-
-
-def test_the_list_is_sorted_both_ways_by_created_finished_and_priority(
-    page: Page, serve: Serve, jobs: Queue
-) -> None:
-    for id, priority in (("low", -1), ("high", 5), ("middle", 2)):
-        jobs.enqueue("ok", id=id, priority=priority)
-    jobs.drain()  # finishes high, middle, low
-    jobs.enqueue("ok", id="waits")
-    page.goto(f"{serve()}/jobs")
-    assert shown(page) == ["waits", "middle", "high", "low"]
-    orders = {
-        "Created": [
-            "low",
-            "high",
-            "middle",
-            "waits",
-        ],  # turned round by the first click: it is the usual order
-        "Finished": ["low", "middle", "high"],
-        "Priority": ["high", "middle", "waits", "low"],
-    }
-    for name, ids in orders.items():
-        head = page.get_by_role("columnheader", name=name)
-        for direction in ("ascending", "descending") if name == "Created" else ("descending", "ascending"):
-            head.get_by_role("link").click()
-            expect(head).to_have_attribute("aria-sort", direction)
-            assert shown(page) == ids, (name, direction)
-            ids = ids[::-1]
-    assert query(page) == {"sort": ["priority"], "order": ["asc"]}
-
-
-def test_paging_forwards_and_backwards_misses_and_repeats_none_of_130_jobs(
-    page: Page, serve: Serve, jobs: Queue
-) -> None:
-    made = jobs.enqueue_many("ok", [{} for _ in range(130)])
-    newest_first = [job.id for job in made][::-1]
-    page.goto(f"{serve()}/jobs")
-    expect(page.locator("#summary")).to_have_text("130 jobs.")
-    forwards = [shown(page)]
-    for _ in range(2):
-        with page.expect_navigation():
-            page.get_by_role("link", name="Next").click()
-        forwards.append(shown(page))
-    assert [len(ids) for ids in forwards] == [50, 50, 30]
-    assert [id for ids in forwards for id in ids] == newest_first
-    expect(page.get_by_role("link", name="Next")).to_have_count(0)
-    backwards = [shown(page)]
-    for _ in range(2):
-        with page.expect_navigation():
-            page.get_by_role("link", name="Previous").click()
-        backwards.append(shown(page))
-    assert backwards == forwards[::-1]
-    expect(page.get_by_role("link", name="Previous")).to_have_count(0)
-    page.get_by_role("link", name="Show 100 per page").click()
-    expect(page.locator("table.jobs tbody tr")).to_have_count(100)
-
-
 # Many at once.
 
 
@@ -406,87 +240,6 @@ def test_shift_selects_a_range_and_the_box_above_selects_all(
     page.get_by_label("Select all on this page").uncheck()
     expect(page.locator("#selected")).to_have_text("0 selected:")
     expect(page.get_by_label("Select bad-1")).not_to_be_checked()
-
-
-def test_all_that_match_are_retried_but_none_that_came_after_the_question(
-    page: Page, serve: Serve, jobs: Queue, failed: list[Job]
-) -> None:
-    jobs.enqueue("ok", id="other")
-    page.goto(f"{serve()}/jobs?status=failed&type=bad")
-    page.get_by_role("link", name="Retry all…").click()
-    expect(page.get_by_role("heading", level=1)).to_have_text("Retry 3 jobs?")
-    expect(page.locator("main")).to_contain_text("status: failed")
-    jobs.enqueue("bad", id="late", max_attempts=1)
-    jobs.drain()
-    jobs.delete("bad-2")
-    assert jobs.count(status="failed") == 3
-    press(page, "Retry 3 jobs")
-    expect(page.locator("#notice")).to_have_text("2 jobs retried.")
-    assert [get(jobs, id).status for id in ("bad-0", "bad-1", "late")] == ["pending", "pending", "failed"]
-    assert query(page) == {"status": ["failed"], "type": ["bad"]}
-    assert shown(page) == ["late"]
-
-
-def test_a_question_counts_only_what_can_be_done(
-    page: Page, serve: Serve, jobs: Queue, failed: list[Job]
-) -> None:
-    jobs.enqueue("ok", id="waits")
-    page.goto(f"{serve()}/jobs")
-    page.get_by_label("Select all on this page").check()
-    press(page, "Delete…")
-    expect(page.get_by_role("heading", level=1)).to_have_text("Delete 3 jobs?")
-    expect(page.locator("main")).to_contain_text("3 of the 4 jobs you selected can be deleted.")
-    press(page, "Delete 3 jobs")
-    expect(page.locator("#notice")).to_have_text("3 jobs deleted.")
-    assert shown(page) == ["waits"]
-    page.get_by_role("link", name="Cancel all…").click()
-    press(page, "Cancel 1 job")
-    expect(page.locator("#notice")).to_have_text("1 job cancelled.")
-    assert get(jobs, "waits").status == "cancelled"
-
-
-def test_failures_are_grouped_by_error_and_all_of_a_group_are_retried(
-    page: Page, serve: Serve, jobs: Queue
-) -> None:
-    jobs.register("mail", lambda payload: _refuse(payload["number"]))
-    for number in range(4):
-        jobs.enqueue("mail", {"number": number}, max_attempts=1)
-    jobs.enqueue("bad", max_attempts=1)
-    jobs.drain()
-    page.goto(serve())
-    group = page.locator("#groups li").filter(has_text="no such mailbox #")
-    expect(group.locator("strong")).to_have_text("4")
-    expect(page.locator("#groups li")).to_have_count(2)
-    group.get_by_role("link", name="Retry all of these").click()
-    expect(page.get_by_role("heading", level=1)).to_have_text("Retry 4 jobs?")
-    press(page, "Retry 4 jobs")
-    expect(page.locator("#notice")).to_have_text("4 jobs retried.")
-    assert (jobs.count(type="mail", status="pending"), jobs.count(type="bad", status="failed")) == (4, 1)
-
-
-def test_clean_up_counts_asks_and_deletes_only_what_is_old_enough(
-    page: Page, serve: Serve, jobs: Queue, failed: list[Job]
-) -> None:
-    jobs.enqueue("ok", id="done")
-    jobs.drain()
-    address = serve()
-    page.goto(address)
-    press(page, "Clean up…")
-    expect(page.get_by_role("heading", level=1)).to_have_text("Nothing to clean up")
-    page.get_by_role("link", name="Back").click()
-    page.get_by_label("Delete completed and cancelled").fill("0s")
-    press(page, "Clean up…")
-    expect(page.get_by_role("heading", level=1)).to_have_text("Delete 1 job?")
-    assert jobs.get("done") is not None
-    press(page, "Delete 1 job")
-    expect(page.locator("#notice")).to_have_text("1 job deleted.")
-    assert jobs.get("done") is None
-    page.get_by_label("Delete completed and cancelled").fill("0s")
-    page.get_by_label("failed jobs instead").check()
-    press(page, "Clean up…")
-    press(page, "Delete 3 jobs")
-    expect(page.locator("#notice")).to_have_text("3 jobs deleted.")
-    assert jobs.count() == 0
 
 
 def test_a_live_page_does_not_take_the_notice_of_another(page: Page, serve: Serve, jobs: Queue) -> None:
@@ -524,22 +277,15 @@ def test_a_retry_with_an_edited_payload_keeps_big_integers_and_secrets(
     assert get(jobs, "job").payload == {"to": "grace", "number": BIG, "password": "hunter2"}
 
 
-@pytest.mark.parametrize(
-    ("typed", "problem"),
-    [
-        ('{"to": "ada",', "is not valid JSON"),
-        ('["ada"]', "must be a JSON object"),
-        ('{"to": 5}', "to"),
-    ],
-)
 def test_a_wrong_edited_payload_is_refused_beside_what_was_typed(
-    page: Page, serve: Serve, jobs: Queue, guard: Guard, typed: str, problem: str
+    page: Page, serve: Serve, jobs: Queue, guard: Guard
 ) -> None:
     guard.expected.append("status of 400")
     jobs.job(send)
     jobs.enqueue("send", {"to": "ada"}, id="job")
     jobs.cancel("job")
     page.goto(f"{serve()}/jobs/job")
+    typed = '{"to": "ada",'
     page.get_by_label("Payload (JSON)").fill(typed)
     press(page, "Retry with this payload")
     field = page.get_by_label("Payload (JSON)")
@@ -547,7 +293,7 @@ def test_a_wrong_edited_payload_is_refused_beside_what_was_typed(
     expect(field).to_have_value(typed)
     expect(field).to_be_focused()
     assert "edit-problem" in (field.get_attribute("aria-describedby") or "").split()
-    expect(page.locator("#edit-problem")).to_contain_text(problem)
+    expect(page.locator("#edit-problem")).to_contain_text("is not valid JSON")
     assert (get(jobs, "job").status, get(jobs, "job").payload) == ("cancelled", {"to": "ada"})
 
 
@@ -693,63 +439,6 @@ def test_nothing_runs_while_the_queue_is_paused_and_all_runs_when_it_is_resumed(
     assert is_same_document(page)
 
 
-def test_one_type_is_paused_and_resumed_while_another_runs(
-    page: Page, serve: Serve, jobs: Queue, start_worker: StartWorker
-) -> None:
-    start_worker()
-    page.goto(f"{serve()}/controls")
-    mark(page)
-    press(page, "Pause ok")
-    expect(row(page, "ok").locator(".badge")).to_have_text("paused")
-    jobs.enqueue("ok", id="held")
-    jobs.enqueue("echo", id="free")
-    assert jobs.wait("free", timeout=SOON).status == "completed"
-    expect(row(page, "ok").locator("td.right")).to_have_text("1")
-    assert get(jobs, "held").status == "pending"
-    press(page, "Resume ok")
-    assert jobs.wait("held", timeout=SOON).status == "completed"
-    expect(row(page, "ok").locator(".badge")).to_have_text("running")
-    assert is_same_document(page)
-
-
-def test_a_rate_limit_set_by_form_is_obeyed_and_its_end_too(
-    page: Page, serve: Serve, jobs: Queue, start_worker: StartWorker
-) -> None:
-    page.goto(f"{serve()}/controls")
-    row(page, "ok").get_by_role("textbox").fill("0.001")
-    row(page, "ok").get_by_role("button", name="Set", exact=True).click()
-    expect(page.locator("#notice")).to_have_text("rate_limit for ok is now 0.001.")
-    made = jobs.enqueue_many("ok", [{}, {}, {}])
-    start_worker()
-    jobs.wait(made[0].id, timeout=SOON)
-    wait_until(lambda: "rate limit" in str(jobs.why(made[1].id)), SOON)
-    assert jobs.count(status="pending") == 2
-    expect(row(page, "ok").locator("td.right")).to_have_text("2")
-    row(page, "ok").get_by_role("textbox").fill("0")
-    row(page, "ok").get_by_role("button", name="Set", exact=True).click()
-    expect(row(page, "ok").locator("td.right")).to_have_text("0")
-    assert jobs.wait(made[2].id, timeout=SOON).status == "completed"
-
-
-def test_a_setting_changed_by_form_is_obeyed_and_reset(
-    page: Page, serve: Serve, jobs: Queue, start_worker: StartWorker
-) -> None:
-    address = serve()
-    page.goto(f"{address}/controls?type=bad")
-    expect(page.locator("#settings-title")).to_have_text("Settings for bad")
-    page.get_by_label("max_attempts").fill("1")
-    press(page, "Set max_attempts")
-    expect(page.locator("#notice")).to_have_text("max_attempts for bad is now 1.")
-    assert query(page) == {"type": ["bad"]}
-    jobs.enqueue("bad", id="once")
-    start_worker()
-    assert jobs.wait("once", timeout=SOON).attempts == 1
-    press(page, "Reset max_attempts")
-    expect(page.get_by_label("max_attempts")).to_have_value("3")
-    # Running workers follow within a second.
-    wait_until(lambda: jobs.wait(jobs.enqueue("bad").id, timeout=SOON).attempts == 3, SOON)
-
-
 def test_a_wrong_setting_is_refused_beside_its_field(
     page: Page, serve: Serve, jobs: Queue, guard: Guard
 ) -> None:
@@ -820,36 +509,6 @@ def test_a_job_is_enqueued_by_a_form_with_every_kind_of_field(page: Page, serve:
         "limits": {"x": 1},
     }
     assert (job.priority, job.key, job.max_attempts, job.status) == (7, "k", 9, "pending")
-
-
-def test_a_wrong_payload_is_refused_next_to_its_field(
-    page: Page, serve: Serve, jobs: Queue, guard: Guard
-) -> None:
-    guard.expected.append("status of 400")
-    jobs.job(send)
-    page.goto(f"{serve()}/enqueue?type=send")
-    form = page.locator("#new-job")
-    form.get_by_label(re.compile("^to")).fill("ada")
-    form.get_by_label(re.compile("^copies")).fill("many")
-    page.get_by_text("Options").click()
-    form.get_by_label("Priority").fill("high")
-    press(page, "Enqueue")
-    expect(page.get_by_role("alert")).to_have_text("Nothing was enqueued: 2 fields are invalid.")
-    for label, typed in (("copies", "many"), ("Priority", "high")):
-        field = form.get_by_label(re.compile(f"^{label}"))
-        expect(field).to_be_visible()
-        expect(field).to_have_value(typed)
-        expect(field).to_have_attribute("aria-invalid", "true")
-        described = field.get_attribute("aria-describedby")
-        expect(page.locator(f"#{described} .problem")).not_to_be_empty()
-    expect(form.get_by_label(re.compile("^to"))).to_have_value("ada")
-    expect(page.locator("[aria-invalid=true]")).to_have_count(2)
-    assert jobs.count() == 0
-    form.get_by_label(re.compile("^copies")).fill("2")
-    form.get_by_label("Priority").fill("")
-    press(page, "Enqueue")
-    expect(page.locator("#notice")).to_contain_text(" enqueued.")
-    assert [job.payload for job in jobs.jobs()] == [{"to": "ada", "copies": 2}]
 
 
 def test_a_double_click_enqueues_once(page: Page, serve: Serve, jobs: Queue) -> None:
@@ -1115,7 +774,7 @@ def test_trouble_with_the_database_leaves_the_page_as_it_was_and_says_so(
     page.goto(f"{serve()}/jobs")
     expect(page.locator("#live")).to_have_attribute("data-state", "live")
     mark(page)
-    search(page, "half a wo")
+    page.get_by_role("searchbox").fill("half a wo")
 
     def trouble(*_: object) -> Any:
         raise StoreUnavailable("the disk is gone")

@@ -22,14 +22,13 @@ from holdfast.testing import MovableClock
 from holdfast.web import create_app, reconciler
 from tests.support import unsynced, wait_until
 from tests.surfaces.answers import NOW
-from tests.surfaces.browser import NewPage, Serve, expect, serious_findings, shot
+from tests.surfaces.browser import NewPage, Serve, expect, findings, serious_findings, shot
 from tests.surfaces.hostile_strings import STRINGS
 from tests.surfaces.html_page import Page, Reader, below
 from tests.surfaces.live import client, live
 from tests.surfaces.world import World
 
 TOKEN, READ_TOKEN = "a token for changes", "a token for looking"
-NARROW = {"width": 390, "height": 844}
 NARROWEST = {"width": 320, "height": 640}
 
 
@@ -402,29 +401,15 @@ def test_check_by_keyboard(page: BrowserPage, serve: Serve, queue: Queue, world:
     expect(page.locator("#verdict h2")).to_have_text("No differences")
 
 
-def test_check_without_javascript(new_page: NewPage, serve: Serve, queue: Queue, differing: World) -> None:
-    page = new_page(java_script_enabled=False)
-    page.goto(f"{serve()}/reconcile")
-    differing.problems.clear()
-    press(page, "Check now")
-    expect(page.locator("#notice")).to_have_text("The check is complete.")
-    expect(page.locator("#differences tbody tr")).to_have_count(1)
-
-
-@pytest.mark.parametrize(
-    ("size", "scheme"), [({"width": 1280, "height": 800}, "light"), (NARROW, "dark"), (NARROWEST, "light")]
-)
-def test_page_is_accessible_and_fits_every_screen(
-    new_page: NewPage, serve: Serve, differing: World, scheme: str, size: dict[str, int]
-) -> None:
-    page = new_page(color_scheme=scheme, viewport=size)
+def test_page_is_accessible_and_fits_every_screen(page: BrowserPage, serve: Serve, differing: World) -> None:
     address = serve()
     for path in ("/reconcile", "/"):
         page.goto(f"{address}{path}")
         expect(page.locator("#live-word")).to_have_text("Live")
-        shot(page, f"reconcile{'-overview' if path == '/' else ''}-{scheme}-{size['width']}")
-        assert serious_findings(page) == []
-        assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+        shot(page, f"reconcile{path.replace('/', '-')}")
+        assert findings(page) == {}
+        page.set_viewport_size(NARROWEST)  # type: ignore[arg-type]
+        assert page.evaluate("document.documentElement.scrollWidth") <= NARROWEST["width"]
 
 
 def test_hostile_texts_are_shown_as_texts(
@@ -432,8 +417,7 @@ def test_hostile_texts_are_shown_as_texts(
 ) -> None:
     texts = list(STRINGS.values())
     keep(queue, *(found(f"job-{n}", text, text[:500]) for n, text in enumerate(texts)))
-    page = new_page()
-    page.context.add_init_script("window.ran = []; window.canary = (...given) => window.ran.push(given);")
+    page = new_page(init_script="window.ran = []; window.canary = (...given) => window.ran.push(given);")
     page.goto(f"{serve()}/reconcile")
     expect(page.locator("#live-word")).to_have_text("Live")
     cells = page.locator("#differences bdi").all_text_contents()

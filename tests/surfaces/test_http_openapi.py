@@ -32,7 +32,7 @@ from tests.surfaces.live import live
 pytestmark = pytest.mark.slow
 
 EXAMPLES = 50
-FEWER = 4
+FEWER = 2
 """How many requests are made of each operation: without tokens, and with each of the tokens there are."""
 
 TOKEN, READ_TOKEN = "the-token-that-may-change", "the-token-that-may-look"

@@ -308,7 +308,7 @@ def test_foreign_page_may_load_nothing_where_no_token_keeps_it_out(
     app = create_app(queue)
     with live(app) as address, client(address) as made:
         monkeypatch.setattr(app.state.backend, "call", None)  # nothing is asked of the queue
-        monkeypatch.setattr(app.state.backend, "read_slowly", None)
+        monkeypatch.setattr(app.state.backend, "read", None)
         for method in READING:
             for path in (
                 "/",
@@ -1097,18 +1097,20 @@ queue = Queue()
 """
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """The real program with an application, one token from the environment and one from an argument."""
-    home = tmp_path_factory.mktemp("served")
+@pytest.mark.process
+def test_tokens_are_known_to_the_server_of_a_program_alone(home: Path) -> None:
+    """One from the environment, and one from an argument."""
     (home / "shop_app.py").write_text(APP)
     paths = os.pathsep.join([str(home), str(Path(holdfast.__file__).parents[1])])
     words = ["--app", "shop_app:queue", "--allow-type", "shell", "--read-token", "from-the-argument"]
-    with Served(home, *words, QUEUECTL_TOKEN="from-the-environment", PYTHONPATH=paths) as made:
-        wait_until(lambda: made.events("worker.started"), timeout=20)
-        assert made.address
-        yield made
-        assert made.stop() == 0
+    with Served(home, *words, QUEUECTL_TOKEN="from-the-environment", PYTHONPATH=paths) as served:
+        wait_until(lambda: served.events("worker.started"), timeout=20)
+        assert served.address
+        assert_both_tokens_are_taken_and_origins_of_other_ports_refused(served)
+        assert_no_arguments_and_no_environment_but_the_server_s_have_them(served)
+        assert_the_application_does_not_see_them(served)
+        assert_no_log_has_them(served)
+        assert served.stop() == 0
 
 
 def children_of(pid: int) -> list[int]:
@@ -1124,7 +1126,7 @@ def children_of(pid: int) -> list[int]:
     return found
 
 
-def test_tokens_are_in_no_arguments_and_no_environment_but_the_server_s(served: Served) -> None:
+def assert_no_arguments_and_no_environment_but_the_server_s_have_them(served: Served) -> None:
     headers = {"Authorization": "Bearer from-the-environment"}
     with client(served.address, headers=headers) as made:
         task = {"type": "shell", "payload": {"command": "env; tr '\\0' '\\n' </proc/$PPID/environ"}}
@@ -1146,7 +1148,7 @@ def test_tokens_are_in_no_arguments_and_no_environment_but_the_server_s(served: 
     assert b"from-the-environment" not in Path(f"/proc/{served.process.pid}/cmdline").read_bytes()
 
 
-def test_application_s_own_code_does_not_see_the_tokens(served: Served) -> None:
+def assert_the_application_does_not_see_them(served: Served) -> None:
     seen = (served._log.parent / "seen").read_text()
     assert seen.count("\n") >= 2
     assert "QUEUECTL_HOME" in seen
@@ -1154,7 +1156,7 @@ def test_application_s_own_code_does_not_see_the_tokens(served: Served) -> None:
     assert "from-the-argument" not in seen
 
 
-def test_tokens_are_in_no_log(served: Served) -> None:
+def assert_no_log_has_them(served: Served) -> None:
     with client(served.address) as made:
         made.get("/api/tasks", headers={"Authorization": "Bearer from-the-environment"})
         made.get("/api/tasks", headers={"Authorization": "Bearer nearly-from-the-environment"})
@@ -1163,7 +1165,7 @@ def test_tokens_are_in_no_log(served: Served) -> None:
     assert "from-" not in served.errors()
 
 
-def test_program_takes_both_tokens_and_refuses_origins_of_other_ports(served: Served) -> None:
+def assert_both_tokens_are_taken_and_origins_of_other_ports_refused(served: Served) -> None:
     with client(served.address) as made:
         change = {"Authorization": "Bearer from-the-environment"}
         look = {"Authorization": "Bearer from-the-argument"}

@@ -23,7 +23,7 @@ import pytest
 from tests.process.programs import is_alive
 from tests.support import both_engines, wait_until
 from tests.surfaces.desk import Desk, Running
-from tests.surfaces.live import Served, client, write_lock
+from tests.surfaces.live import client, write_lock
 from tests.surfaces.support import Cli, environment, start_queuectl
 
 pytestmark = pytest.mark.process
@@ -153,22 +153,6 @@ def test_the_address_is_printed_when_it_answers(desk: Desk, format: str) -> None
         assert running.events("server.stopped")[0]["cut_short"] == 0
 
 
-def test_file_jobs_have_no_root_unless_one_is_named(desk: Desk, tmp_path: Path) -> None:
-    """The folder that it is started in holds the application's code."""
-    (tmp_path / "app.py").write_text(APP)
-    options = "--app app:queue --allow-type create_file --allow-type claude_extraction:x --allow-type shell"
-    running, address = start_with_workers(desk, 1, options, cwd=tmp_path)
-    with client(address) as api:
-        payload = {"path": str(tmp_path / "app.py"), "content": "raise SystemExit", "overwrite": True}
-        id = api.post("/api/tasks", json={"type": "create_file", "payload": payload}).json()["id"]
-    error = desk.wait(id, "failed").error
-    assert error is not None
-    assert error.endswith("this worker has no file roots; set QUEUECTL_FILE_ROOTS")
-    assert (tmp_path / "app.py").read_text() == APP
-    assert running.stop() == 0
-    assert_one_line(running.errors(), "--allow-type claude_extraction, create_file: ", "QUEUECTL_FILE_ROOTS")
-
-
 @both_engines
 def test_workers_run_beside_the_server_and_finish_their_jobs_when_it_refuses_connections(desk: Desk) -> None:
     """Each is a process of its own."""
@@ -199,11 +183,13 @@ def test_workers_run_beside_the_server_and_finish_their_jobs_when_it_refuses_con
     desk.wait_empty()
 
 
-def test_the_handlers_of_an_application_check_payloads_at_admission_and_run(
+def test_the_handlers_of_an_application_check_payloads_and_file_jobs_have_no_root_unless_one_is_named(
     desk: Desk, tmp_path: Path
 ) -> None:
+    """Payloads are checked at admission and run. The folder that it is started in holds the code."""
     (tmp_path / "app.py").write_text(APP)
-    running, address = start_with_workers(desk, 1, "--app app:queue", cwd=tmp_path)
+    options = "--app app:queue --allow-type create_file --allow-type claude_extraction:x --allow-type shell"
+    running, address = start_with_workers(desk, 1, options, cwd=tmp_path)
     with client(address) as api:
         for payload in ({"name": 5}, {}, {"name": "you", "age": 3}):
             refused = api.post("/api/tasks", json={"type": "greet", "payload": payload})
@@ -217,27 +203,14 @@ def test_the_handlers_of_an_application_check_payloads_at_admission_and_run(
         [greet] = [type for type in api.get("/api/types").json() if type["type"] == "greet"]
         assert greet["payloadSchema"]["required"] == ["name"]
         assert api.get("/api/tasks/stats").json()["failed"] == 0
+        file = {"path": str(tmp_path / "app.py"), "content": "raise SystemExit", "overwrite": True}
+        id = api.post("/api/tasks", json={"type": "create_file", "payload": file}).json()["id"]
+    error = desk.wait(id, "failed").error
+    assert error is not None
+    assert error.endswith("this worker has no file roots; set QUEUECTL_FILE_ROOTS")
+    assert (tmp_path / "app.py").read_text() == APP
     assert running.stop() == 0
-
-
-def test_the_token_is_known_to_the_server_alone(home: Path) -> None:
-    """Not to the environment of commands that jobs run, nor to anybody who lists processes."""
-    token = "correct-horse-battery-staple"
-    with Served(home, "--allow-type", "shell", QUEUECTL_TOKEN=token) as served:
-        with client(served.address) as api:
-            assert api.get("/api/tasks").status_code == 401
-            api.headers["Authorization"] = f"Bearer {token}"
-            job = api.post("/api/tasks", json={"type": "shell", "payload": {"command": "env; echo end"}})
-            assert job.status_code == 201
-            id = job.json()["id"]
-            wait_until(lambda: api.get(f"/api/tasks/{id}").json()["status"] == "completed", SOON)
-            log = api.get(f"/api/tasks/{id}/logs").json()["log"]
-        assert "QUEUECTL_JOB_ID" in log
-        assert token not in log
-        pids = [served.server_pid, *(event["pid"] for event in served.events("worker.started"))]
-        assert all(token.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids)
-        assert served.stop() == 0
-        assert token not in (home / "serve.log").read_text()
+    assert_one_line(running.errors(), "--allow-type claude_extraction, create_file: ", "QUEUECTL_FILE_ROOTS")
 
 
 # Refusing.
@@ -261,11 +234,11 @@ def test_a_port_in_use_is_one_line_and_a_failure(cli: Cli) -> None:
     assert ran.out == ""
 
 
-def test_a_database_that_cannot_be_opened_is_one_line_and_a_failure(desk: Desk, tmp_path: Path) -> None:
+def test_a_database_that_cannot_be_opened_is_one_line_and_a_failure(bare_cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("this is no database" * 100)
-    running = desk.start(f"serve --port 0 --database sqlite:///{tmp_path / 'text'}")
-    assert running.wait() == 1
-    assert_one_line(running.errors(), str(tmp_path / "text"))
+    ran = bare_cli("serve", "--port", "0", "--database", f"sqlite:///{tmp_path / 'text'}")
+    assert ran.code == 1
+    assert_one_line(ran.err, str(tmp_path / "text"))
     assert (tmp_path / "text").read_text() == "this is no database" * 100
 
 
@@ -330,7 +303,10 @@ def test_without_the_web_extra_it_says_what_to_install(home: Path) -> None:
 # What dies is replaced.
 
 
-def test_a_worker_that_is_killed_is_replaced_and_its_job_runs_again(desk: Desk) -> None:
+def test_a_worker_that_is_killed_is_replaced_its_job_runs_again_and_ctrl_c_is_an_orderly_stop(
+    desk: Desk,
+) -> None:
+    """And the program's log is one JSON object a line."""
     running, address = start_with_workers(desk)
     [victim] = running.pids()
     hold_once = 'echo started; test "$QUEUECTL_ATTEMPT" != 1 || sleep 600'
@@ -345,7 +321,15 @@ def test_a_worker_that_is_killed_is_replaced_and_its_job_runs_again(desk: Desk) 
         assert api.get("/readyz").json()["workers"] == 1
     assert running.events("worker.died", pid=victim, how="was killed by signal 9")
     assert len(running.events("server.started")) == 1
-    assert running.stop() == 0
+    running.signal(signal.SIGINT)
+    assert running.wait(SOON) == 0
+    assert running.errors() == ""
+    lines = [json.loads(line) for line in running.output().splitlines()]
+    assert {"time", "level", "event"} <= set.intersection(*(set(line) for line in lines))
+    names = [line["event"] for line in lines]
+    assert "worker.stopped" in names
+    assert names.index("supervisor.stopping") < names.index("server.stopped")
+    assert names.index("server.stopping") < names.index("server.stopped")
 
 
 def test_a_server_that_is_killed_or_that_somebody_else_stops_is_replaced_and_the_workers_work_on(
@@ -540,19 +524,6 @@ def test_a_stream_that_is_not_read_does_not_keep_the_server_from_stopping(desk: 
         running.signal(signal.SIGTERM)
         assert running.wait(SOON) == 0
     assert running.errors() == ""
-
-
-def test_ctrl_c_is_an_orderly_stop_and_the_program_s_log_is_one_json_object_a_line(desk: Desk) -> None:
-    running, _ = start_with_workers(desk)
-    running.signal(signal.SIGINT)
-    assert running.wait(SOON) == 0
-    assert running.errors() == ""
-    lines = [json.loads(line) for line in running.output().splitlines()]
-    assert {"time", "level", "event"} <= set.intersection(*(set(line) for line in lines))
-    names = [line["event"] for line in lines]
-    assert "worker.stopped" in names
-    assert names.index("supervisor.stopping") < names.index("server.stopped")
-    assert names.index("server.stopping") < names.index("server.stopped")
 
 
 def test_a_signal_while_it_starts_is_an_orderly_stop(desk: Desk) -> None:

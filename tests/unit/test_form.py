@@ -24,7 +24,8 @@ from holdfast.core.payload import PayloadSpec, encode_payload
 from holdfast.errors import InvalidPayload
 from holdfast.handlers.handler import Handler
 from holdfast.jobs.shell import Command
-from holdfast.web.dashboard.form import MAX_FIELDS, Field, fields_of, problem_at, read_form
+from holdfast.web.dashboard.form import fields_of, problem_at, read_form
+from holdfast.web.dashboard.form_outline import MAX_FIELDS, Field
 
 ID = "12345678-1234-5678-1234-567812345678"
 

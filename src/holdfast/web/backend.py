@@ -66,34 +66,17 @@ class Backend:
         """Call a blocking function of the queue in a thread."""
         return await run_in(self._short, partial(function, self.queue, *args, **kwargs))
 
-    async def read_slowly(
-        self,
-        request: Request,
-        function: Callable[Concatenate[Queue, P], T],
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> T:
-        """The same for a function that reads many jobs, or a large one."""
+    async def read(self, request: Request, function: Callable[[Queue], T], *, is_slow: bool = True) -> T:
+        """The same for one that reads many jobs, or a large one, if the request asks for that."""
+        if not is_slow:
+            return await self.call(function)
         client: bytes = request.scope["holdfast.client"]
-        return await self._slow.run(client, partial(function, self.queue, *args, **kwargs))
-
-    async def read(
-        self,
-        request: Request,
-        is_slow: bool,
-        function: Callable[Concatenate[Queue, P], T],
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> T:
-        """Call a function whose cost the request determines."""
-        if is_slow:
-            return await self.read_slowly(request, function, *args, **kwargs)
-        return await self.call(function, *args, **kwargs)
+        return await self._slow.run(client, partial(function, self.queue))
 
     async def read_job(self, request: Request, id: str, show: Callable[[Job], T]) -> T:
         """What somebody makes of a job and all that it holds. With a large one this is a slow read."""
         is_large = await self.call(Queue.size_of, id) > _LARGE_JOB
-        return await self.read(request, is_large, lambda queue: show(queue.require(id)))
+        return await self.read(request, lambda queue: show(queue.require(id)), is_slow=is_large)
 
     async def call_long(
         self, function: Callable[Concatenate[Queue, P], T], *args: P.args, **kwargs: P.kwargs

@@ -19,7 +19,7 @@ from holdfast.errors import HoldfastError
 from holdfast.queue import Queue
 from holdfast.web.auth import READING
 from holdfast.web.backend import Backend
-from holdfast.web.errors import Refused
+from holdfast.web.errors import Refused, unavailable
 
 BODY_SECONDS = 30.0
 """How long a body may take to arrive, plus a second for every 64 KiB of a large one."""
@@ -27,7 +27,6 @@ BODY_SECONDS = 30.0
 SLOWEST = 64 * 1024
 MOST_BUFFERED = 32 * 1024 * 1024
 """Bytes of all bodies that are on their way or worked on; as JSON values they are many times that."""
-
 
 OPEN = frozenset({"/healthz", "/readyz", "/login"})
 """Paths that require no token; neither do those of static files."""
@@ -92,9 +91,7 @@ class Bodies:
                     if len(body) > limit:
                         raise _too_large(limit)
                     if self._buffered > max(MOST_BUFFERED, limit) and limit > NEARLY_NOTHING:
-                        raise Refused(
-                            503, "busy", "too many request bodies are in transit", {"Retry-After": "1"}
-                        )
+                        raise unavailable("busy", "too many request bodies are in transit")
         except TimeoutError:
             raise Refused(408, "too_slow", f"the body did not arrive within {seconds:.0f} s") from None
 

@@ -74,6 +74,11 @@ def too_many(message: str, seconds: float) -> Refused:
     return Refused(429, "rate_limited", message, {"Retry-After": str(max(1, math.ceil(seconds)))})
 
 
+def unavailable(code: str, message: str, seconds: int = RETRY_AFTER) -> Refused:
+    """Not now: it may be asked again after so many seconds."""
+    return Refused(503, code, message, {"Retry-After": str(seconds)})
+
+
 def error_response(refused: Refused) -> Response:
     message = one_line(str(refused.detail))
     return json_response(

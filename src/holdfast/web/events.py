@@ -24,7 +24,7 @@ from holdfast.observe import shapes
 from holdfast.observe.overview import Rates, rates
 from holdfast.queue import Queue
 from holdfast.store.protocol import Watch
-from holdfast.web.errors import Refused
+from holdfast.web.errors import unavailable
 from holdfast.web.limits import most_connections
 from holdfast.web.responses import json_bytes
 
@@ -148,15 +148,10 @@ class Broadcast:
         listener = Listener(interest, asyncio.get_running_loop())
         with self._lock:
             if self.is_closed:
-                raise Refused(503, "stopping", "the server is shutting down", {"Retry-After": "1"})
+                raise unavailable("stopping", "the server is shutting down")
             most = min(MOST_LISTENERS, most_connections() // 2)
             if len(self._listeners) >= most:
-                raise Refused(
-                    503,
-                    "busy",
-                    f"too many listeners: {most} clients are already connected",
-                    {"Retry-After": "5"},
-                )
+                raise unavailable("busy", f"too many listeners: {most} clients are already connected", 5)
             if self._thread is None:
                 thread = threading.Thread(target=self._watch, name="holdfast-events", daemon=True)
                 thread.start()  # it waits for the lock

@@ -18,7 +18,7 @@ from holdfast.events import LOGGER
 from holdfast.web.auth import COOKIE, READING, Access, Right, Session, is_loopback
 from holdfast.web.backend import Backend
 from holdfast.web.bodies import LOGOUT, OPEN, Bodies, Disconnected, announced_length, replay
-from holdfast.web.errors import Refused, internal
+from holdfast.web.errors import Refused, internal, unavailable
 from holdfast.web.sending import STATIC, Answer, NotRead, Outbox
 
 LINGER_SECONDS = 5.0
@@ -174,7 +174,7 @@ class Guard:
 def _cut_short(scope: Scope) -> Refused:
     """The server is shutting down, and the response took too long."""
     if scope["method"] in READING:
-        return Refused(503, "stopping", "the server is shutting down", {"Retry-After": "1"})
+        return unavailable("stopping", "the server is shutting down")
     return Refused(
         503, "stopping", "the server is shutting down; it is unknown whether the request was carried out"
     )

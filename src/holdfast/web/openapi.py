@@ -151,9 +151,12 @@ _EXAMPLES: dict[str, Any] = {
 }
 
 
-def example_of(schema: Any, schemas: dict[str, Any], depth: int = 0) -> Any:
-    """A value that a schema might take: its own example or default, or one made of its parts."""
-    if depth > 5 or not isinstance(schema, dict):  # true and false are schemas, too
+def example_of(schema: Any, schemas: dict[str, Any], depth: int = 0, *, whole: bool = False) -> Any:
+    """A value that a schema might take: its own example or default, or one made of its parts.
+
+    With `whole` all that it may have, its lists with one entry, rather than what it must have.
+    """
+    if depth > (15 if whole else 5) or not isinstance(schema, dict):  # true and false are schemas, too
         return {}
     for key in ("const", "default"):
         if key in schema:
@@ -162,18 +165,21 @@ def example_of(schema: Any, schemas: dict[str, Any], depth: int = 0) -> Any:
         if schema.get(key):
             return schema[key][0]
     if "$ref" in schema:
-        return example_of(schemas.get(schema["$ref"].rpartition("/")[2], {}), schemas, depth + 1)
+        named = schemas.get(schema["$ref"].rpartition("/")[2], {})
+        return example_of(named, schemas, depth + 1, whole=whole)
     for key in ("anyOf", "oneOf", "allOf"):
         if schema.get(key):
-            return example_of(schema[key][0], schemas, depth + 1)
+            return example_of(schema[key][0], schemas, depth + 1, whole=whole)
     kind = schema.get("type")
     if isinstance(kind, list):
         kind = kind[0] if kind else None
+    if kind == "array" and whole:
+        return [example_of(schema["items"], schemas, depth + 1, whole=True)]
     if kind == "object" or "properties" in schema:
         required = schema.get("required", [])
         return {
-            name: example_of(part, schemas, depth + 1)
+            name: example_of(part, schemas, depth + 1, whole=whole)
             for name, part in schema.get("properties", {}).items()
-            if name in required
+            if whole or name in required
         }
     return _EXAMPLES.get(kind or "", {})

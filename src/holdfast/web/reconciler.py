@@ -19,7 +19,7 @@ from holdfast.core.clock import to_datetime
 from holdfast.events import ReconciliationFailed
 from holdfast.queue import Queue
 from holdfast.reconcile import Report, last_report, reconcile, require_checkable
-from holdfast.web.errors import Refused
+from holdfast.web.errors import Refused, unavailable
 
 _LAST_SECONDS = 1.0
 """How long a run that was told to end may take to finish its current check."""
@@ -165,9 +165,4 @@ class _Ended(Exception):
 
 
 def _stopping() -> Refused:
-    return Refused(
-        503,
-        "stopping",
-        "the server is shutting down; the reconciliation was interrupted",
-        {"Retry-After": "1"},
-    )
+    return unavailable("stopping", "the server is shutting down; the reconciliation was interrupted")

@@ -14,24 +14,18 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+_encode = json.JSONEncoder(
+    ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=to_builtins
+).encode
 
 
 def json_bytes(value: Any) -> bytes:
+    """Plain values, and Structs among them."""
     return _encode(value).encode()
 
 
 def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     return Response(json_bytes(value), status, headers, "application/json")
-
-
-def text_response(text: str) -> Response:
-    return Response(text, media_type="text/plain; charset=utf-8")
-
-
-def answer(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """A Struct, or a list of them, as JSON."""
-    return json_response(to_builtins(value), status, headers)
 
 
 def number(value: float) -> float | int:

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from msgspec import Struct, field
 
-from holdfast.web.errors import Refused
+from holdfast.web.errors import unavailable
 
 T = TypeVar("T")
 
@@ -40,8 +40,7 @@ class SlowReads:
     async def run(self, client: bytes, call: Callable[[], T]) -> T:
         line = self._lines.setdefault(client, _Line())
         if line.length >= _LONGEST_LINE:
-            message = "too many searches, long lists or large jobs in progress"
-            raise Refused(503, "busy", message, {"Retry-After": "1"})
+            raise unavailable("busy", "too many searches, long lists or large jobs in progress")
         line.length += 1
         try:
             async with line.turn:

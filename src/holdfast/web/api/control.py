@@ -23,7 +23,7 @@ from holdfast.web.api.operation import errors, operation
 from holdfast.web.backend import Backend, backend_of
 from holdfast.web.events import PAGE, Interest, present_state
 from holdfast.web.payload_schema import usable
-from holdfast.web.responses import answer, json_response, number
+from holdfast.web.responses import json_response, number
 from holdfast.web.route import StrictRoute, read_body
 
 flow = APIRouter(prefix="/api/tasks", tags=["control"], route_class=StrictRoute)
@@ -55,7 +55,7 @@ async def resume(request: Request, type: TypeQuery = None) -> Response:
 async def _set_paused(request: Request, paused: bool, type: str | None) -> Response:
     named = _type(await read_body(request, OfType), type)
     await backend_of(request).call(Queue.pause if paused else Queue.resume, named)
-    return answer(Paused(paused=paused, type=named or UNSET))
+    return json_response(Paused(paused=paused, type=named or UNSET))
 
 
 def _type(body: OfType | SettingValue, query: str | None) -> str | None:
@@ -71,7 +71,7 @@ async def rate_limit(request: Request, type: TypeQuery = None) -> Response:
     body = await read_body(request, RateLimit)
     named = _type(body, type)
     await backend_of(request).call(Queue.set_rate_limit, body.tasks_per_second, named)
-    return answer(RateLimited(tasks_per_second=number(body.tasks_per_second), type=named or UNSET))
+    return json_response(RateLimited(tasks_per_second=number(body.tasks_per_second), type=named or UNSET))
 
 
 @router.get("/workers", tags=["control"], summary="List workers", **operation(answer=list[shapes.Worker]))
@@ -89,7 +89,7 @@ def _workers(queue: Queue) -> list[dict[str, Any]]:
 async def types(request: Request) -> Response:
     """The job types handled by this server or by any worker, with the JSON Schema of each payload."""
     backend = backend_of(request)
-    return answer(await backend.call(known_types, backend.may_enqueue))
+    return json_response(await backend.call(known_types, backend.may_enqueue))
 
 
 def known_types(queue: Queue, may_enqueue: Callable[[str], bool]) -> list[JobType]:
@@ -123,7 +123,7 @@ def known_types(queue: Queue, may_enqueue: Callable[[str], bool]) -> list[JobTyp
 async def report(request: Request) -> Response:
     """Unfinished jobs, failures by error, stuck jobs, durations, reused deduplication keys, and the jobs of
     the last hour."""
-    return json_response(shapes.report(await backend_of(request).read_slowly(request, answer_questions)))
+    return json_response(shapes.report(await backend_of(request).read(request, answer_questions)))
 
 
 @router.get("/config", tags=["settings"], summary="List settings", **operation(answer=dict[str, Any]))

@@ -8,7 +8,7 @@ from holdfast.web.api.messages import Health, Readiness
 from holdfast.web.api.operation import errors, operation
 from holdfast.web.auth import Right
 from holdfast.web.backend import backend_of
-from holdfast.web.responses import answer
+from holdfast.web.responses import json_response
 from holdfast.web.route import StrictRoute
 
 router = APIRouter(tags=["health"], route_class=StrictRoute)
@@ -17,7 +17,7 @@ router = APIRouter(tags=["health"], route_class=StrictRoute)
 @router.get("/healthz", summary="Check liveness", **operation(answer=Health))
 async def healthz() -> Response:
     """Returns 200 as long as the process responds; checks nothing else."""
-    return answer(Health(status="ok"))
+    return json_response(Health(status="ok"))
 
 
 @router.get(
@@ -34,7 +34,7 @@ async def readyz(request: Request) -> Response:
         database = "unavailable"  # the reason may name files, which are not everybody's business
     ready = database == "ok" and (workers > 0 or not backend.needs_workers)
     state = Readiness(status="ready" if ready else "not ready", database=database, workers=workers)
-    return answer(state, 200 if ready else 503, {} if ready else {"Retry-After": "1"})
+    return json_response(state, 200 if ready else 503, {} if ready else {"Retry-After": "1"})
 
 
 @router.get(

@@ -9,7 +9,7 @@ from holdfast.web.api.messages import OfTypes, Reconciliation, ReconciliationSta
 from holdfast.web.api.operation import operation
 from holdfast.web.backend import backend_of
 from holdfast.web.reconciler import latest_report
-from holdfast.web.responses import answer
+from holdfast.web.responses import json_response
 from holdfast.web.route import StrictRoute, read_body
 
 router = APIRouter(prefix="/api/reconcile", tags=["control"], route_class=StrictRoute)
@@ -31,7 +31,7 @@ async def reconcile(request: Request) -> Response:
     report = await backend_of(request).reconciler.reconcile(body.types, request.is_disconnected)
     if report is None:
         return Response(status_code=204)  # nobody reads it
-    return answer(report)
+    return json_response(report)
 
 
 @router.get("", summary="Get the last reconciliation", **operation(answer=ReconciliationState))
@@ -41,9 +41,5 @@ async def last(request: Request) -> Response:
     backend = backend_of(request)
     run = backend.reconciler.running
     report = await backend.call(latest_report, backend.reconciler.last)
-    return answer(
-        ReconciliationState(
-            running=None if run is None else convert(run, Reconciling, from_attributes=True),
-            report=None if report is None else convert(report, Reconciliation, from_attributes=True),
-        )
-    )
+    running = None if run is None else convert(run, Reconciling, from_attributes=True)
+    return json_response({"running": running, "report": report})

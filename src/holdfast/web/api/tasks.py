@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from typing import Annotated, Any
 
 from fastapi import APIRouter, HTTPException, Path, Query, Request, Response
 from msgspec import Struct
 from msgspec.structs import replace
+from starlette.responses import PlainTextResponse
 
 from holdfast.core.filter import COUNTED, Filter, read_moment
 from holdfast.core.job import RESERVED_IDS, Job
@@ -23,7 +25,7 @@ from holdfast.web.api.messages import Bulk, BulkDone, Deleted, Log, Refusal, Ret
 from holdfast.web.api.operation import operation
 from holdfast.web.backend import backend_of
 from holdfast.web.errors import Refused, refusal
-from holdfast.web.responses import answer, json_bytes, json_response, text_response
+from holdfast.web.responses import json_bytes, json_response
 from holdfast.web.route import StrictRoute, read_body
 
 router = APIRouter(prefix="/api/tasks", tags=["tasks"], route_class=StrictRoute)
@@ -50,13 +52,12 @@ async def list_tasks(
 ) -> Response:
     """Jobs, newest first by default."""
     is_slow = filter.search is not None or full or offset > COUNTED
-    page = await backend_of(request).read(
-        request, is_slow, _page, filter, limit=limit, offset=offset, cursor=cursor, full=full
-    )
+    read = partial(_page, filter=filter, limit=limit, offset=offset, cursor=cursor, full=full)
+    page = await backend_of(request).read(request, read, is_slow=is_slow)
     return Response(page, media_type="application/json")
 
 
-def _page(queue: Queue, filter: Filter, *, limit: int, offset: int, cursor: str | None, full: bool) -> bytes:
+def _page(queue: Queue, *, filter: Filter, limit: int, offset: int, cursor: str | None, full: bool) -> bytes:
     page = queue.page(filter, limit=limit, offset=offset, cursor=cursor, brief=True, with_total=True)
     tasks = _full(queue, page.jobs) if full else [shapes.task_item(job) for job in page.jobs]
     if len(tasks) < len(page.jobs):
@@ -107,7 +108,7 @@ async def clean_up(
         )
     delete = Queue.cleanup if status is None else Queue.purge
     moment = read_moment("olderThan", olderThan)
-    return answer(Deleted(deleted=await backend_of(request).call_long(delete, moment)))
+    return json_response(Deleted(deleted=await backend_of(request).call_long(delete, moment)))
 
 
 @router.get("/stats", summary="Count jobs", **operation(answer=shapes.Stats))
@@ -130,7 +131,7 @@ async def bulk(request: Request) -> Response:
         raise ConfigError("pass either ids or filter")
     if order.filter is not None and order.expected_count is None:
         raise ConfigError("filter requires expectedCount: how many jobs you expect it to match")
-    return answer(await backend_of(request).call_long(_bulk, order))
+    return json_response(await backend_of(request).call_long(_bulk, order))
 
 
 def _bulk(queue: Queue, order: Bulk) -> BulkDone:
@@ -162,11 +163,7 @@ def _bulk(queue: Queue, order: Bulk) -> BulkDone:
 async def get_task(request: Request, id: JobId) -> Response:
     """Everything about a job. Secret fields, recognised by their names, show [redacted]."""
     _refuse_reserved(id)
-    return Response(await backend_of(request).read_job(request, id, _whole), media_type="application/json")
-
-
-def _whole(job: Job) -> bytes:
-    return json_bytes(shapes.task(job))
+    return await backend_of(request).read_job(request, id, lambda job: json_response(shapes.task(job)))
 
 
 def _refuse_reserved(id: str) -> None:
@@ -233,12 +230,12 @@ async def logs(
 ) -> Response:
     """The output of a shell job, with a heading for each attempt; as text with Accept: text/plain."""
     is_text = request.headers.get("accept", "").startswith("text/plain")
-    return await backend_of(request).read_slowly(request, log, id, tail, is_text=is_text)
+    return await backend_of(request).read(request, partial(log, id=id, tail=tail, is_text=is_text))
 
 
-def log(queue: Queue, id: str, tail: int | None, *, is_text: bool) -> Response:
+def log(queue: Queue, *, id: str, tail: int | None = None, is_text: bool) -> Response:
     text = read_output(queue, queue.require_brief(id), tail).text
-    return text_response(text) if is_text else answer(Log(id=id, log=text))
+    return PlainTextResponse(text) if is_text else json_response(Log(id=id, log=text))
 
 
 class Output(Struct, frozen=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -46,7 +47,8 @@ async def confirm(request: Request) -> Response:
     if not ids and not given.get("all"):
         return done(request, back, "Select some jobs first.", is_problem=True)
     is_search = bool(selection.q) and not ids
-    look = await backend_of(request).read(request, is_search, _view_of, action, selection, ids)
+    read = partial(_view_of, action=action, selection=selection, ids=ids)
+    look = await backend_of(request).read(request, read, is_slow=is_search)
     return page(
         request,
         "confirm.html",

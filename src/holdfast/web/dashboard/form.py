@@ -13,7 +13,6 @@ from typing import Any
 from msgspec import UNSET
 
 from holdfast.web.dashboard.form_outline import (
-    MAX_FIELDS,
     Field,
     Group,
     fields_in,
@@ -23,8 +22,6 @@ from holdfast.web.dashboard.form_outline import (
     with_line_ends,
 )
 from holdfast.web.dashboard.form_value import Wrong
-
-__all__ = ["MAX_FIELDS", "Field", "fields_of", "problem_at", "read_form"]
 
 
 def fields_of(schema: Mapping[str, Any]) -> list[Field]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -93,7 +94,7 @@ def _output(job: Job, queue: Queue) -> Output | None:
 @router.get("/jobs/{id}/output")
 async def output(request: Request, id: str) -> Response:
     """A command's complete output, as text."""
-    return await backend_of(request).read_slowly(request, log, id, None, is_text=True)
+    return await backend_of(request).read(request, partial(log, id=id, is_text=True))
 
 
 # Changes.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
@@ -40,7 +41,8 @@ async def jobs(request: Request) -> Response:
     backend = backend_of(request)
     problem = None
     try:
-        view = await backend.read(request, bool(selection.q), _view_of, selection, given)
+        read = partial(_view_of, selection=selection, given=given)
+        view = await backend.read(request, read, is_slow=bool(selection.q))
     except ConfigError as error:
         problem = str(error)
         view = await backend.call(_nothing, given)

@@ -161,18 +161,6 @@ def _responses(operation: dict[str, Any], schemas: dict[str, Any]) -> list[dict[
     answers = []
     for status, response in sorted(operation["responses"].items()):
         schema = _json(response).get("schema") if status.startswith("2") else None
-        example = None if schema is None else _whole_example(schema, schemas)
+        example = None if schema is None else example_of(schema, schemas, whole=True)
         answers.append({"status": status, "description": response["description"], "example": example})
     return answers
-
-
-def _whole_example(schema: dict[str, Any], schemas: dict[str, Any]) -> Any:
-    """An example response, with one entry in each list."""
-    if schema.get("type") == "array":
-        return [_whole_example(schema["items"], schemas)]
-    if "$ref" in schema:
-        named = schemas[schema["$ref"].rpartition("/")[2]]
-        if "properties" not in named:
-            return example_of(named, schemas)
-        return {name: _whole_example(part, schemas) for name, part in named["properties"].items()}
-    return example_of(schema, schemas)
