@@ -558,17 +558,19 @@ def test_many_jobs_are_one_commit(queue: Queue, monkeypatch: pytest.MonkeyPatch)
 
 def test_more_than_a_batch_is_several_commits(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     assert enqueue_module.BATCH == 10_000
+    monkeypatch.setattr(enqueue_module, "BATCH", 100)
     inserts = Spy(queue.store.insert_jobs)
     monkeypatch.setattr(queue.store, "insert_jobs", inserts)
-    assert len(queue.enqueue_many("work", [{}] * 10_001)) == 10_001
-    assert [len(call[0]) for call in inserts.calls] == [10_000, 1]
+    assert len(queue.enqueue_many("work", [{}] * 201)) == 201
+    assert [len(call[0]) for call in inserts.calls] == [100, 100, 1]
 
 
 def test_atomic_is_one_commit_whatever_the_size(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(enqueue_module, "BATCH", 100)
     inserts = Spy(queue.store.insert_jobs)
     monkeypatch.setattr(queue.store, "insert_jobs", inserts)
-    queue.enqueue_many("work", [{}] * 10_001, atomic=True)
-    assert [len(call[0]) for call in inserts.calls] == [10_001]
+    queue.enqueue_many("work", [{}] * 201, atomic=True)
+    assert [len(call[0]) for call in inserts.calls] == [201]
 
 
 def test_no_jobs_are_no_commit(queue: Queue) -> None:
