@@ -15,6 +15,7 @@ import pytest
 from holdfast import Queue
 from holdfast.errors import ConfigError
 from holdfast.testing import MovableClock, assert_enqueued, drain, enqueued, isolated
+from tests.worker.support import run_script
 
 
 def test_movable_clock_stands_still_until_it_is_moved() -> None:
@@ -123,32 +124,29 @@ def test_every_test_has_a_queue_of_its_own(holdfast_queue):
 """
 
 
-def run_tests(folder: Path, source: str) -> str:
-    """What pytest says of an application's tests. Of all plugins only ours is there: others are slow."""
-    (folder / "test_application.py").write_text(source, encoding="utf-8")
+@pytest.mark.process
+def test_fixtures_work_in_an_application_without_any_setup(tmp_path: Path) -> None:
+    (tmp_path / "test_application.py").write_text(APPLICATION_TESTS, encoding="utf-8")
+    # Of all plugins only ours is loaded: the others take longer than the tests.
     others = [plugin.name for plugin in entry_points(group="pytest11") if plugin.name != "holdfast"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider"]
         + [word for name in others for word in ("-p", f"no:{name}")],
-        cwd=folder,
+        cwd=tmp_path,
         capture_output=True,
         text=True,
         timeout=90,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-@pytest.mark.process
-def test_fixtures_work_in_an_application_without_any_setup(tmp_path: Path) -> None:
-    assert "2 passed" in run_tests(tmp_path, APPLICATION_TESTS)
+    assert "2 passed" in done.stdout
 
 
 @pytest.mark.process
 def test_plugin_costs_a_test_run_that_does_not_use_it_nothing(tmp_path: Path) -> None:
-    source = "import sys\ndef test_nothing():\n    assert 'holdfast.queue' not in sys.modules\n"
-    assert "1 passed" in run_tests(tmp_path, source)
+    script = "import sys, holdfast.pytest_plugin\nprint('holdfast.queue' in sys.modules)\n"
+    done = run_script(tmp_path, script)
+    assert done.stdout == "False\n", done.stderr
 
 
 def test_isolated_queue_takes_jobs_through_the_connection_of_the_test(queue: Queue, tmp_path: Path) -> None:
