@@ -297,7 +297,19 @@ BAD_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "an option of another system": ({"countdown": 5}, "there is no option 'countdown'"),
 }
 
-BAD_TYPES = ["", "no spaces", "x" * 256, "semi;colon", "new\nline", "\x00", "ü", None, 7, b"work", ["work"]]
+BAD_TYPES: list[Any] = [
+    "",
+    "no spaces",
+    "x" * 256,
+    "semi;colon",
+    "new\nline",
+    "\x00",
+    "ü",
+    None,
+    7,
+    b"work",
+    ["work"],
+]
 
 
 def assert_empty(queue: Queue) -> None:

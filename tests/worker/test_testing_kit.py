@@ -41,9 +41,9 @@ def test_movable_clock_refuses_what_is_no_duration(by: float | str) -> None:
 
 def test_movable_clock_refuses_a_naive_datetime() -> None:
     naive = datetime(2030, 1, 1)  # noqa: DTZ001
-    with pytest.raises(ConfigError, match="aware datetime"):
+    with pytest.raises(ConfigError, match="moment is a naive datetime"):
         MovableClock(naive)
-    with pytest.raises(ConfigError, match="aware datetime"):
+    with pytest.raises(ConfigError, match="moment is a naive datetime"):
         MovableClock().move_to(naive)
 
 
