@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
 from msgspec import Struct
@@ -190,11 +190,3 @@ def parse_setting(key: object, value: object, *, type: str | None = None) -> tup
             f"{shown(value)} is not a valid value for {setting.name}; allowed: {setting.allowed}",
             hint=f"{setting.name} must be {error}" if isinstance(error, OutOfBounds) else None,
         ) from None
-
-
-def parse_options(options: Mapping[str, object], allowed: Iterable[str]) -> dict[str, Value]:
-    """A decorator's options as settings, each checked."""
-    for key in options:
-        if key not in allowed:
-            raise ConfigError(f"there is no option {key!r}; allowed: {', '.join(sorted(allowed))}")
-    return dict(parse_setting(key, value) for key, value in options.items())

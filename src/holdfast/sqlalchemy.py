@@ -64,15 +64,13 @@ def examine_engines(url: str) -> list[Finding]:
     engines = [found for found in gc.get_objects() if type(found) is Engine and _leads_to(found, url)]
     bare = sum(engine not in _configured for engine in engines)
     if bare:
-        found = Finding(
-            level="warning",
-            check="SQLAlchemy",
-            text=f"{bare} of the application's {len(engines)} engines for this file can fail under load"
-            " with 'database is locked'",
-            advice="engine = holdfast.sqlalchemy.configure(create_engine(...))",
+        text = (
+            f"{bare} of the application's {len(engines)} engines for this file can fail under load"
+            " with 'database is locked'"
         )
-        return [found]
-    return [Finding(level="ok", check="SQLAlchemy", text="the engines are configured")] if engines else []
+        advice = "engine = holdfast.sqlalchemy.configure(create_engine(...))"
+        return [Finding.warning("SQLAlchemy", text, advice)]
+    return [Finding.ok("SQLAlchemy", "the engines are configured")] if engines else []
 
 
 def _leads_to(engine: Engine, url: str) -> bool:

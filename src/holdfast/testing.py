@@ -22,10 +22,9 @@ from typing import Any
 
 from holdfast.config import sqlite_url
 from holdfast.core import check
-from holdfast.core.clock import from_datetime, microseconds, system_clock, to_datetime
+from holdfast.core.clock import microseconds, system_clock, to_datetime
 from holdfast.core.job import Job
 from holdfast.durations import Duration
-from holdfast.errors import ConfigError
 from holdfast.queue import Queue
 from holdfast.store.open import anchored
 
@@ -57,9 +56,7 @@ class MovableClock:
 
     def move_to(self, moment: datetime) -> None:
         """Move to an instant, forward or back."""
-        if moment.utcoffset() is None:
-            raise ConfigError("move_to() takes an aware datetime, as in datetime(2030, 1, 1, tzinfo=UTC)")
-        self._now = from_datetime(moment)
+        self._now = check.instant("moment", moment)
 
 
 @contextmanager

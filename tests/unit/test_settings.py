@@ -18,13 +18,13 @@ from holdfast.config import (
     default_database_url,
     find_setting,
     home_folder,
-    parse_options,
     parse_setting,
 )
 from holdfast.core.backoff import Backoff
 from holdfast.core.settings import Resolved, Settings
 from holdfast.durations import parse_duration
 from holdfast.errors import ConfigError
+from holdfast.handlers.registry import parse_handler_options
 
 MIB = 1024 * 1024
 
@@ -219,14 +219,12 @@ def test_a_duration_setting_takes_a_unit() -> None:
 
 
 def test_options_of_a_decorator_are_checked_like_settings() -> None:
-    assert parse_options({"timeout": "30s", "max_attempts": 5}, ("timeout", "max_attempts")) == {
-        "job_timeout": 30,
-        "max_attempts": 5,
-    }
-    with pytest.raises(ConfigError, match="there is no option 'colour'; allowed: max_attempts, timeout"):
-        parse_options({"colour": 1}, ("timeout", "max_attempts"))
+    parsed = parse_handler_options({"timeout": "30s", "max_attempts": 5})
+    assert parsed == {"job_timeout": 30, "max_attempts": 5}
+    with pytest.raises(ConfigError, match=r"there is no option 'colour'; allowed: backoff_base, .*, timeout"):
+        parse_handler_options({"colour": 1})
     with pytest.raises(ConfigError, match="is not a valid value for max_attempts"):
-        parse_options({"max_attempts": 0}, ("timeout", "max_attempts"))
+        parse_handler_options({"max_attempts": 0})
 
 
 # Which value holds.

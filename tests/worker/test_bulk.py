@@ -34,13 +34,21 @@ def fill(queue: Queue, jobs: int, type: str = "work", **options: Any) -> list[st
         return list(bulk.store())
 
 
+@pytest.fixture
+def insert_fewer_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a few hundred jobs are already more than are inserted at once."""
+    monkeypatch.setattr("holdfast.enqueueing.bulk._INSERTED_AT_ONCE", 100)
+
+
 @both_engines
-def test_jobs_are_stored_in_order_and_their_ids_given_in_order(queue: Queue) -> None:
-    ids = fill(queue, 2500)
-    assert len(set(ids)) == 2500
-    listed = [job for page in range(0, 2500, 500) for job in queue.jobs(limit=500, offset=page)]
+def test_jobs_are_stored_in_order_and_their_ids_given_in_order(
+    queue: Queue, insert_fewer_at_once: None
+) -> None:
+    ids = fill(queue, 250)
+    assert len(set(ids)) == 250
+    listed = queue.jobs(limit=250)
     assert [job.id for job in reversed(listed)] == ids
-    assert [job.payload["number"] for job in reversed(listed)] == list(range(1, 2501))
+    assert [job.payload["number"] for job in reversed(listed)] == list(range(1, 251))
 
 
 def test_jobs_may_have_types_and_options_of_their_own(queue: Queue) -> None:
@@ -74,16 +82,16 @@ def test_bulk_of_nothing_stores_nothing(queue: Queue) -> None:
 
 
 @both_engines
-def test_all_appear_in_one_commit(queue: Queue, other_queue: Queue) -> None:
+def test_all_appear_in_one_commit(queue: Queue, other_queue: Queue, insert_fewer_at_once: None) -> None:
     seen: list[tuple[int, int]] = []
     with queue.bulk() as bulk:
-        for number in range(2500):
+        for number in range(250):
             bulk.add(number, "work", {}, {})
         assert other_queue.count() == 0, "nothing is stored before store()"
         ids = bulk.store(progress=lambda done: seen.append((done, other_queue.count())))
-        assert other_queue.count() == 2500, "they are durable when it returns, whoever looks at the ids"
-        assert len(ids) == len(set(ids)) == 2500
-    assert seen == [(1000, 0), (2000, 0), (2500, 0)]
+        assert other_queue.count() == 250, "they are durable when it returns, whoever looks at the ids"
+        assert len(ids) == len(set(ids)) == 250
+    assert seen == [(100, 0), (200, 0), (250, 0)]
 
 
 def test_chunks_are_committed_one_after_another(queue: Queue, other_queue: Queue) -> None:
@@ -177,11 +185,11 @@ def test_refusal_names_the_line_and_stores_nothing(queue: Queue) -> None:
     assert [job.id for job in queue.jobs()] == [taken.id]
 
 
-def test_refusal_far_down_takes_everything_back(queue: Queue) -> None:
+def test_refusal_far_down_takes_everything_back(queue: Queue, insert_fewer_at_once: None) -> None:
     queue.enqueue("work", id="taken")
-    lines: list[tuple[int, dict[str, Any]]] = [(n, {}) for n in range(1, 1500)]
-    error = refused(queue, [*lines, (1500, {"id": "taken"})])
-    assert (error.line, queue.count()) == (1500, 1)
+    lines: list[tuple[int, dict[str, Any]]] = [(n, {}) for n in range(1, 150)]
+    error = refused(queue, [*lines, (150, {"id": "taken"})])
+    assert (error.line, queue.count()) == (150, 1)
 
 
 @both_engines
@@ -289,14 +297,16 @@ def test_bulk_that_is_closed_without_being_stored_leaves_nothing(
     assert os.listdir(spool) == []
 
 
-def test_error_while_storing_takes_the_chunk_back(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_while_storing_takes_the_chunk_back(
+    queue: Queue, insert_fewer_at_once: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     inserting = Spy(queue.store.insert_jobs)
     with queue.bulk() as bulk:
-        for number in range(2500):
+        for number in range(250):
             bulk.add(number, "work", {}, {})
 
         def stop_at(done: int) -> None:
-            if done == 2000:
+            if done == 200:
                 inserting.always = StoreUnavailable("disk I/O error")
 
         monkeypatch.setattr(queue.store, "insert_jobs", inserting)
@@ -304,8 +314,8 @@ def test_error_while_storing_takes_the_chunk_back(queue: Queue, monkeypatch: pyt
             bulk.store(progress=stop_at)
         assert queue.count() == 0
         inserting.always = None
-        assert len(bulk.store()) == 2500, "and it can be stored after all"
-    assert queue.count() == 2500
+        assert len(bulk.store()) == 250, "and it can be stored after all"
+    assert queue.count() == 250
 
 
 @both_engines
@@ -358,7 +368,7 @@ def test_commit_in_doubt_is_settled_and_no_job_is_stored_twice(
 def test_memory_stays_flat_however_many_there_are(queue: Queue) -> None:
     fill(queue, 100)
     peaks = []
-    for jobs in (2000, 8000):
+    for jobs in (2000, 4000):
         tracemalloc.start()
         try:
             with queue.bulk() as bulk:
@@ -370,4 +380,4 @@ def test_memory_stays_flat_however_many_there_are(queue: Queue) -> None:
         finally:
             tracemalloc.stop()
     small, large = peaks
-    assert large < 1.2 * small + 100_000, f"{small} bytes for 2,000 jobs, {large} for 8,000"
+    assert large < 1.2 * small + 100_000, f"{small} bytes for 2,000 jobs, {large} for 4,000"

@@ -387,11 +387,11 @@ def test_death_of_a_process_is_carried_and_what_its_handler_raised_is_not(
 ) -> None:
     queue.job(executor="process", max_attempts=1)(handlers.exit_at_once)
     queue.job(executor="process", max_attempts=1)(handlers.fail_for_good)
-    start_worker()
-    for type in ("exit_at_once", "fail_for_good"):
+    start_worker(concurrency=1)
+    for type in ("fail_for_good", "exit_at_once"):
         queue.enqueue(type)
-    assert isinstance(recorder.wait(e.JobFailed, type="exit_at_once").exception, ProcessDied)
     assert recorder.wait(e.JobFailed, type="fail_for_good").exception is None, "it was raised elsewhere"
+    assert isinstance(recorder.wait(e.JobFailed, type="exit_at_once").exception, ProcessDied)
 
 
 def test_exception_stays_out_of_the_log() -> None:

@@ -109,47 +109,24 @@ def test_async_handler_that_blocks_the_loop_keeps_its_lease(
 
 
 @pytest.mark.process
-@both_engines
-def test_process_handler_runs_in_a_process_and_group_of_its_own(
+def test_process_handlers_share_a_warm_process_and_group_of_its_own(
     queue: Queue, start_worker: StartWorker
 ) -> None:
-    queue.job(executor="process")(handlers.where)
-    start_worker()
+    for handler in (handlers.where, handlers.where_async, handlers.add, handlers.Toolbox.hammer):
+        queue.job(executor="process")(handler)
+    queue.job(executor="process", max_attempts=1)(handlers.retry_oddly)
+    start_worker(concurrency=1)
     job = run_one(queue, "where")
     assert job.status == "completed", job.error
     assert job.result["pid"] != os.getpid()
     assert job.result["group"] == job.result["pid"]
-
-
-@pytest.mark.process
-def test_process_stays_warm_for_the_next_job(queue: Queue, start_worker: StartWorker) -> None:
-    queue.job(executor="process")(handlers.where)
-    start_worker(concurrency=1)
-    first, second = run_one(queue, "where"), run_one(queue, "where")
-    assert first.result == second.result
-
-
-@pytest.mark.process
-def test_async_handler_can_run_in_a_process(queue: Queue, start_worker: StartWorker) -> None:
-    queue.job(executor="process")(handlers.where_async)
-    start_worker()
-    job = run_one(queue, "where_async")
-    assert job.result["pid"] != os.getpid()
-
-
-@pytest.mark.process
-def test_process_handler_gets_its_arguments_and_defaults(queue: Queue, start_worker: StartWorker) -> None:
-    queue.job(executor="process")(handlers.add)
-    start_worker()
+    assert run_one(queue, "where_async").result == job.result
     assert run_one(queue, "add", {"a": 40, "b": 2}).result == 42
     assert run_one(queue, "add", {"a": 40}).result == 41
-
-
-@pytest.mark.process
-def test_process_handler_may_be_a_static_method(queue: Queue, start_worker: StartWorker) -> None:
-    queue.job(executor="process")(handlers.Toolbox.hammer)
-    start_worker()
     assert run_one(queue, "hammer").result == "bang"
+    end_that_can_not_be_sent = run_one(queue, "retry_oddly").error
+    assert (end_that_can_not_be_sent or "").startswith("TypeError: ")
+    assert run_one(queue, "where").result == job.result, "it is the same process all the time"
 
 
 def test_process_handler_that_no_other_process_can_import_is_refused(queue: Queue) -> None:
@@ -161,46 +138,54 @@ def test_process_handler_that_no_other_process_can_import_is_refused(queue: Queu
 
 
 @pytest.mark.process
-@both_engines
-def test_process_that_dies_fails_the_attempt_and_names_the_signal(
+def test_process_that_dies_fails_the_attempt_and_names_the_signal_or_the_code(
     queue: Queue, start_worker: StartWorker
 ) -> None:
-    queue.job(executor="process", max_attempts=2)(handlers.kill_itself)
+    queue.job(executor="process", max_attempts=2)(handlers.die)
     start_worker()
-    job = run_one(queue, "kill_itself")
-    assert job.status == "failed"
-    assert job.attempts == 2
-    assert job.error == "ProcessDied: the handler's process was killed by signal 9"
-
-
-@pytest.mark.process
-def test_process_that_exits_at_once_fails_the_attempt_and_names_the_code(
-    queue: Queue, start_worker: StartWorker
-) -> None:
-    queue.job(executor="process", max_attempts=1)(handlers.exit_at_once)
-    start_worker()
-    assert run_one(queue, "exit_at_once").error == "ProcessDied: the handler's process exited with code 3"
+    job = run_one(queue, "die")
+    assert (job.status, job.attempts) == ("failed", 2)
+    assert [failure.error for failure in job.errors] == [
+        "ProcessDied: the handler's process was killed by signal 9",
+        "ProcessDied: the handler's process exited with code 3",
+    ]
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("executor", ["thread", "process"])
-def test_registered_handler_takes_the_whole_payload(
+def test_handlers_take_and_give_the_same_in_a_thread_and_in_a_process(
     queue: Queue, start_worker: StartWorker, executor: Executor
 ) -> None:
+    """One after another in one slot, so that each also shows that the one before has left it usable."""
+    start_worker(concurrency=1)
+
+    # A registered handler takes the whole payload, and may take the context as well.
     queue.register("whole", handlers.whole, executor=executor)
-    start_worker()
     assert run_one(queue, "whole", {"a": [1, {"b": None}]}).result == {"a": [1, {"b": None}]}
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("executor", ["thread", "process"])
-def test_registered_handler_may_take_the_context_as_well(
-    queue: Queue, start_worker: StartWorker, executor: Executor
-) -> None:
-    queue.register("whole", handlers.whole_with_context, executor=executor)
-    start_worker()
-    job = run_one(queue, "whole", {"a": 1})
+    queue.register("both", handlers.whole_with_context, executor=executor)
+    job = run_one(queue, "both", {"a": 1})
     assert job.result == {"payload": {"a": 1}, "attempt": 1, "id": job.id}
+
+    # A progress message that is no text fails the job.
+    queue.job(executor=executor, max_attempts=1)(handlers.report_number)
+    job = run_one(queue, "report_number")
+    assert job.status == "failed"
+    assert (job.error or "").startswith("TypeError: ")
+
+    # Text of any class is reported and enqueued.
+    queue.job(executor=executor, max_attempts=1)(handlers.use_words)
+    job = run_one(queue, "use_words")
+    assert (job.status, job.result) == ("completed", "c1"), job.error
+    child = queue.require("c1")
+    assert (child.type, child.key) == ("child", "k")
+
+    # The limit for results that is given with a handler holds.
+    text = "x" * 2_000_000
+    queue.job(name="large", executor=executor, max_result_bytes=3_000_000)(handlers.large)
+    queue.job(name="small", executor=executor, max_result_bytes=1000)(handlers.large)
+    assert run_one(queue, "large", {"size": 2_000_000}).result == text
+    assert run_one(queue, "small", {"size": 900}).result == text[:900]
+    assert run_one(queue, "small", {"size": 2000}).result != text[:2000]
 
 
 def test_registered_handler_gets_the_payload_as_the_type_it_was_registered_with(
@@ -355,26 +340,35 @@ from holdfast import Queue
 
 queue = Queue(os.environ["APP_DATABASE"])
 
-@queue.job(executor="process")
-def where() -> int:
-    return os.getpid()
+@queue.job(executor="process", max_attempts=1, max_result_bytes=3_000_000)
+def large() -> str:
+    return f"{os.getpid()} " + "x" * 2_000_000
+
+@queue.job(executor="process", max_attempts=1, max_result_bytes=1000)
+def small() -> str:
+    return "x" * 2_000
 """
 
 APP_SCRIPT = """
 import os
-from app import queue, where
+from app import large, queue, small
 
-worker = queue.worker().start()
-job = queue.wait(where.enqueue().id, timeout=60)
+worker = queue.worker(concurrency=1).start()
+done = [queue.wait(job.enqueue().id, timeout=60) for job in (large, small)]
 worker.stop()
-assert job.status == "completed", job.error
-assert job.result != os.getpid()
+assert [job.status for job in done] == ["completed"] * 2, done[0].error
+pid, text = done[0].result.split()
+assert int(pid) != os.getpid()
+assert text == "x" * 2_000_000, text
+assert "max_result_bytes is 1000" in done[1].result["problem"], done[1].result
 print("ok")
 """
 
 
 @pytest.mark.process
-def test_handler_of_an_application_module_is_found_by_its_process(tmp_path: Path) -> None:
+def test_handlers_of_an_application_module_are_found_with_their_options_by_its_process(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "app.py").write_text(APP_MODULE, encoding="utf-8")
     url = f"sqlite:///{tmp_path / 'queue.db'}"
     done = run_script(tmp_path, APP_SCRIPT, APP_DATABASE=url)
@@ -471,95 +465,6 @@ def test_threads_that_start_async_attempts_at_once_make_one_event_loop(
         assert len(made) == 1
     finally:
         executor.close()
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("executor", ["thread", "process"])
-def test_progress_message_that_is_no_text_fails_the_job_and_frees_its_slot(
-    queue: Queue, start_worker: StartWorker, executor: Executor
-) -> None:
-    queue.job(executor=executor, max_attempts=1)(handlers.report_number)
-    queue.job(executor=executor)(handlers.where)
-    start_worker(concurrency=1)
-    job = run_one(queue, "report_number")
-    assert job.status == "failed"
-    assert job.error is not None
-    assert job.error.startswith("TypeError: ")
-    assert run_one(queue, "where").status == "completed"
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("executor", ["thread", "process"])
-def test_text_of_any_class_is_reported_and_enqueued(
-    queue: Queue, start_worker: StartWorker, executor: Executor
-) -> None:
-    queue.job(executor=executor, max_attempts=1)(handlers.use_words)
-    start_worker(types=["use_words"])
-    job = run_one(queue, "use_words")
-    assert (job.status, job.result) == ("completed", "c1"), job.error
-    child = queue.require("c1")
-    assert (child.type, child.key) == ("child", "k")
-
-
-@pytest.mark.process
-def test_end_that_can_not_be_sent_fails_the_attempt_and_not_the_process(
-    queue: Queue, start_worker: StartWorker
-) -> None:
-    queue.job(executor="process", max_attempts=1)(handlers.retry_oddly)
-    queue.job(executor="process")(handlers.where)
-    start_worker(concurrency=1)
-    before = run_one(queue, "where").result
-    assert (run_one(queue, "retry_oddly").error or "").startswith("TypeError: ")
-    assert run_one(queue, "where").result == before
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("executor", ["thread", "process"])
-def test_limit_for_results_given_with_a_handler_holds_wherever_it_runs(
-    queue: Queue, start_worker: StartWorker, executor: Executor
-) -> None:
-    text = "x" * 2_000_000
-    queue.job(name="large", executor=executor, max_result_bytes=3_000_000)(handlers.large)
-    queue.job(name="small", executor=executor, max_result_bytes=1000)(handlers.large)
-    start_worker()
-    assert run_one(queue, "large", {"size": 2_000_000}).result == text
-    assert run_one(queue, "small", {"size": 900}).result == text[:900]
-    assert run_one(queue, "small", {"size": 2000}).result != text[:2000]
-
-
-LARGE_MODULE = """
-import os
-from holdfast import Queue
-
-queue = Queue(os.environ["APP_DATABASE"])
-
-@queue.job(executor="process", max_attempts=1, max_result_bytes=3_000_000)
-def large() -> str:
-    return "x" * 2_000_000
-
-@queue.job(executor="process", max_attempts=1, max_result_bytes=1000)
-def small() -> str:
-    return "x" * 2_000
-"""
-
-LARGE_SCRIPT = """
-from app import large, queue, small
-
-worker = queue.worker().start()
-done = [queue.wait(job.enqueue().id, timeout=60) for job in (large, small)]
-worker.stop()
-assert done[0].result == "x" * 2_000_000, done[0].result
-assert "max_result_bytes is 1000" in done[1].result["problem"], done[1].result
-print("ok")
-"""
-
-
-@pytest.mark.process
-def test_decorators_limit_for_results_holds_in_a_process(tmp_path: Path) -> None:
-    (tmp_path / "app.py").write_text(LARGE_MODULE, encoding="utf-8")
-    url = f"sqlite:///{tmp_path / 'queue.db'}"
-    done = run_script(tmp_path, LARGE_SCRIPT, APP_DATABASE=url)
-    assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
 
 
 SLOW_START = """

@@ -12,7 +12,7 @@ import pytest
 
 from holdfast import Context, Queue
 from holdfast.handlers.options import Executor
-from tests.support import both_engines, wait_until
+from tests.support import wait_until
 from tests.worker import handlers
 from tests.worker.support import PATIENCE, Gate, get
 
@@ -45,7 +45,6 @@ def register(queue: Queue, executor: Executor, **options: Any) -> None:
     queue.job(name="work", **options)(on_loop if executor == "async" else in_thread)
 
 
-@both_engines
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_error_of_a_handler_that_the_shutdown_deadline_cut_short_costs_no_attempt(
     queue: Queue, start_worker: StartWorker, tmp_path: Path, executor: Executor
@@ -134,7 +133,7 @@ def test_error_of_a_handler_that_a_safe_point_has_ended_for_a_shutdown_costs_no_
     assert (left.status, left.attempts, left.errors) == ("pending", 0, ())
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("executor", ["thread", "async"])  # a process is killed
 def test_error_of_a_handler_that_a_safe_point_has_ended_for_a_cancellation_is_no_failure(
     queue: Queue, start_worker: StartWorker, tmp_path: Path, executor: Executor
 ) -> None:

@@ -14,7 +14,6 @@ from holdfast import Context, Job, Queue
 from holdfast.core.job import Progress
 from holdfast.errors import ConfigError, InvalidPayload, UnknownType
 from holdfast.events import JobEnqueued, JobReleased
-from holdfast.handlers.options import Executor
 from holdfast.testing import MovableClock
 from tests.support import Recorder, both_engines, wait_until
 from tests.worker import handlers
@@ -59,16 +58,6 @@ def test_progress_is_stored_while_the_handler_runs(
     gate.wait_entered()
     wait_until(lambda: get(queue, job.id).progress == Progress(0.4, "resizing"))
     gate.open()
-    assert queue.wait(job.id, timeout=PATIENCE).status == "completed"
-
-
-@pytest.mark.process
-def test_progress_of_a_process_is_stored(queue: Queue, start_worker: StartWorker, tmp_path: Path) -> None:
-    queue.job(executor="process")(handlers.report_progress)
-    start_worker()
-    job = queue.enqueue("report_progress", {"path": str(tmp_path / "go")})
-    wait_until(lambda: get(queue, job.id).progress == Progress(0.5, "half"))
-    (tmp_path / "go").touch()
     assert queue.wait(job.id, timeout=PATIENCE).status == "completed"
 
 
@@ -248,9 +237,16 @@ def test_children_of_a_superseded_attempt_never_exist(
 
 @pytest.mark.process
 @both_engines
-def test_children_of_a_process_exist_when_it_completes(queue: Queue, start_worker: StartWorker) -> None:
+def test_progress_of_a_process_is_stored_and_its_children_exist_when_it_completes(
+    queue: Queue, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    queue.job(executor="process")(handlers.report_progress)
     queue.job(executor="process")(handlers.have_children)
-    start_worker()
+    start_worker(concurrency=1)
+    job = queue.enqueue("report_progress", {"path": str(tmp_path / "go")})
+    wait_until(lambda: get(queue, job.id).progress == Progress(0.5, "half"))
+    (tmp_path / "go").touch()
+    assert queue.wait(job.id, timeout=PATIENCE).status == "completed"
     job = run_one(queue, "have_children")
     (child,) = queue.jobs(type="child")
     assert (child.id, child.parent_id, child.payload) == (job.result, job.id, {"n": 1})
@@ -349,13 +345,11 @@ def test_strict_types_hold_for_children_too(url: str) -> None:
         assert get(queue, job.id).status == "completed"
 
 
-@pytest.mark.process
-@pytest.mark.parametrize("executor", ["thread", "process"])
 def test_check_at_shutdown_gives_the_job_and_the_attempt_back(
-    queue: Queue, start_worker: StartWorker, recorder: Recorder, tmp_path: Path, executor: Executor
+    queue: Queue, start_worker: StartWorker, recorder: Recorder, tmp_path: Path
 ) -> None:
     started = tmp_path / "started"
-    queue.job(executor=executor)(handlers.check_for_ever)
+    queue.job(handlers.check_for_ever)
     worker = start_worker()
     job = queue.enqueue("check_for_ever", {"started": str(started)})
     wait_until(started.exists)

@@ -142,22 +142,17 @@ def test_fail_ends_the_job_at_once(queue: Queue, start_worker: StartWorker) -> N
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(
-    ("handler", "status", "error"),
-    [(handlers.fail_for_good, "failed", "Fail: no use"), (handlers.retry_later, "scheduled", "Retry: busy")],
-)
-def test_fail_and_retry_mean_the_same_in_a_process(
-    queue: Queue,
-    start_worker: StartWorker,
-    handler: Callable[[], None],
-    status: str,
-    error: str,
-) -> None:
-    queue.job(executor="process", name="job")(handler)
-    start_worker()
-    job = queue.enqueue("job")
-    wait_until(lambda: get(queue, job.id).error is not None)
-    assert (get(queue, job.id).status, get(queue, job.id).error) == (status, error)
+def test_fail_retry_and_exit_mean_the_same_in_a_process(queue: Queue, start_worker: StartWorker) -> None:
+    for handler in (handlers.fail_for_good, handlers.retry_later):
+        queue.job(executor="process")(handler)
+    queue.job(executor="process", max_attempts=1)(handlers.exit_in_order)
+    start_worker(concurrency=1)
+    assert run_one(queue, "exit_in_order").error == "SystemExit: 3"
+    job = run_one(queue, "fail_for_good")
+    assert (job.status, job.attempts, job.error) == ("failed", 1, "Fail: no use")
+    waits = queue.enqueue("retry_later")
+    wait_until(lambda: get(queue, waits.id).error is not None)
+    assert (get(queue, waits.id).status, get(queue, waits.id).error) == ("scheduled", "Retry: busy")
 
 
 @both_engines
@@ -241,13 +236,6 @@ def test_whatever_a_handler_raises_only_fails_its_attempt(
     assert job.error is not None
     assert run_one(queue, "fine").result == "fine"
     assert worker.is_running
-
-
-@pytest.mark.process
-def test_exit_of_a_process_handler_only_fails_its_attempt(queue: Queue, start_worker: StartWorker) -> None:
-    queue.job(executor="process", max_attempts=1)(handlers.exit_in_order)
-    start_worker()
-    assert run_one(queue, "exit_in_order").error == "SystemExit: 3"
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

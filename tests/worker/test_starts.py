@@ -149,13 +149,17 @@ class Rig:
 
 @pytest.mark.process
 @pytest.mark.parametrize("kind", EXECUTORS)
-def test_handler_starts_only_while_its_lease_holds_by_our_own_clock(
+def test_handler_starts_only_while_its_lease_holds_and_nobody_has_told_it_to_stop(
     queue: Queue, tmp_path: Path, kind: str
 ) -> None:
     with closing(Rig(kind, queue, tmp_path / "ran")) as rig:
         late = rig.attempt()
         late.leased_until = clock.lease_clock()
         assert rig.run(late) == Released()
+        for reason, ending in ((LOST, Released()), (STOPPING, Released()), (CANCELLED, Stopped())):
+            told = rig.attempt()
+            told.stop_reason = reason
+            assert rig.run(told) == ending
         assert not rig.path.exists()
         in_time = rig.attempt()
         in_time.leased_until = clock.lease_clock() + PATIENCE
@@ -164,24 +168,8 @@ def test_handler_starts_only_while_its_lease_holds_by_our_own_clock(
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("kind", EXECUTORS)
-@pytest.mark.parametrize(
-    ("reason", "ending"), [(LOST, Released()), (STOPPING, Released()), (CANCELLED, Stopped())]
-)
-def test_attempt_that_was_told_to_stop_before_its_start_does_not_start(
-    queue: Queue, tmp_path: Path, kind: str, reason: str, ending: Ending
-) -> None:
-    with closing(Rig(kind, queue, tmp_path / "ran")) as rig:
-        attempt = rig.attempt()
-        attempt.stop_reason = reason
-        assert rig.run(attempt) == ending
-        assert not rig.path.exists()
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("is_renewed", [True, False])
 def test_process_that_is_ready_too_late_asks_whether_the_lease_was_renewed_meanwhile(
-    queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_renewed: bool
+    queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It imports the application first, which may take longer than a lease."""
     send = wire.send
@@ -194,10 +182,11 @@ def test_process_that_is_ready_too_late_asks_whether_the_lease_was_renewed_meanw
 
     monkeypatch.setattr(wire, "send", send_late)
     with closing(Rig("process", queue, tmp_path / "ran")) as rig:
-        attempt = rig.attempt()
-        attempt.leased_until = clock.lease_clock() + PATIENCE
-        assert rig.run(attempt) == (Completed() if is_renewed else Released())
-        assert rig.path.exists() == is_renewed
+        for is_renewed in (False, True):
+            attempt = rig.attempt()
+            attempt.leased_until = clock.lease_clock() + PATIENCE
+            assert rig.run(attempt) == (Completed() if is_renewed else Released())
+            assert rig.path.exists() == is_renewed
 
 
 def test_heartbeat_does_not_vouch_for_what_it_finds_lost(queue: Queue) -> None:

@@ -94,27 +94,21 @@ def test_async_handler_that_will_not_stop_is_written_off_and_keeps_its_slot_unti
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("handler", [handlers.sleep_with_grandchild, handlers.ignore_termination])
-def test_process_handler_is_killed_with_all_it_started(
-    queue: Queue, start_worker: StartWorker, tmp_path: Path, handler: Callable[..., None]
-) -> None:
-    queue.job(executor="process", name="hang", timeout=1.5, max_attempts=1)(handler)
-    start_worker()
-    pids = tmp_path / "pids"
-    job = queue.wait(queue.enqueue("hang", {"pids": str(pids)}).id, timeout=PATIENCE)
-    assert job.error == "TimedOut: the attempt ran longer than its timeout of 1.5 s"
-    child, grandchild = (int(pid) for pid in pids.read_text().split())
-    wait_until(lambda: not is_alive(child) and not is_alive(grandchild), message="processes are left")
-
-
-@pytest.mark.process
-def test_worker_goes_on_with_a_new_process_after_a_timeout(
+def test_process_handler_is_killed_with_all_it_started_and_the_worker_goes_on(
     queue: Queue, start_worker: StartWorker, tmp_path: Path
 ) -> None:
-    queue.job(executor="process", name="hang", timeout=1, max_attempts=1)(handlers.sleep_with_grandchild)
+    for handler in (handlers.sleep_with_grandchild, handlers.ignore_termination):
+        queue.job(executor="process", timeout=1.5, max_attempts=1)(handler)
     queue.job(executor="process")(handlers.where)
-    start_worker(concurrency=1)
-    queue.wait(queue.enqueue("hang", {"pids": str(tmp_path / "pids")}).id, timeout=PATIENCE)
+    start_worker(concurrency=2)
+    types = ("sleep_with_grandchild", "ignore_termination")
+    jobs = [queue.enqueue(type, {"pids": str(tmp_path / type)}) for type in types]
+    for job in jobs:
+        done = queue.wait(job.id, timeout=PATIENCE)
+        assert done.error == "TimedOut: the attempt ran longer than its timeout of 1.5 s"
+        pids = [int(pid) for pid in (tmp_path / job.type).read_text().split()]
+        assert len(pids) == 2
+        wait_until(lambda: not any(map(is_alive, pids)), message="processes are left")  # noqa: B023
     assert queue.wait(queue.enqueue("where").id, timeout=PATIENCE).status == "completed"
 
 

@@ -399,13 +399,16 @@ def test_cleanup_removes_old_completed_and_cancelled_jobs_only(url: str) -> None
         assert queue.cleanup(older_than=clock.now + timedelta(seconds=1)) == 1
 
 
-def test_cleanup_comes_in_batches(queue: Queue) -> None:
-    queue.register("work", lambda payload: None)
-    queue.enqueue_many("work", [{}] * 1100)
+def test_cleanup_comes_in_batches(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.queue.operating._BATCH", 50)
+    prunes = Spy(queue.store.prune_jobs)
+    monkeypatch.setattr(queue.store, "prune_jobs", prunes)
+    queue.enqueue_many("work", [{}] * 110)
     with queue.store.transaction():
-        for job in queue.jobs(limit=1100):
+        for job in queue.jobs(limit=110):
             queue.store.cancel_job(job.id)
-    assert queue.cleanup(older_than=0) == 1100
+    assert queue.cleanup(older_than=0) == 110
+    assert len(prunes.calls) >= 3
     assert queue.stats()["cancelled"] == 0
 
 

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.config import SETTINGS, default_database_url, parse_setting
 from holdfast.core import check
@@ -26,24 +26,12 @@ from holdfast.system.threads import Threads
 
 if TYPE_CHECKING:
     from holdfast.transaction import TransactionThreads
+    from holdfast.worker import Worker
 
 _CALLS = 8
 """Threads that run the blocking calls of coroutines."""
 _OLD_AFTER = 0.5
 """Seconds after which settings are read again."""
-
-
-class RunningWorker(Protocol):
-    """A worker that uses this queue's connections, and so must end before they are closed."""
-
-    def is_calling(self) -> bool:
-        """Whether this code was called by it: a handler, or a subscriber to its events."""
-
-    def ask_to_stop(self) -> None:
-        """Shut down gracefully, without waiting for it."""
-
-    def wait_until_stopped(self) -> None:
-        """Wait until it has ended, however it ended."""
 
 
 class OpenQueue:
@@ -73,7 +61,8 @@ class OpenQueue:
         self._enqueuer: Enqueuer | None = None
         self._finish_watcher = FinishWatcher(lambda: self.store, self.get)
         self._threads = Threads("holdfast-call", _CALLS)
-        self.running_workers: list[RunningWorker] = []
+        self.running_workers: list[Worker] = []
+        """Those on this queue's own connections, which end before these are closed."""
         self._settings: tuple[float, int, Settings] | None = None
         """The settings, when they were read, and the generation of the handlers whose options they have."""
 
