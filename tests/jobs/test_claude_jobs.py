@@ -144,7 +144,8 @@ def output_of(step: Step) -> bytes:
 
 
 def exit_code_of(step: Step) -> int:
-    return -step["signal"] if "signal" in step else step.get("exit", 0)
+    code: int = -step["signal"] if "signal" in step else step.get("exit", 0)
+    return code
 
 
 def enqueue(queue: Queue, target: Path, prompt: str = "What is it?", **options: Any) -> Job:
@@ -453,7 +454,7 @@ def test_key_that_the_caller_chose_holds(queue: Queue, target: Path) -> None:
     assert enqueue(queue, target, key="mine").key == "mine"
 
 
-WRONG = [
+WRONG: list[tuple[dict[str, Any], str]] = [
     ({"prompt": None}, "payload.prompt"),
     ({"prompt": ""}, "payload.prompt"),
     ({"prompt": " \n"}, "payload.prompt"),
