@@ -75,10 +75,15 @@ def run(code: str, folder: Path) -> str:
     return done.stdout
 
 
+_loaded: dict[str, set[str]] = {}
+
+
 def loaded_by(code: str, folder: Path) -> set[str]:
-    """The modules that code loads, beyond those of a bare interpreter."""
+    """The modules that code loads, beyond those of a bare interpreter. It runs once for all who ask."""
     program = f"import sys\nbefore = set(sys.modules)\n{code}\nprint('loaded', *(set(sys.modules) - before))"
-    return set(run(program, folder).splitlines()[-1].split()[1:])
+    if code not in _loaded:
+        _loaded[code] = set(run(program, folder).splitlines()[-1].split()[1:])
+    return _loaded[code]
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,12 @@
-"""Extractions by Claude Code through a real worker and a stand-in executable: answers, failures, endings."""
+"""Extractions by Claude Code through a real worker and a stand-in executable: answers, failures, endings.
+
+What an output means is tested without the executable: `play` hands its bytes to the attempt.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import shlex
@@ -22,6 +26,7 @@ from holdfast.errors import InvalidPayload, KeyTaken
 from holdfast.events import JobReleased
 from holdfast.jobs import CLAUDE_EXTRACTION, claude, claude_answer, command, install
 from holdfast.system import process_group
+from tests.jobs.claude_stand_in import envelope
 from tests.support import Recorder, wait_until
 from tests.worker.support import PATIENCE, get, is_alive, path_of, sql
 
@@ -32,6 +37,8 @@ StartWorker = Callable[..., Any]
 STAND_IN = Path(__file__).with_name("claude_stand_in.py")
 SESSION = "3536e76d-21cd-4b08-82c5-99fab516c2c3"
 HANG: dict[str, Any] = {"hang": True}
+Step = dict[str, Any]
+Play = Callable[..., Job]
 
 
 class Claude:
@@ -107,6 +114,40 @@ def target(tmp_path: Path) -> Path:
     return tmp_path / "files" / "answer.md"
 
 
+@pytest.fixture
+def play(queue: Queue, target: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
+    """Runs the first of two attempts of an extraction, of which no process but a step gives the output."""
+    numbers = itertools.count()
+    queue.set_config("backoff_factor", 3600)
+
+    def run(step: Step, path: Path = target) -> Job:
+        def print_and_end(*_: object, write: Callable[[bytes], None], **__: object) -> command.Ran:
+            write(output_of(step))
+            return command.Ran(exit_code_of(step), was_stopped=False)
+
+        monkeypatch.setattr(command, "run_in_group", print_and_end)
+        payload = {"prompt": "What is it?", "targetPath": str(path), "requirementId": f"REQ-{next(numbers)}"}
+        job = queue.enqueue(CLAUDE_EXTRACTION, payload, max_attempts=2)
+        queue.drain(limit=1)
+        job = get(queue, job.id)
+        assert job.attempts == 1
+        return job
+
+    return run
+
+
+def output_of(step: Step) -> bytes:
+    """What the stand-in prints in a step, on stdout and stderr."""
+    answer = json.dumps(envelope(**step["answer"])) + "\n" if "answer" in step else ""
+    parts = (step.get("stderr", ""), step.get("before", ""), step.get("raw", answer), step.get("after", ""))
+    return "".join(parts).encode("utf-8", "surrogateescape")
+
+
+def exit_code_of(step: Step) -> int:
+    code: int = -step["signal"] if "signal" in step else step.get("exit", 0)
+    return code
+
+
 def enqueue(queue: Queue, target: Path, prompt: str = "What is it?", **options: Any) -> Job:
     payload = {"prompt": prompt, "targetPath": str(target), "requirementId": "REQ-7"}
     return queue.enqueue(CLAUDE_EXTRACTION, payload, **options)
@@ -165,11 +206,8 @@ def test_answer_becomes_the_file_and_the_result_tells_of_it(
     }
 
 
-def test_answer_without_a_line_end_gets_one(
-    queue: Queue, start_worker: StartWorker, stand_in: Claude, target: Path
-) -> None:
-    stand_in.does({"answer": {"result": "  an answer"}})
-    extract(queue, start_worker, target)
+def test_answer_without_a_line_end_gets_one(play: Play, target: Path) -> None:
+    play({"answer": {"result": "  an answer"}})
     assert target.read_bytes() == b"  an answer\n"
 
 
@@ -179,11 +217,8 @@ def test_what_was_there_before_is_replaced(queue: Queue, start_worker: StartWork
     assert target.read_text() == "an answer\n"
 
 
-def test_older_version_that_tells_neither_cost_nor_session_will_do(
-    queue: Queue, start_worker: StartWorker, stand_in: Claude, target: Path
-) -> None:
-    stand_in.does({"answer": {"session_id": None, "total_cost_usd": None, "num_turns": None}})
-    job = extract(queue, start_worker, target)
+def test_older_version_that_tells_neither_cost_nor_session_will_do(play: Play) -> None:
+    job = play({"answer": {"session_id": None, "total_cost_usd": None, "num_turns": None}})
     assert job.status == "completed"
     assert job.result["promptHash"] == sha256("What is it?")
     assert not job.result.keys() & {"sessionId", "costUsd", "turns"}
@@ -199,19 +234,14 @@ WRAPPINGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("wrapping", WRAPPINGS.values(), ids=WRAPPINGS.keys())
-def test_answer_is_found_among_other_output(
-    queue: Queue, start_worker: StartWorker, stand_in: Claude, target: Path, wrapping: dict[str, Any]
-) -> None:
-    result = 'it says {"type":"result","is_error":true} and ends'
-    stand_in.does({"answer": {"result": result}, **wrapping})
-    assert extract(queue, start_worker, target).status == "completed"
-    assert target.read_text() == result + "\n"
+def test_answer_is_found_among_other_output(play: Play, target: Path) -> None:
+    for what, wrapping in WRAPPINGS.items():
+        result = f'{what}: it says {{"type":"result","is_error":true}} and ends'
+        assert play({"answer": {"result": result}, **wrapping}).status == "completed", what
+        assert target.read_text() == result + "\n"
 
 
-def test_answer_is_found_at_the_end_of_a_list_of_messages(
-    queue: Queue, start_worker: StartWorker, stand_in: Claude, target: Path
-) -> None:
+def test_answer_is_found_at_the_end_of_a_list_of_messages(play: Play, target: Path) -> None:
     """So it is printed where the settings of Claude Code say verbose."""
     raw = (
         '[{"type":"system","subtype":"init"},'
@@ -219,8 +249,7 @@ def test_answer_is_found_at_the_end_of_a_list_of_messages(
         '{"type":"result","is_error":true,"result":"a trap"}}]}},'
         '{"type":"result","subtype":"success","is_error":false,"result":"the answer"}]\n'
     )
-    stand_in.does({"raw": raw})
-    extract(queue, start_worker, target)
+    play({"raw": raw})
     assert target.read_text() == "the answer\n"
 
 
@@ -357,17 +386,12 @@ def test_right_hash_is_taken_and_null_is_none(queue: Queue, target: Path) -> Non
         assert queue.enqueue(CLAUDE_EXTRACTION, payload).payload["promptHash"] == sha256("What is it?")
 
 
-@pytest.mark.parametrize("digest", ["", "0" * 64, sha256("What is it? "), sha256("What is it?").upper()])
-def test_hash_of_another_prompt_is_refused(queue: Queue, target: Path, digest: str) -> None:
-    payload = {
-        "prompt": "What is it?",
-        "targetPath": str(target),
-        "requirementId": "REQ-7",
-        "promptHash": digest,
-    }
-    with pytest.raises(InvalidPayload) as caught:
-        queue.enqueue(CLAUDE_EXTRACTION, payload)
-    assert caught.value.where == "payload.promptHash"
+def test_hash_of_another_prompt_is_refused(queue: Queue, target: Path) -> None:
+    payload = {"prompt": "What is it?", "targetPath": str(target), "requirementId": "REQ-7"}
+    for digest in ("", "0" * 64, sha256("What is it? "), sha256("What is it?").upper()):
+        with pytest.raises(InvalidPayload) as caught:
+            queue.enqueue(CLAUDE_EXTRACTION, {**payload, "promptHash": digest})
+        assert caught.value.where == "payload.promptHash"
     assert queue.count() == 0
 
 
@@ -430,45 +454,37 @@ def test_key_that_the_caller_chose_holds(queue: Queue, target: Path) -> None:
     assert enqueue(queue, target, key="mine").key == "mine"
 
 
-@pytest.mark.parametrize(
-    ("change", "where"),
-    [
-        ({"prompt": None}, "payload.prompt"),
-        ({"prompt": ""}, "payload.prompt"),
-        ({"prompt": " \n"}, "payload.prompt"),
-        ({"prompt": ["a"]}, "payload.prompt"),
-        ({"prompt": "a\x00b"}, "payload.prompt"),
-        ({"targetPath": ""}, "payload.targetPath"),
-        ({"targetPath": "folder/"}, "payload.targetPath"),
-        ({"targetPath": "~/file"}, "payload.targetPath"),
-        ({"targetPath": 7}, "payload.targetPath"),
-        ({"requirementId": ""}, "payload.requirementId"),
-        ({"requirementId": " "}, "payload.requirementId"),
-        ({"requirementId": 7}, "payload.requirementId"),
-        ({"requirementId": "x" * 441}, "payload.requirementId"),
-        ({"requirementId": "a\nb"}, "payload.requirementId"),
-        ({"promptHash": 7}, "payload.promptHash"),
-        ({"prompt_hash": "x"}, "payload"),
-        ({"model": "opus"}, "payload"),
-    ],
-    ids=str,
-)
-def test_wrong_payload_is_refused_where_it_is_enqueued(
-    queue: Queue, target: Path, change: dict[str, Any], where: str
-) -> None:
-    payload = {"prompt": "What is it?", "targetPath": str(target), "requirementId": "REQ-7", **change}
-    with pytest.raises(InvalidPayload) as caught:
-        queue.enqueue(CLAUDE_EXTRACTION, payload)
-    assert caught.value.where == where
-    assert queue.count() == 0
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"prompt": None}, "payload.prompt"),
+    ({"prompt": ""}, "payload.prompt"),
+    ({"prompt": " \n"}, "payload.prompt"),
+    ({"prompt": ["a"]}, "payload.prompt"),
+    ({"prompt": "a\x00b"}, "payload.prompt"),
+    ({"targetPath": ""}, "payload.targetPath"),
+    ({"targetPath": "folder/"}, "payload.targetPath"),
+    ({"targetPath": "~/file"}, "payload.targetPath"),
+    ({"targetPath": 7}, "payload.targetPath"),
+    ({"requirementId": ""}, "payload.requirementId"),
+    ({"requirementId": " "}, "payload.requirementId"),
+    ({"requirementId": 7}, "payload.requirementId"),
+    ({"requirementId": "x" * 441}, "payload.requirementId"),
+    ({"requirementId": "a\nb"}, "payload.requirementId"),
+    ({"promptHash": 7}, "payload.promptHash"),
+    ({"prompt_hash": "x"}, "payload"),
+    ({"model": "opus"}, "payload"),
+]
 
 
-@pytest.mark.parametrize("missing", ["prompt", "targetPath", "requirementId"])
-def test_all_but_the_hash_must_be_given(queue: Queue, target: Path, missing: str) -> None:
+def test_wrong_payload_is_refused_where_it_is_enqueued(queue: Queue, target: Path) -> None:
     payload = {"prompt": "What is it?", "targetPath": str(target), "requirementId": "REQ-7"}
-    del payload[missing]
-    with pytest.raises(InvalidPayload, match=missing):
-        queue.enqueue(CLAUDE_EXTRACTION, payload)
+    for change, where in WRONG:
+        with pytest.raises(InvalidPayload) as caught:
+            queue.enqueue(CLAUDE_EXTRACTION, {**payload, **change})
+        assert caught.value.where == where, change
+    for missing in payload:
+        with pytest.raises(InvalidPayload, match=missing):
+            queue.enqueue(CLAUDE_EXTRACTION, {name: payload[name] for name in payload if name != missing})
+    assert queue.count() == 0
 
 
 # Failed runs: tried again.
@@ -536,26 +552,17 @@ FAILURES: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("step", "problem"), FAILURES.values(), ids=FAILURES.keys())
-def test_failed_run_is_told_and_tried_again(
-    queue: Queue,
-    start_worker: StartWorker,
-    stand_in: Claude,
-    target: Path,
-    step: dict[str, Any],
-    problem: str,
-) -> None:
-    queue.set_config("max_attempts", 2)
-    stand_in.does(step, {"answer": {}})
-    job = extract(queue, start_worker, target)
-    assert (job.status, job.attempts) == ("completed", 2)
-    failure = job.errors[0]
-    assert failure.error.startswith("ExtractionFailed: ")
-    assert problem in failure.error
-    assert failure.traceback is None
-    assert failure.detail is not None
-    assert failure.detail["exitCode"] == (-step["signal"] if "signal" in step else step.get("exit", 0))
-    assert target.read_text() == "an answer\n"
+def test_failed_run_is_told_and_tried_again(play: Play, target: Path) -> None:
+    for what, (step, problem) in FAILURES.items():
+        job = play(step)
+        assert job.status == "scheduled", what
+        failure = job.errors[0]
+        assert failure.error.startswith("ExtractionFailed: "), what
+        assert problem in failure.error
+        assert failure.traceback is None
+        assert failure.detail is not None
+        assert failure.detail["exitCode"] == exit_code_of(step)
+    assert not target.exists()
 
 
 def test_failed_attempts_leave_the_file_as_it_was(
@@ -592,11 +599,8 @@ def test_history_says_how_a_run_ended(
     assert tail.endswith("}\n")
 
 
-def test_control_characters_of_a_message_are_escaped(
-    queue: Queue, start_worker: StartWorker, stand_in: Claude, target: Path
-) -> None:
-    stand_in.does({"answer": {"is_error": True, "result": "red \x1b[31malert\nsecond line"}})
-    job = extract(queue, start_worker, target)
+def test_control_characters_of_a_message_are_escaped(play: Play) -> None:
+    job = play({"answer": {"is_error": True, "result": "red \x1b[31malert\nsecond line"}})
     assert (job.error or "").endswith(r"): red \x1b[31malert")
 
 
@@ -615,11 +619,10 @@ def test_control_characters_of_a_message_are_escaped(
     ],
 )
 def test_json_target_takes_json_without_its_fence(
-    queue: Queue, start_worker: StartWorker, stand_in: Claude, target: Path, answer: str, written: str
+    play: Play, target: Path, answer: str, written: str
 ) -> None:
-    stand_in.does({"answer": {"result": answer}})
     path = target.with_suffix(".JSON")
-    job = extract(queue, start_worker, path)
+    job = play({"answer": {"result": answer}}, path)
     assert job.status == "completed", job.error
     assert path.read_bytes() == written.encode()
 
@@ -639,26 +642,19 @@ def test_json_target_takes_json_without_its_fence(
     ],
     ids=lambda answer: answer[:40],
 )
-def test_json_target_takes_nothing_else_and_the_reason_is_kept(
-    queue: Queue, start_worker: StartWorker, stand_in: Claude, target: Path, answer: str
-) -> None:
-    queue.set_config("max_attempts", 2)
-    stand_in.does({"answer": {"result": answer}}, {"answer": {"result": "{}"}})
+def test_json_target_takes_nothing_else_and_the_reason_is_kept(play: Play, target: Path, answer: str) -> None:
     path = target.with_suffix(".json")
-    job = extract(queue, start_worker, path)
-    assert (job.status, job.attempts) == ("completed", 2)
+    job = play({"answer": {"result": answer}}, path)
+    assert job.status == "scheduled"
     detail = detail_of(job)
     assert detail["problem"].startswith(("the answer is not valid JSON: ", "the answer is empty"))
     assert job.errors[0].error == f"ExtractionFailed: {detail['problem']}"
     assert detail["tail"]
-    assert path.read_text() == "{}\n"
+    assert not path.exists()
 
 
-def test_other_targets_keep_their_fences(
-    queue: Queue, start_worker: StartWorker, stand_in: Claude, target: Path
-) -> None:
-    stand_in.does({"answer": {"result": "```json\n{\n```"}})
-    extract(queue, start_worker, target)
+def test_other_targets_keep_their_fences(play: Play, target: Path) -> None:
+    play({"answer": {"result": "```json\n{\n```"}})
     assert target.read_text() == "```json\n{\n```\n"
 
 
@@ -690,15 +686,12 @@ LIMITS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("step", LIMITS.values(), ids=LIMITS.keys())
-def test_limit_is_waited_for(
-    queue: Queue, start_worker: StartWorker, stand_in: Claude, target: Path, step: dict[str, Any]
-) -> None:
-    stand_in.does(step)
-    job = after_first_attempt(queue, start_worker, target)
-    assert job.status == "scheduled"
-    assert job.errors[-1].error.startswith("Retry: Claude Code failed (")
-    assert pause_of(job) == pytest.approx(claude_answer.LIMIT_PAUSE, abs=1)
+def test_limit_is_waited_for(play: Play) -> None:
+    for what, step in LIMITS.items():
+        job = play(step)
+        assert job.status == "scheduled", what
+        assert job.errors[-1].error.startswith("Retry: Claude Code failed (")
+        assert pause_of(job) == pytest.approx(claude_answer.LIMIT_PAUSE, abs=1), what
 
 
 @pytest.mark.parametrize(
@@ -715,11 +708,9 @@ def test_limit_that_tells_its_end_is_waited_for_until_then(
     assert not target.exists()
 
 
-def test_limit_that_tells_seconds_is_waited_for_as_long(
-    queue: Queue, start_worker: StartWorker, stand_in: Claude, target: Path
-) -> None:
-    stand_in.does({"answer": {"is_error": True, "api_error_status": 429, "result": "429, retry-after: 17"}})
-    assert pause_of(after_first_attempt(queue, start_worker, target)) == pytest.approx(17, abs=1)
+def test_limit_that_tells_seconds_is_waited_for_as_long(play: Play) -> None:
+    job = play({"answer": {"is_error": True, "api_error_status": 429, "result": "429, retry-after: 17"}})
+    assert pause_of(job) == pytest.approx(17, abs=1)
 
 
 NOON = datetime(2026, 9, 11, 12, tzinfo=UTC)
@@ -797,16 +788,12 @@ ENDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("step", ENDS.values(), ids=ENDS.keys())
-def test_what_trying_again_does_not_change_fails_for_good(
-    queue: Queue, start_worker: StartWorker, stand_in: Claude, target: Path, step: dict[str, Any]
-) -> None:
-    queue.set_config("max_attempts", 3)
-    stand_in.does(step)
-    job = extract(queue, start_worker, target)
-    assert (job.status, job.attempts, stand_in.runs()) == ("failed", 1, 1)
-    assert (job.error or "").startswith("Fail: Claude Code failed (")
-    assert detail_of(job)["tail"]
+def test_what_trying_again_does_not_change_fails_for_good(play: Play, target: Path) -> None:
+    for what, step in ENDS.items():
+        job = play(step)
+        assert job.status == "failed", what
+        assert (job.error or "").startswith("Fail: Claude Code failed ("), what
+        assert detail_of(job)["tail"]
     assert not target.exists()
 
 
@@ -1017,36 +1004,32 @@ def test_answer_beyond_measure_fails_the_attempt(
     assert not target.exists()
 
 
-@pytest.mark.parametrize(
-    "step",
-    [
-        {"stderr": "bad key sk-ant-abcdefghijkl and xyzzy-of-the-server\n", "exit": 1},
-        {"answer": {"is_error": True, "result": "bad key sk-ant-abcdefghijkl\n"}},
-        {"answer": {"is_error": True, "result": "Invalid API key sk-ant-abcdefghijkl"}, "exit": 1},
-        {"answer": {"is_error": True, "result": "rate limit of sk-ant-abcdefghijkl"}, "exit": 1},
-        {"answer": {"result": "sk-ant-abcdefghijkl"}, "exit": 1},
-        {"answer": {"is_error": True, "result": "x" * 1995 + "sk-ant-abcdefghijkl"}, "exit": 1},
-        {"stderr": "sk-ant-abcdefghijkl" + "x" * (claude_answer.TAIL_CHARACTERS - 4), "exit": 1},
-    ],
-    ids=["stderr", "result", "for good", "limit", "answer", "at the cut", "at the cut of the tail"],
-)
+LEAKS: dict[str, Step] = {
+    "stderr": {"stderr": "bad key sk-ant-abcdefghijkl and xyzzy-of-the-server\n", "exit": 1},
+    "result": {"answer": {"is_error": True, "result": "bad key sk-ant-abcdefghijkl\n"}},
+    "for good": {"answer": {"is_error": True, "result": "Invalid API key sk-ant-abcdefghijkl"}, "exit": 1},
+    "limit": {"answer": {"is_error": True, "result": "rate limit of sk-ant-abcdefghijkl"}, "exit": 1},
+    "answer": {"answer": {"result": "sk-ant-abcdefghijkl"}, "exit": 1},
+    "at the cut": {"answer": {"is_error": True, "result": "x" * 1995 + "sk-ant-abcdefghijkl"}, "exit": 1},
+    "at the cut of the tail": {
+        "stderr": "sk-ant-abcdefghijkl" + "x" * (claude_answer.TAIL_CHARACTERS - 4),
+        "exit": 1,
+    },
+}
+
+
 def test_secrets_of_the_environment_are_not_in_the_history(
-    queue: Queue,
-    start_worker: StartWorker,
-    stand_in: Claude,
-    target: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    step: dict[str, Any],
+    queue: Queue, play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-ant-abcdefghijkl")
     monkeypatch.setenv("A_SECRET", "sk-ant-abcdefgh")
     monkeypatch.setenv("QUEUECTL_TOKEN", "xyzzy-of-the-server")
-    stand_in.does(step)
-    job = extract(queue, start_worker, target)
-    assert job.status == "failed"
-    kept = repr(sql(queue, "SELECT * FROM holdfast_jobs")) + repr(get(queue, job.id))
-    for part in ("sk-an", "ijkl", "xyzzy"):
-        assert part not in kept
+    for what, step in LEAKS.items():
+        job = play(step)
+        assert job.errors, what
+        kept = repr(sql(queue, "SELECT * FROM holdfast_jobs")) + repr(job)
+        for part in ("sk-an", "ijkl", "xyzzy"):
+            assert part not in kept, what
 
 
 # The type as a whole.

@@ -78,9 +78,15 @@ def no_process_left(tmp_path: Path) -> Iterator[None]:
 
 def run(queue: Queue, start_worker: StartWorker, command: str, **payload: Any) -> Job:
     """Run one command to the end of its job."""
+    [job] = run_each(queue, start_worker, {"command": command, **payload})
+    return job
+
+
+def run_each(queue: Queue, start_worker: StartWorker, *payloads: dict[str, Any]) -> list[Job]:
+    """Run several commands to the ends of their jobs."""
     start_worker()
-    job = queue.enqueue("shell", {"command": command, **payload})
-    return queue.wait(job.id, timeout=PATIENCE)
+    jobs = queue.enqueue_many("shell", payloads)
+    return [queue.wait(job.id, timeout=PATIENCE) for job in jobs]
 
 
 def evidence(job: Job) -> dict[str, Any]:
@@ -135,22 +141,19 @@ def test_failing_command_is_tried_again(queue: Queue, start_worker: StartWorker,
     assert (tmp_path / "tries").read_text() == "try\n" * 3
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
-def test_command_that_a_signal_ended_says_which(
-    queue: Queue, start_worker: StartWorker, number: signal.Signals
-) -> None:
-    job = run(queue, start_worker, f"ulimit -c 0; echo before; kill -{number.value} $$")
-    assert job.error == f"CommandFailed: killed by signal {number.value}: before"
-    assert job.errors[-1].detail == {"exitCode": -number.value, "tail": "before\n"}
-    assert log_of(job).endswith(f"before\n--- killed by signal {number.value} ---\n")
+def test_command_that_a_signal_ended_says_which(queue: Queue, start_worker: StartWorker) -> None:
+    numbers = [signal.SIGKILL.value, signal.SIGTERM.value, signal.SIGSEGV.value]
+    commands = [{"command": f"ulimit -c 0; echo before; kill -{number} $$"} for number in numbers]
+    for number, job in zip(numbers, run_each(queue, start_worker, *commands), strict=True):
+        assert job.error == f"CommandFailed: killed by signal {number}: before"
+        assert job.errors[-1].detail == {"exitCode": -number, "tail": "before\n"}
+        assert log_of(job).endswith(f"before\n--- killed by signal {number} ---\n")
 
 
-@pytest.mark.parametrize(("command", "code"), [("no-such-program-here", 127), ("/", 126), ("exit 255", 255)])
-def test_shells_own_exit_codes_are_told(
-    queue: Queue, start_worker: StartWorker, command: str, code: int
-) -> None:
-    job = run(queue, start_worker, command)
-    assert evidence(job)["exitCode"] == code
+def test_shells_own_exit_codes_are_told(queue: Queue, start_worker: StartWorker) -> None:
+    commands = [{"command": text} for text in ("no-such-program-here", "/", "exit 255")]
+    jobs = run_each(queue, start_worker, *commands)
+    assert [evidence(job)["exitCode"] for job in jobs] == [127, 126, 255]
 
 
 def test_wrong_syntax_fails_and_is_quoted(queue: Queue, start_worker: StartWorker) -> None:
@@ -164,18 +167,19 @@ def test_command_of_many_lines_runs_as_one_script(queue: Queue, start_worker: St
     assert job.result["tail"] == 'a  "b 1\na  "b 2\n'
 
 
-@pytest.mark.parametrize("command", ["-c", "--version", "$1", "'", "\\", "exec", ":", "&", " "])
 def test_odd_commands_are_taken_for_what_the_shell_takes_them_for(
-    queue: Queue, start_worker: StartWorker, command: str
+    queue: Queue, start_worker: StartWorker
 ) -> None:
-    expected = subprocess.run(
-        ["/bin/sh", "-c", "--", command, "/bin/sh"],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        check=False,
-    )
-    job = run(queue, start_worker, command)
-    assert evidence(job)["exitCode"] == expected.returncode
+    odd = ["-c", "--version", "$1", "'", "\\", "exec", ":", "&", " "]
+    jobs = run_each(queue, start_worker, *({"command": text} for text in odd))
+    for text, job in zip(odd, jobs, strict=True):
+        expected = subprocess.run(
+            ["/bin/sh", "-c", "--", text, "/bin/sh"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+        )
+        assert evidence(job)["exitCode"] == expected.returncode, text
 
 
 def test_output_and_errors_come_in_their_order(queue: Queue, start_worker: StartWorker) -> None:
@@ -387,50 +391,50 @@ def test_limit_that_cannot_be_set_fails_before_the_command_runs(
 # What is refused at enqueue.
 
 
-@pytest.mark.parametrize(
-    ("payload", "where"),
-    [
-        ({}, "payload"),
-        ({"command": ""}, "payload.command"),
-        ({"command": 1}, "payload.command"),
-        ({"command": None}, "payload.command"),
-        ({"command": ["ls"]}, "payload.command"),
-        ({"command": "a\x00b"}, "payload.command"),
-        ({"command": "true", "shell": "bash"}, "payload"),
-        ({"command": "true", "cwd": 1}, "payload.cwd"),
-        ({"command": "true", "env": {"A=B": "c"}}, "payload.env"),
-        ({"command": "true", "env": {"": "c"}}, "payload.env"),
-        ({"command": "true", "env": {"A": 1}}, "payload.env"),
-        ({"command": "true", "env": {"A": None}}, "payload.env"),
-        ({"command": "true", "env": ["A=B"]}, "payload.env"),
-        ({"command": "true", "limits": {"memory": 1}}, "payload.limits"),
-        ({"command": "true", "limits": {"memory_bytes": 1}}, "payload.limits"),
-        ({"command": "true", "limits": {"openFiles": 0}}, "payload.limits.openFiles"),
-        ({"command": "true", "limits": {"processes": -1}}, "payload.limits.processes"),
-        ({"command": "true", "limits": {"cpuSeconds": 1.5}}, "payload.limits.cpuSeconds"),
-        ({"command": "true", "limits": {"memoryBytes": True}}, "payload.limits.memoryBytes"),
-        ({"command": "true", "limits": {"memoryBytes": "1G"}}, "payload.limits.memoryBytes"),
-        ({"command": "true", "limits": {"memoryBytes": 2**64}}, "payload.limits.memoryBytes"),
-        ({"command": "true", "limits": 1}, "payload.limits"),
-    ],
-    ids=str,
-)
-def test_wrong_payload_is_refused_where_it_is_enqueued(
-    queue: Queue, payload: dict[str, Any], where: str
-) -> None:
-    with pytest.raises(InvalidPayload) as caught:
-        queue.enqueue("shell", payload)
-    assert caught.value.where.startswith(where)
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({}, "payload"),
+    ({"command": ""}, "payload.command"),
+    ({"command": 1}, "payload.command"),
+    ({"command": None}, "payload.command"),
+    ({"command": ["ls"]}, "payload.command"),
+    ({"command": "a\x00b"}, "payload.command"),
+    ({"command": "true", "shell": "bash"}, "payload"),
+    ({"command": "true", "cwd": 1}, "payload.cwd"),
+    ({"command": "true", "env": {"A=B": "c"}}, "payload.env"),
+    ({"command": "true", "env": {"": "c"}}, "payload.env"),
+    ({"command": "true", "env": {"A": 1}}, "payload.env"),
+    ({"command": "true", "env": {"A": None}}, "payload.env"),
+    ({"command": "true", "env": ["A=B"]}, "payload.env"),
+    ({"command": "true", "limits": {"memory": 1}}, "payload.limits"),
+    ({"command": "true", "limits": {"memory_bytes": 1}}, "payload.limits"),
+    ({"command": "true", "limits": {"openFiles": 0}}, "payload.limits.openFiles"),
+    ({"command": "true", "limits": {"processes": -1}}, "payload.limits.processes"),
+    ({"command": "true", "limits": {"cpuSeconds": 1.5}}, "payload.limits.cpuSeconds"),
+    ({"command": "true", "limits": {"memoryBytes": True}}, "payload.limits.memoryBytes"),
+    ({"command": "true", "limits": {"memoryBytes": "1G"}}, "payload.limits.memoryBytes"),
+    ({"command": "true", "limits": {"memoryBytes": 2**64}}, "payload.limits.memoryBytes"),
+    ({"command": "true", "limits": 1}, "payload.limits"),
+]
+
+
+def test_wrong_payload_is_refused_where_it_is_enqueued(queue: Queue) -> None:
+    for payload, where in WRONG:
+        with pytest.raises(InvalidPayload) as caught:
+            queue.enqueue("shell", payload)
+        assert caught.value.where.startswith(where), payload
     assert queue.count() == 0
 
 
-@pytest.mark.parametrize(
-    "optional", [{"cwd": None}, {"env": None}, {"limits": None}, {"env": {}}, {"limits": {"openFiles": None}}]
-)
-def test_what_is_optional_may_be_null(
-    queue: Queue, start_worker: StartWorker, optional: dict[str, Any]
-) -> None:
-    assert run(queue, start_worker, "true", **optional).status == "completed"
+def test_what_is_optional_may_be_null(queue: Queue, start_worker: StartWorker) -> None:
+    several: list[dict[str, Any]] = [
+        {"cwd": None},
+        {"env": None},
+        {"limits": None},
+        {"env": {}},
+        {"limits": {"openFiles": None}},
+    ]
+    jobs = run_each(queue, start_worker, *({"command": "true", **optional} for optional in several))
+    assert [job.status for job in jobs] == ["completed"] * len(several)
 
 
 def test_wrong_payload_from_elsewhere_fails_for_good(

@@ -61,7 +61,10 @@ def sync(payload: Resource, ctx: Context) -> dict[str, Any]:
     """Create a resource or update it to match its config, or delete it; the result says what was done."""
     with told(payload.config, ctx.detail), Access(ctx) as access:
         resource = payload.adapter(access)
-        done, arn = _delete(resource) if payload.action == "delete" else _make(resource)
+        if payload.action == "delete":
+            done, arn = "deleted" if resource.delete() else "absent", None
+        else:
+            done, arn = _make(resource)
     result = {"action": done, "resourceType": payload.type, "resourceId": payload.resource_id}
     return {**result, "arn": arn} if arn else result
 
@@ -77,15 +80,10 @@ def differs(job: Job) -> str | None:
     a delete. An exception means that it could not be checked."""
     payload = msgspec.convert(job.payload, Resource)
     with told(payload.config), Access() as access:
-        resource = payload.adapter(access)
-        exists = resource.exists()
+        exists = payload.adapter(access).exists()
     if payload.action == "delete":
         return "the resource exists" if exists else None
     return None if exists else "the resource is missing"
-
-
-def _delete(resource: Adapter) -> tuple[str, None]:
-    return ("deleted" if resource.delete() else "absent"), None
 
 
 def _make(resource: Adapter) -> tuple[str, str | None]:

@@ -6,8 +6,9 @@ import hashlib
 import os
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import cache
-from typing import Any, Self
+from typing import Any
 
 from holdfast.context import Context
 from holdfast.errors import Fail
@@ -25,7 +26,7 @@ TRIES = 2
 """How many times boto3 sends a request: a blip isn't worth an attempt, and the queue does the rest."""
 
 
-class Access:
+class Access(ExitStack):
     """Clients, waits and tokens of one attempt, or with no context those of one look.
 
     Sessions are not for several threads, and the environment may have changed since the last attempt: so each
@@ -33,6 +34,7 @@ class Access:
     """
 
     def __init__(self, ctx: Context | None = None) -> None:
+        super().__init__()
         self._ctx = ctx
         self._session: Any = None
         self._clients: dict[str, Any] = {}
@@ -40,26 +42,10 @@ class Access:
         if ctx is not None:
             ctx.on_interrupt(self._interrupted.set)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for client in self._clients.values():
-            client.close()
-
     def client(self, service: str) -> Any:
         if service not in self._clients:
             self._clients[service] = self._made(service)
         return self._clients[service]
-
-    @property
-    def region(self) -> str:
-        return str(self.client("sts").meta.region_name)
-
-    def arn(self, service: str, name: str) -> str:
-        """The name that a resource of this account and region has everywhere."""
-        account = self.client("sts").get_caller_identity()["Account"]
-        return f"arn:{self.client('sts').meta.partition}:{service}:{self.region}:{account}:{name}"
 
     def pauses(self) -> Iterator[None]:
         """Growing pauses between two checks of a pending operation.
@@ -104,6 +90,7 @@ class Access:
                 client = self._session.create_client(service, region_name=region, config=config)
             except ValueError as error:  # such as an endpoint that is none
                 raise Fail(str(error)) from None
+        self.callback(client.close)
         if self._ctx is not None:
             check = self._ctx.check
             client.meta.events.register("before-call", lambda **_: check())

@@ -62,8 +62,7 @@ class Table(Adapter):
         return table is not None and table["TableStatus"] != "DELETING"
 
     def read(self) -> dict[str, Any] | None:
-        self._wait()
-        table = self.look()
+        table = self._settled()
         if table is None:
             return None
         found = {**table, "arn": table["TableArn"]}
@@ -101,7 +100,8 @@ class Table(Adapter):
         # These are lists of things with names, to which the service adds what it knows of them.
         aside = ("AttributeDefinitions", "GlobalSecondaryIndexes", "LocalSecondaryIndexes")
         changes = self.difference({key: wanted[key] for key in wanted if key not in aside})
-        if "LocalSecondaryIndexes" in wanted and not self._has_local_indexes():
+        ours, theirs = (_by_name(each.get("LocalSecondaryIndexes")) for each in (wanted, found))
+        if "LocalSecondaryIndexes" in wanted and (ours.keys() != theirs.keys() or not same(ours, theirs)):
             raise self.cannot_change("LocalSecondaryIndexes")
         time_to_live = changes.get("TimeToLiveSpecification", {"Enabled": True})
         if not time_to_live.get("Enabled") and not found["TimeToLiveSpecification"]["Enabled"]:
@@ -114,7 +114,7 @@ class Table(Adapter):
 
     def create(self) -> str:
         answer = self.api.create_table(TableName=self.name, **self.parameters(without=_AFTERWARDS))
-        self._wait()
+        self._settled()
         are_on = [key for key, (_, switch) in _AFTERWARDS.items() if self.wanted.get(key, {}).get(switch)]
         self._set_afterwards({key: self.wanted[key] for key in are_on})
         return str(answer["TableDescription"]["TableArn"])
@@ -145,33 +145,29 @@ class Table(Adapter):
         self._set_afterwards(changes)
 
     def delete(self) -> bool:
-        self._wait()
+        self._settled()
         if self.ask("delete_table", TableName=self.name) is None:
             return False
-        self._wait()
+        self._settled()
         return True
 
-    def _wait(self) -> None:
-        """Until neither the table nor one of its indexes is under way: only then it takes another change."""
+    def _settled(self) -> Any | None:
+        """The table once neither it nor an index of it is under way: only then it takes another change."""
         pauses, deadline = self.access.pauses(), time.monotonic() + access.SETTLING
-        while not _is_settled(self.look()):
+        while not _is_settled(table := self.look()):
             if time.monotonic() > deadline:
                 raise Retry(f"{self} is still being changed after {access.SETTLING:g} s")
             next(pauses)
+        return table
 
     def _update(self, **parameters: Any) -> None:
         self.api.update_table(TableName=self.name, **parameters)
-        self._wait()
+        self._settled()
 
     def _set_afterwards(self, settings: dict[str, Any]) -> None:
         for key, (operation, _) in _AFTERWARDS.items():
             if key in settings:
                 getattr(self.api, operation)(TableName=self.name, **{key: settings[key]})
-
-    def _has_local_indexes(self) -> bool:
-        ours = _by_name(self.wanted.get("LocalSecondaryIndexes"))
-        theirs = _by_name(self.found.get("LocalSecondaryIndexes"))
-        return ours.keys() == theirs.keys() and all(same(ours[name], theirs[name]) for name in ours)
 
     def _index_changes(self, found: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """The changes to the global indexes, one at a time, as UpdateTable wants them."""

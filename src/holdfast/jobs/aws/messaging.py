@@ -72,7 +72,8 @@ class Topic(Messaging):
 
     @cached_property
     def _arn(self) -> str:
-        return self.access.arn("sns", self.name)
+        account = self.access.client("sts").get_caller_identity()["Account"]
+        return f"arn:{self.api.meta.partition}:sns:{self.api.meta.region_name}:{account}:{self.name}"
 
 
 class MessageQueue(Messaging):

@@ -3,36 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from msgspec import Struct, field
 
 from holdfast.jobs.aws.adapter import Adapter, Object, Switch, Tags
 from holdfast.jobs.aws.compare import as_text, same
 
-
-class _Part(NamedTuple):
-    """A part of a bucket's configuration: what its operations get_…, put_… and delete_… are called, and the
-    code that means that it was never set. What has no such code can only be set."""
-
-    name: str
-    unset: str | None = None
-
-
-_PARTS = {
-    "CreateBucketConfiguration": _Part("bucket_location"),
-    "PublicAccessBlockConfiguration": _Part("public_access_block", "NoSuchPublicAccessBlockConfiguration"),
-    "OwnershipControls": _Part("bucket_ownership_controls", "OwnershipControlsNotFoundError"),
-    "ServerSideEncryptionConfiguration": _Part(
-        "bucket_encryption", "ServerSideEncryptionConfigurationNotFoundError"
+_PARTS: Mapping[str, tuple[str, str | None]] = {
+    "CreateBucketConfiguration": ("bucket_location", None),
+    "PublicAccessBlockConfiguration": ("public_access_block", "NoSuchPublicAccessBlockConfiguration"),
+    "OwnershipControls": ("bucket_ownership_controls", "OwnershipControlsNotFoundError"),
+    "ServerSideEncryptionConfiguration": (
+        "bucket_encryption",
+        "ServerSideEncryptionConfigurationNotFoundError",
     ),
-    "VersioningConfiguration": _Part("bucket_versioning"),
-    "Tagging": _Part("bucket_tagging", "NoSuchTagSet"),
-    "LifecycleConfiguration": _Part("bucket_lifecycle_configuration", "NoSuchLifecycleConfiguration"),
-    "CORSConfiguration": _Part("bucket_cors", "NoSuchCORSConfiguration"),
-    "Policy": _Part("bucket_policy", "NoSuchBucketPolicy"),
+    "VersioningConfiguration": ("bucket_versioning", None),
+    "Tagging": ("bucket_tagging", "NoSuchTagSet"),
+    "LifecycleConfiguration": ("bucket_lifecycle_configuration", "NoSuchLifecycleConfiguration"),
+    "CORSConfiguration": ("bucket_cors", "NoSuchCORSConfiguration"),
+    "Policy": ("bucket_policy", "NoSuchBucketPolicy"),
 }
-_UNSET = tuple(part.unset for part in _PARTS.values() if part.unset)
+"""The parts of a bucket's configuration: what the operations get_…, put_… and delete_… of each are called,
+and the code that means that it was never set. What has no such code can only be set."""
+_UNSET = tuple(unset for _, unset in _PARTS.values() if unset)
 _NO_LOCK = "ObjectLockConfigurationNotFoundError"
 
 
@@ -83,15 +77,15 @@ class Bucket(Adapter):
         return self._arn
 
     def update(self, changes: dict[str, Any]) -> None:
-        for key, part in _PARTS.items():  # in this order: what closes the bucket comes first
+        for key, (name, unset) in _PARTS.items():  # in this order: what closes the bucket comes first
             if key not in changes:
                 continue
             value = changes[key]
-            if value or part.unset is None:
+            if value or unset is None:
                 setting = as_text(value) if key == "Policy" else value
-                getattr(self.api, f"put_{part.name}")(Bucket=self.name, **{key: setting})
+                getattr(self.api, f"put_{name}")(Bucket=self.name, **{key: setting})
             else:
-                remove = f"delete_{part.name.removesuffix('_configuration')}"
+                remove = f"delete_{name.removesuffix('_configuration')}"
                 getattr(self.api, remove)(Bucket=self.name)
 
     def delete(self) -> bool:
@@ -105,7 +99,7 @@ class Bucket(Adapter):
         if key == "ObjectLockEnabledForBucket":
             lock = self.ask("get_object_lock_configuration", Bucket=self.name) or {}
             return lock.get("ObjectLockConfiguration", {}).get("ObjectLockEnabled") == "Enabled"
-        answer = self.ask(f"get_{_PARTS[key].name}", Bucket=self.name)
+        answer = self.ask(f"get_{_PARTS[key][0]}", Bucket=self.name)
         if answer is None:
             return None
         answer.pop("ResponseMetadata", None)
