@@ -70,11 +70,8 @@ def filter_of(call: Call, status: list[str] | None) -> Filter:
 def print_jobs(call: Call, status: list[str] | None) -> None:
     """The page of jobs that page_arguments ask for."""
     arguments = call.arguments
-    for name, low in (("limit", 1), ("offset", 0)):
-        if not low <= getattr(arguments, name) < 2**31:
-            raise ConfigError(
-                f"--{name} must be a whole number from {low} up, not {getattr(arguments, name)}"
-            )
+    call.require_between("limit", 1, 2**31 - 1)
+    call.require_between("offset", 0, 2**31 - 1)
     if arguments.cursor is not None and arguments.cursor.startswith("<"):  # these pages go forward only
         raise ConfigError("--cursor must be the nextCursor of an earlier page")
     queue = call.queue
