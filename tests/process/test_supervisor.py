@@ -81,7 +81,7 @@ def app(tmp_path: Path) -> Path:
 def gated(gate: Path) -> str:
     """A command that says that it has started and ends when a file is there, or after a minute."""
     file = shlex.quote(str(gate))
-    return f"echo started; n=0; while [ ! -e {file} ] && [ $n -lt 3000 ]; do sleep 0.02; n=$((n+1)); done"
+    return f"echo started; n=0; while [ ! -e {file} ] && [ $n -lt 600 ]; do sleep 0.1; n=$((n+1)); done"
 
 
 def enqueue(desk: Desk, command: str, lane: str = "", **options: Any) -> str:

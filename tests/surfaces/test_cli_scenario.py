@@ -244,7 +244,7 @@ def test_a_job_outlives_everything_that_is_killed_under_it(desk: Desk) -> None:
 @both_engines
 def test_worker_stop_lets_running_jobs_finish_and_starts_no_more(desk: Desk, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    hold = f"echo started; n=0; while [ ! -e {gate} ] && [ $n -lt 3000 ]; do sleep 0.02; n=$((n+1)); done"
+    hold = f"echo started; n=0; while [ ! -e {gate} ] && [ $n -lt 600 ]; do sleep 0.1; n=$((n+1)); done"
     workers = desk.workers("--count 2", up=2)
     for id in ("one", "two", "three"):
         desk(f"enqueue --id {id} --command {shlex.quote(hold)}")
@@ -308,7 +308,7 @@ def test_two_workers_run_each_of_a_thousand_jobs_once(desk: Desk, tmp_path: Path
 
 def test_detached_workers_go_on_when_the_terminal_is_closed(desk: Desk, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    hold = f"echo started; n=0; while [ ! -e {gate} ] && [ $n -lt 3000 ]; do sleep 0.02; n=$((n+1)); done"
+    hold = f"echo started; n=0; while [ ! -e {gate} ] && [ $n -lt 600 ]; do sleep 0.1; n=$((n+1)); done"
     terminal = desk.shell()
     try:
         terminal.type(shlex.join([*QUEUECTL, "enqueue", "--id", "job1", "--command", hold]) + "\n")
