@@ -85,10 +85,14 @@ class Desk:
 
     def __call__(self, line: str, *, expect: int = 0, cwd: Path | None = None) -> Ran:
         """Type a line; its exit code must be the one expected, and never is there a traceback."""
-        ran = queuectl(self.home, *shlex.split(line), cwd=cwd or self.home)
+        ran = self.run(*shlex.split(line), cwd=cwd or self.home)
         assert ran.code == expect, f"{line}: {ran}"
         assert "Traceback" not in ran.out + ran.err, f"{line}: {ran}"
         return ran
+
+    def run(self, *words: str, cwd: Path) -> Ran:
+        """Run a command to its end, in a folder."""
+        return queuectl(self.home, *words, cwd=cwd)
 
     def json(self, line: str) -> Any:
         """What a line prints with --json."""
