@@ -62,10 +62,17 @@ def _load() -> None:
 
 
 def _become(
-    descriptors: list[int], words: list[str], environment: dict[str, str], streams: list[int], terminal: bool
+    descriptors: list[int],
+    words: list[str],
+    environment: dict[str, str],
+    folder: str | None,
+    streams: list[int],
+    terminal: bool,
 ) -> NoReturn:
     os.environ.clear()
     os.environ.update(environment)
+    if folder is not None:
+        os.chdir(folder)
     at_main = descriptors[len(streams) :]
     for number in range(3):
         os.close(number)

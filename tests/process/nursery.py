@@ -71,9 +71,16 @@ class Nursery:
                 pass_fds=[theirs.fileno()],
             )
 
-    def __call__(self, home: Path, *words: str, stdin: bytes = b"", env: Variables | None = None) -> Ran:
+    def __call__(
+        self,
+        home: Path,
+        *words: str,
+        stdin: bytes = b"",
+        env: Variables | None = None,
+        cwd: Path | None = None,
+    ) -> Ran:
         """Run a command line to its end."""
-        return self.start(home, *words, stdin=stdin, env=env).finish()
+        return self.start(home, *words, stdin=stdin, env=env, cwd=cwd).finish()
 
     def start(
         self,
@@ -83,6 +90,7 @@ class Nursery:
         closed: Collection[int] = (),
         full: Collection[int] = (),
         env: Variables | None = None,
+        cwd: Path | None = None,
         at_main: int | None = None,
     ) -> Forked:
         """Start one that reads these bytes, as many as a pipe holds, or from a descriptor.
@@ -99,7 +107,8 @@ class Nursery:
                 for number, descriptor in enumerate((reads, out.fileno(), err.fileno()))
                 if number not in closed
             }
-            return Forked(self, self._fork(home, words, streams, env, at_main=at_main), out, err)
+            pid = self._fork(home, words, streams, env, cwd=cwd, at_main=at_main)
+            return Forked(self, pid, out, err)
 
     def on_terminal(
         self, home: Path, *words: str, width: int, height: int, env: Variables | None = None
@@ -139,12 +148,14 @@ class Nursery:
         streams: Mapping[int, int],
         env: Variables | None,
         *,
+        cwd: Path | None = None,
         terminal: bool = False,
         at_main: int | None = None,
     ) -> int:
         request = {
             "words": words,
             "environment": environment(home, **(env or {})),
+            "folder": None if cwd is None else str(cwd),
             "streams": list(streams),
             "terminal": terminal,
         }

@@ -113,8 +113,8 @@ def check_told(running: Running, job: Job) -> None:
 
 def works(desk: Desk, running: Running) -> None:
     """It does what it is asked, and stops in order; all that it logged is then there."""
-    job = desk.enqueue("true")
-    desk.wait(job, "completed", SOON)
+    job = desk.queue.enqueue("shell", {"command": "true"}).id
+    desk.wait(job, "completed")
     assert running.stop() == 0
     assert running.errors() == ""
 
@@ -122,40 +122,34 @@ def works(desk: Desk, running: Running) -> None:
 # Workers.
 
 
-def test_a_worker_that_starts_tells_what_differs_and_keeps_the_report(
+def test_of_several_workers_the_first_reconciles_once_and_no_successor_does(
     desk: Desk, folder: Path, lost: Job
 ) -> None:
-    workers = desk.workers(cwd=folder)
+    workers = desk.workers("--count 2", up=2, cwd=folder)
     check_told(workers, lost)
     report = last_report(desk.queue)
     assert report is not None
     assert [found.job_id for found in report.discrepancies] == [lost.id]
+    # Whichever runs it, a job does not see what the first worker was told.
+    job = desk.queue.enqueue("shell", {"command": "env"}).id
+    desk.wait(job, "completed")
+    output = (desk.home / "logs" / f"{job}.log").read_text()
+    assert "QUEUECTL_JOB_ID" in output
+    assert "RECONCILE" not in output
+    for pid in workers.pids():
+        os.kill(pid, signal.SIGKILL)
+    workers.wait_for("worker.started", 4)
     works(desk, workers)
+    assert len(workers.events("reconcile.done")) == 1
+    check_told(workers, lost)
     assert not (folder / "lost").exists()
 
 
-def test_of_three_workers_one_reconciles(desk: Desk, folder: Path, lost: Job) -> None:
-    workers = desk.workers("--count 3", up=3, cwd=folder)
-    check_told(workers, lost)
-    works(desk, workers)
-    assert len(workers.events("reconcile.done")) == 1
-    check_told(workers, lost)
-
-
 def test_a_worker_that_is_told_not_to_does_not(desk: Desk, folder: Path, lost: Job) -> None:
-    workers = desk.workers("--count 2 --no-reconcile", up=2, cwd=folder)
+    workers = desk.workers("--no-reconcile", cwd=folder)
     works(desk, workers)
     assert "reconcile" not in workers.output()
     assert last_report(desk.queue) is None
-
-
-def test_a_worker_that_replaces_another_does_not_reconcile_again(desk: Desk, folder: Path, lost: Job) -> None:
-    workers = desk.workers(cwd=folder)
-    check_told(workers, lost)
-    os.kill(workers.pids()[0], signal.SIGKILL)
-    workers.wait_for("worker.started", 2)
-    works(desk, workers)
-    assert len(workers.events("reconcile.done")) == 1
 
 
 def test_detached_workers_reconcile_too_unless_told_not_to(desk: Desk, folder: Path, lost: Job) -> None:
@@ -163,8 +157,8 @@ def test_detached_workers_reconcile_too_unless_told_not_to(desk: Desk, folder: P
         started = desk(f"worker start --detach --json {options}", cwd=folder).json
         log = Path(started["log"])
         if not options:
-            wait_until(lambda: "2 completed jobs reconciled" in log.read_text(), SOON, "it is told")
-        desk.wait(desk.enqueue("true"), "completed", SOON)
+            wait_until(lambda: "2 completed jobs reconciled" in log.read_text(), message="it is told")
+        desk.wait(desk.queue.enqueue("shell", {"command": "true"}).id, "completed")
         desk("worker stop")
         return log.read_text()
 
@@ -175,32 +169,29 @@ def test_detached_workers_reconcile_too_unless_told_not_to(desk: Desk, folder: P
     desk.wait_empty()
 
 
-def test_jobs_do_not_see_what_the_first_worker_was_told(desk: Desk, folder: Path) -> None:
-    workers = desk.workers(cwd=folder)
-    workers.wait_for("reconcile.done")
-    job = desk.enqueue("env")
-    desk.wait(job, "completed", SOON)
-    output = (desk.home / "logs" / f"{job}.log").read_text()
-    assert "QUEUECTL_JOB_ID" in output
-    assert "RECONCILE" not in output
-    assert workers.stop() == 0
-
-
 # The server.
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_server_that_starts_tells_what_differs(desk: Desk, folder: Path, lost: Job, workers: int) -> None:
-    running = desk.start(f"serve --port 0 --log-format json --workers {workers}", cwd=folder)
-    running.wait_for("server.started")
-    if workers:
-        running.wait_for("worker.started", workers)
+def test_a_server_alone_reconciles_once_and_its_successor_does_not(
+    desk: Desk, folder: Path, lost: Job
+) -> None:
+    running = desk.start("serve --port 0 --log-format json --workers 0", cwd=folder)
     check_told(running, lost)
-    assert running.stop() == 0
-    assert len(running.events("reconcile.done")) == 1
     report = last_report(desk.queue)
     assert report is not None
     assert report.differing == 1
+    os.kill(running.events("server.started")[0]["pid"], signal.SIGKILL)
+    running.wait_for("server.started", 2)
+    assert running.stop() == 0
+    assert len(running.events("reconcile.done")) == 1
+
+
+def test_beside_workers_the_server_alone_reconciles(desk: Desk, folder: Path, lost: Job) -> None:
+    running = desk.start("serve --port 0 --log-format json --workers 1", cwd=folder)
+    running.wait_for("worker.started")
+    check_told(running, lost)
+    works(desk, running)
+    assert len(running.events("reconcile.done")) == 1
 
 
 def test_a_server_that_is_told_not_to_does_not(desk: Desk, folder: Path, lost: Job) -> None:
@@ -212,49 +203,29 @@ def test_a_server_that_is_told_not_to_does_not(desk: Desk, folder: Path, lost: J
     assert last_report(desk.queue) is None
 
 
-def test_a_server_that_replaces_another_does_not_reconcile_again(desk: Desk, folder: Path, lost: Job) -> None:
-    running = desk.start("serve --port 0 --log-format json --workers 0", cwd=folder)
-    check_told(running, lost)
-    os.kill(running.events("server.started")[0]["pid"], signal.SIGKILL)
-    running.wait_for("server.started", 2)
-    assert running.stop() == 0
-    assert len(running.events("reconcile.done")) == 1
-
-
 # What goes wrong.
 
 
-def test_a_broken_check_is_told_and_the_worker_goes_on(desk: Desk, folder: Path) -> None:
-    job = complete(desk, "broken")
-    workers = desk.workers("--app app:queue", cwd=folder)
-    done = workers.wait_for("reconcile.done")
-    assert (done["differing"], done["unchecked"]) == (0, 1)
-    [found] = workers.events("reconcile.discrepancy")
-    assert (found["job_id"], found["problem"]) == (job, "could not be checked: OSError: no route to host")
-    works(desk, workers)
-
-
 @pytest.mark.parametrize("line", ["worker start", "serve --port 0 --workers 1"])
-def test_an_error_of_the_database_is_told_and_the_work_goes_on(
+def test_what_can_not_be_checked_or_kept_is_told_and_the_work_goes_on(
     desk: Desk, folder: Path, lost: Job, line: str
 ) -> None:
+    """A broken check, and a database that does not take the report. A costly check is not made at all."""
+    broken, costly = complete(desk, "broken"), complete(desk, "costly")
     (folder / "full").touch()
     running = desk.start(f"{line} --log-format json --app app:queue", cwd=folder)
     failed = running.wait_for("reconcile.failed")
     assert (failed["level"], failed["error"]) == ("error", "the report could not be stored: disk I/O error")
+    done = running.wait_for("reconcile.done")
+    assert (done["jobs"], done["differing"], done["unchecked"]) == (3, 1, 1)
     works(desk, running)
-    assert [found["job_id"] for found in running.events("reconcile.discrepancy")] == [lost.id]
+    assert {found["job_id"]: found["problem"] for found in running.events("reconcile.discrepancy")} == {
+        lost.id: "the file is missing",
+        broken: "could not be checked: OSError: no route to host",
+    }
     assert not running.events("worker.died")
-
-
-@pytest.mark.parametrize("line", ["worker start", "serve --port 0 --workers 1"])
-def test_a_costly_check_is_not_made_at_start(desk: Desk, folder: Path, line: str) -> None:
-    job = complete(desk, "costly")
-    running = desk.start(f"{line} --log-format json --app app:queue", cwd=folder)
-    assert running.wait_for("reconcile.done")["jobs"] == 0
-    works(desk, running)
     assert not (folder / "paid").exists()
-    assert job in desk("reconcile --app app:queue", expect=1, cwd=folder).out
+    assert costly in desk("reconcile --app app:queue", expect=1, cwd=folder).out
     assert (folder / "paid").exists()
 
 
@@ -264,9 +235,9 @@ def test_a_check_that_hangs_holds_up_neither_the_work_nor_the_end(
 ) -> None:
     complete(desk, "hanging")
     running = desk.start(f"{line} --log-format json --app app:queue", cwd=folder)
-    wait_until((folder / "asked").exists, SOON, "the check has begun")
+    wait_until((folder / "asked").exists, message="the check has begun")
     greeting = desk.queue.enqueue("greet", {}).id
-    desk.wait(greeting, "completed", SOON)
+    desk.wait(greeting, "completed")
     asked = time.monotonic()
     assert running.stop() == 0
     assert time.monotonic() - asked < SOON

@@ -8,10 +8,12 @@ import shlex
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from holdfast import Job, Queue
+from holdfast.system.process_group import marked
 from tests.support import wait_until
 from tests.surfaces.support import QUEUECTL, Ran, Terminal, environment, queuectl
 
@@ -83,10 +85,14 @@ class Desk:
 
     def __call__(self, line: str, *, expect: int = 0, cwd: Path | None = None) -> Ran:
         """Type a line; its exit code must be the one expected, and never is there a traceback."""
-        ran = queuectl(self.home, *shlex.split(line), cwd=cwd or self.home)
+        ran = self.run(*shlex.split(line), cwd=cwd or self.home)
         assert ran.code == expect, f"{line}: {ran}"
         assert "Traceback" not in ran.out + ran.err, f"{line}: {ran}"
         return ran
+
+    def run(self, *words: str, cwd: Path) -> Ran:
+        """Run a command to its end, in a folder."""
+        return queuectl(self.home, *words, cwd=cwd)
 
     def json(self, line: str) -> Any:
         """What a line prints with --json."""
@@ -139,15 +145,10 @@ class Desk:
 
     def processes(self) -> dict[int, str]:
         """Living processes of this home folder, with their command lines."""
-        mark = f"QUEUECTL_HOME={self.home}".encode()
         found = {}
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                try:
-                    if mark in (entry / "environ").read_bytes().split(b"\0"):
-                        found[int(entry.name)] = (entry / "cmdline").read_bytes().decode().replace("\0", " ")
-                except OSError:
-                    continue
+        for pid in marked(f"QUEUECTL_HOME={self.home}"):
+            with suppress(OSError):
+                found[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().decode().replace("\0", " ")
         return found
 
     def wait_empty(self, timeout: float = 10.0) -> None:

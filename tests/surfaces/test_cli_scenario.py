@@ -20,8 +20,6 @@ from tests.surfaces.support import QUEUECTL, Cli, Ran
 
 pytestmark = pytest.mark.process
 
-LEASE = 30.0
-
 
 class SwiftDesk(Desk):
     """A desk whose commands run in this process, but for those that stay and those typed for the first time.
@@ -35,16 +33,12 @@ class SwiftDesk(Desk):
         self.unknown: set[str] = set()
         """The commands whose first line is typed at a real program."""
 
-    def __call__(self, line: str, *, expect: int = 0, cwd: Path | None = None) -> Ran:
-        words = shlex.split(line)
+    def run(self, *words: str, cwd: Path) -> Ran:
         first = {" ".join(words[:2]), words[0]} & self.unknown
         if first:
             self.unknown -= first
-            return super().__call__(line, expect=expect, cwd=cwd)
-        ran = self._cli(*words)
-        assert ran.code == expect, f"{line}: {ran}"
-        assert "Traceback" not in ran.out + ran.err, f"{line}: {ran}"
-        return ran
+            return super().run(*words, cwd=cwd)
+        return self._cli(*words)
 
 
 @pytest.fixture
@@ -200,28 +194,6 @@ def test_higher_priority_first_then_in_order(desk: Desk, tmp_path: Path) -> None
     assert order.read_text().split() == ["c", "e", "a", "d", "b"]
 
 
-def test_a_job_outlives_the_worker_that_is_killed_under_it(desk: Desk, tmp_path: Path) -> None:
-    """SIGKILL, as the system does it when memory runs out: the job runs again, and its history says why."""
-    pids = tmp_path / "pids"
-    workers = desk.workers("--count 2", up=2)
-    once = f'echo $$ >> {pids}; echo started; test "$QUEUECTL_ATTEMPT" = 2 || sleep 622'
-    desk(f"enqueue --id job1 --command {shlex.quote(once)}")
-    desk.wait_started("job1")
-    [worker] = [w for w in desk.json("worker list") if [job["id"] for job in w["running"]] == ["job1"]]
-    os.kill(worker["pid"], signal.SIGKILL)
-    desk.wait("job1", "completed", timeout=LEASE / 2)
-    shown = desk.json("show job1")
-    assert (shown["attempts"], shown["error"]) == (2, None)
-    [lost] = shown["errors"]
-    assert lost["worker"] == worker["id"]
-    assert lost["error"].startswith("WorkerLost")
-    assert len(pids.read_text().split()) == 2
-    assert not [line for line in desk.processes().values() if "sleep 622" in line]
-    workers.wait_for("worker.started", 3)
-    assert len(desk.json("worker list")) == 2
-    assert workers.stop() == 0
-
-
 def test_a_job_outlives_everything_that_is_killed_under_it(desk: Desk) -> None:
     """The whole machine, as it were: supervisor and workers. The next start takes up what was left."""
     desk("config set lease_seconds 3")
@@ -244,7 +216,7 @@ def test_a_job_outlives_everything_that_is_killed_under_it(desk: Desk) -> None:
 @both_engines
 def test_worker_stop_lets_running_jobs_finish_and_starts_no_more(desk: Desk, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    hold = f"echo started; n=0; while [ ! -e {gate} ] && [ $n -lt 3000 ]; do sleep 0.02; n=$((n+1)); done"
+    hold = f"echo started; n=0; while [ ! -e {gate} ] && [ $n -lt 600 ]; do sleep 0.1; n=$((n+1)); done"
     workers = desk.workers("--count 2", up=2)
     for id in ("one", "two", "three"):
         desk(f"enqueue --id {id} --command {shlex.quote(hold)}")
@@ -286,21 +258,22 @@ def test_running_workers_follow_changed_settings(desk: Desk) -> None:
     assert workers.stop() == 0
 
 
-def test_two_workers_run_each_of_a_thousand_jobs_once(desk: Desk, tmp_path: Path) -> None:
+def test_two_workers_run_each_of_many_jobs_once(desk: Desk, tmp_path: Path) -> None:
     """Counted by what the commands themselves write."""
+    count = 300
     jobs, ran = tmp_path / "jobs.jsonl", tmp_path / "ran"
-    lines = [{"id": f"job{n}", "command": f"echo {n} $PPID >> {ran}"} for n in range(1000)]
+    lines = [{"id": f"job{n}", "command": f"echo {n} $PPID >> {ran}"} for n in range(count)]
     jobs.write_text("".join(json.dumps(line) + "\n" for line in lines))
     workers = desk.start("worker start --count 2 --concurrency 10")
     workers.wait_for("worker.started", 2)
     desk(f"enqueue --file {jobs}")
-    wait_until(lambda: desk.queue.stats()["completed"] == 1000, 60, "all are done")
+    wait_until(lambda: desk.queue.stats()["completed"] == count, 60, "all are done")
     assert workers.stop() == 0
     words = [line.split() for line in ran.read_text().splitlines()]
-    assert Counter(int(number) for number, _ in words) == Counter(range(1000))
+    assert Counter(int(number) for number, _ in words) == Counter(range(count))
     counts = desk.json("status")
-    assert (counts["completed"], counts["pending"], counts["failed"]) == (1000, 0, 0)
-    assert {job.attempts for job in desk.queue.jobs(limit=1000)} == {1}
+    assert (counts["completed"], counts["pending"], counts["failed"]) == (count, 0, 0)
+    assert {job.attempts for job in desk.queue.jobs(limit=count)} == {1}
     by_worker = Counter(pid for _, pid in words)
     assert set(by_worker) == {str(pid) for pid in workers.pids()}
     assert len(by_worker) == 2
@@ -308,7 +281,7 @@ def test_two_workers_run_each_of_a_thousand_jobs_once(desk: Desk, tmp_path: Path
 
 def test_detached_workers_go_on_when_the_terminal_is_closed(desk: Desk, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    hold = f"echo started; n=0; while [ ! -e {gate} ] && [ $n -lt 3000 ]; do sleep 0.02; n=$((n+1)); done"
+    hold = f"echo started; n=0; while [ ! -e {gate} ] && [ $n -lt 600 ]; do sleep 0.1; n=$((n+1)); done"
     terminal = desk.shell()
     try:
         terminal.type(shlex.join([*QUEUECTL, "enqueue", "--id", "job1", "--command", hold]) + "\n")

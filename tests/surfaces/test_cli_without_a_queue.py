@@ -48,15 +48,14 @@ MAKING = [
 ]
 
 
-@pytest.mark.parametrize("line", LOOKING)
-def test_command_that_looks_makes_no_database(bare_cli: Cli, home: Path, tmp_path: Path, line: str) -> None:
-    ran = bare_cli(*line.format(folder=tmp_path).split())
-    assert (ran.code, ran.out) == (1, "")
-    assert ran.errors == [
-        f"queuectl: there is no queue at {home}/queue.db (enqueueing a job or starting a worker creates one)"
-    ]
-    assert list(home.iterdir()) == []
-    assert list(tmp_path.iterdir()) == [home]
+def test_command_that_looks_makes_no_database(bare_cli: Cli, home: Path, tmp_path: Path) -> None:
+    hint = "(enqueueing a job or starting a worker creates one)"
+    for line in LOOKING:
+        ran = bare_cli(*line.format(folder=tmp_path).split())
+        assert (ran.code, ran.out) == (1, ""), line
+        assert ran.errors == [f"queuectl: there is no queue at {home}/queue.db {hint}"], line
+        assert list(home.iterdir()) == [], line
+        assert list(tmp_path.iterdir()) == [home], line
 
 
 def test_doctor_calls_a_missing_queue_a_problem(bare_cli: Cli, home: Path) -> None:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from holdfast.core.job import Status
 from holdfast.observe.overview import without_worker
-from holdfast.observe.pulse import Percentiles, Pulse, Tally
-from holdfast.store.records import WorkerRecord
+from holdfast.observe.pulse import Percentiles, Pulse
+from holdfast.store.records import Minute, WorkerRecord
 from holdfast.web.dashboard.overview import (
     CHART_HEIGHT,
     CHART_WIDTH,
@@ -192,8 +192,12 @@ def test_outlook_counts_only_what_can_run() -> None:
 # The chart.
 
 
-def minutes(*pairs: tuple[int, int]) -> list[Tally]:
-    return [Tally(100 + place, completed, failed) for place, (completed, failed) in enumerate(pairs)]
+def minutes(*pairs: tuple[int, int]) -> list[Minute]:
+    return [minute(100 + place, *pair) for place, pair in enumerate(pairs)]
+
+
+def minute(number: int, completed: int, failed: int) -> Minute:
+    return Minute(minute=number, type="", worker_id="", completed=completed, failed=failed, waits=[], runs=[])
 
 
 @given(st.lists(st.tuples(st.integers(0, 10**7), st.integers(0, 10**7)), min_size=1, max_size=60))
@@ -221,7 +225,7 @@ def test_top_of_the_scale_is_round(most: int, top: int) -> None:
 
 
 def test_title_of_a_bar_says_when_and_how_many() -> None:
-    [bar] = chart([Tally(1_221, 1_234, 1)])["bars"]
+    [bar] = chart([minute(1_221, 1_234, 1)])["bars"]
     assert bar.title == "20:21 UTC: 1,234 completed, 1 failed"
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.observe.pulse import PACE_MINUTES, Percentiles, Pulse, Tally, pulse
-from holdfast.store.records import BUCKETS, Minute
+from holdfast.observe.pulse import PACE_MINUTES, Percentiles, Pulse, pulse
+from holdfast.store.records import BUCKETS, Minute, empty_minute
 
 SIZE = len(BUCKETS) + 1
 NOW = 10_000
@@ -82,7 +82,7 @@ def plain_percentiles(histograms: list[list[int]]) -> Percentiles:
 
 def test_hour_is_sixty_minutes_with_the_present_one_last() -> None:
     found = pulse([], NOW, 30)
-    assert found.minutes == [Tally(number) for number in range(NOW - 59, NOW + 1)]
+    assert found.minutes == [empty_minute(number, "", "") for number in range(NOW - 59, NOW + 1)]
     assert (found.pace, found.waits, found.runs) == (0.0, Percentiles(), Percentiles())
 
 
@@ -94,7 +94,7 @@ def test_attempt_that_is_tried_again_is_neither_completed_nor_failed() -> None:
 def test_what_all_workers_and_types_did_is_added_up() -> None:
     rows = [minute(NOW - 1, completed=2), minute(NOW - 1, worker_id="w2", completed=3, failed=1)]
     found = pulse([*rows, minute(NOW - 1, type="crawl", failed=4)], NOW, 0)
-    assert found.minutes[-2] == Tally(NOW - 1, 5, 5)
+    assert found.minutes[-2] == minute(NOW - 1, type="", worker_id="", completed=5, failed=5)
 
 
 def test_pace_is_that_of_the_last_minutes_alone() -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 from holdfast.cli.command import Call, Command, argument, type_argument
 from holdfast.cli.output import Column, print_json, print_table
-from holdfast.config import SETTINGS, Value, find_setting
-from holdfast.observe import shapes
+from holdfast.config import SETTINGS, find_setting
+from holdfast.observe import shapes, words
 
 _key = argument("key KEY", "name of the setting")
 _value = argument("value VALUE", "new value; write durations as 30s, 5m, 2h or 7d")
@@ -30,12 +30,12 @@ def list_settings(call: Call) -> None:
         Column("ALLOWED", spare=True),
     ]
     rows: list[tuple[Any, ...]] = [
-        (name, shown_value(value), _source(stored, name, type), SETTINGS[name].allowed)
+        (name, words.setting(value), _source(stored, name, type), SETTINGS[name].allowed)
         for name, value in values.items()
     ]
     if type is None:
         for its_type, settings in shape["byType"].items():
-            rows += [(name, shown_value(value), f"type {its_type}", "") for name, value in settings.items()]
+            rows += [(name, words.setting(value), f"type {its_type}", "") for name, value in settings.items()]
     print_table(columns, rows)
 
 
@@ -70,7 +70,7 @@ def _answer(call: Call, text: str) -> None:
     type = call.arguments.type
     value = call.queue.config(type)[name]
     for_type = f" for {type}" if type else ""
-    line = text.format(name=name, value=shown_value(value), for_type=for_type)
+    line = text.format(name=name, value=words.setting(value), for_type=for_type)
     call.answer(shapes.setting(name, value, type), line)
 
 
@@ -78,12 +78,6 @@ def _source(stored: Any, name: str, type: str | None) -> str:
     if type and (name, type) in stored:
         return f"type {type}"
     return "set" if (name, "") in stored else "default"
-
-
-def shown_value(value: Value) -> str:
-    if value is None:
-        return "none"
-    return f"{value:g}" if isinstance(value, float) and value < 1e6 else str(value)
 
 
 @Command("queuectl pause", "queuectl pause --type send_email", arguments=(type_argument,), makes_queue=True)

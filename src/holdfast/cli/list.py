@@ -10,7 +10,6 @@ from holdfast.cli.output import Column, console, on_terminal, print_json, print_
 from holdfast.cli.show import Shown, print_job, reveal_argument, shown_by
 from holdfast.core.filter import COUNTED, CREATED, MEANINGS, SORTS, Filter, parse_filter
 from holdfast.core.job import Job, Status
-from holdfast.errors import ConfigError
 from holdfast.observe import shapes, words
 
 FILTERS = {
@@ -66,11 +65,8 @@ def filter_of(call: Call, status: list[str] | None) -> Filter:
 def print_jobs(call: Call, status: list[str] | None) -> None:
     """The page of jobs that page_arguments ask for."""
     arguments = call.arguments
-    for name, low in (("limit", 1), ("offset", 0)):
-        if not low <= getattr(arguments, name) < 2**31:
-            raise ConfigError(
-                f"--{name} must be a whole number, {low} or more, not {getattr(arguments, name)}"
-            )
+    call.require_between("limit", 1, 2**31 - 1)
+    call.require_between("offset", 0, 2**31 - 1)
     queue = call.queue
     page = queue.page(
         filter_of(call, status),

@@ -134,17 +134,25 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[object]], width: in
 
     cells = [[one_line(str(cell)) for cell in row] for row in rows]
     shown, widths = _fit(columns, cells, width)
-    lines = [Text((" " * _GAP).join(_pad(columns[i].name, w, columns[i]) for i, w in widths.items()), "bold")]
-    for row in cells:
-        line = Text()
+
+    def line(row: Sequence[str], style: str | None = None) -> Text:
+        parts = []
         for place, cell_width in widths.items():
-            line.append(" " * (_GAP if line else 0))
-            line.append(_pad(row[place], cell_width, columns[place]), style_of(row[place]))
-        line.rstrip()
-        lines.append(line)
+            part = Text(row[place], style or style_of(row[place]), overflow="ellipsis")
+            part.align("right" if columns[place].right else "left", cell_width)
+            parts.append(part)
+        joined = Text(" " * _GAP).join(parts)
+        joined.rstrip()
+        return joined
+
+    lines = [line([column.name for column in columns], "bold")]
+    for row in cells:
+        lines.append(line(row))
         for place in shown - widths.keys():
             if row[place]:
-                lines.append(Text(f"    {_cut(row[place], max(_NARROWEST, width - 4))}", "bright_black"))
+                below = Text(row[place], "bright_black", overflow="ellipsis")
+                below.truncate(max(_NARROWEST, width - 4))
+                lines.append(Text.assemble("    ", below))
     return Text("\n").join(lines)
 
 
@@ -175,20 +183,6 @@ def _fit(columns: Sequence[Column], cells: list[list[str]], width: int) -> tuple
         if not columns[place].whole and excess(widths) > 0:
             widths[place] = max(min(widths[place], _NARROWEST), widths[place] - excess(widths))
     return shown, widths
-
-
-def _pad(text: str, width: int, column: Column) -> str:
-    from rich.cells import cell_len
-
-    text = _cut(text, width)
-    space = " " * (width - cell_len(text))
-    return space + text if column.right else text + space
-
-
-def _cut(text: str, width: int) -> str:
-    from rich.cells import cell_len, set_cell_size
-
-    return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
 
 
 def style_of(word: str) -> str:

@@ -127,13 +127,8 @@ def _type_table(view: Overview, width: int, room: int | None) -> Any:
     if room is not None and len(shown) > room - 2:
         shown = sorted(shown, key=lambda type: _business(by_type[type]), reverse=True)[: max(1, room - 3)]
     rows = [_type_row(type, by_type[type], view.rates.get(type, Rates())) for type in shown]
-    total = Rates(
-        completed=sum(rate.completed for rate in view.rates.values()),
-        failed=sum(rate.failed for rate in view.rates.values()),
-        retried=sum(rate.retried for rate in view.rates.values()),
-    )
     everything = "all" if len(shown) == len(by_type) else f"all ({len(by_type)})"
-    rows.append(_type_row(everything, view.counts, total))
+    rows.append(_type_row(everything, view.counts, *view.rates.values()))
     return table(columns, rows, width)
 
 
@@ -141,13 +136,10 @@ def _business(counts: dict[str, int]) -> tuple[int, int]:
     return counts["pending"] + counts["processing"], sum(counts.values())
 
 
-def _type_row(name: str, counts: dict[str, Any], rate: Rates) -> list[object]:
-    return [
-        name,
-        *(counts[state] for state in Status),
-        _rate(rate.completed),
-        _rate(rate.failed + rate.retried),
-    ]
+def _type_row(name: str, counts: dict[str, Any], *rates: Rates) -> list[object]:
+    completed = sum(rate.completed for rate in rates)
+    failed = sum(rate.failed + rate.retried for rate in rates)
+    return [name, *(counts[state] for state in Status), _rate(completed), _rate(failed)]
 
 
 def _rate(value: float) -> str:

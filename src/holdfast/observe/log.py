@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 from holdfast import events as e
 from holdfast.events import LOGGER, Event
-from holdfast.observe.words import first_line, plain_plural
+from holdfast.observe.words import first_line, iso, plain_plural
 from holdfast.text import one_line
 
 
@@ -83,8 +83,7 @@ def word(event: Event) -> str:
 
 
 def _time(record: logging.LogRecord) -> str:
-    moment = datetime.fromtimestamp(record.created, UTC)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return iso(datetime.fromtimestamp(record.created, UTC))
 
 
 def _job(event: Any) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from datetime import datetime
+from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -101,11 +102,7 @@ def _histogram(name: str, text: str, rows: Iterable[tuple[str, list[int], float]
     histogram = HistogramMetricFamily(name, text, labels=("type",))
     bounds = [*(f"{bound:g}" for bound in BUCKETS), "+Inf"]
     for type, counts, total in rows:
-        running = 0
-        buckets = []
-        for bound, count in zip(bounds, counts, strict=True):
-            running += count
-            buckets.append((bound, running))
+        buckets = list(zip(bounds, accumulate(counts), strict=True))
         histogram.add_metric((type,), buckets, sum_value=total)
     return histogram
 

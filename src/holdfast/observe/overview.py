@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -181,9 +182,5 @@ def durations(minutes: Sequence[Minute]) -> dict[str, Durations]:
 def percentile(buckets: Sequence[int], part: float) -> float | None:
     """The upper bound of the bucket where it lies; None beyond the last bound."""
     wanted = part * sum(buckets)
-    seen = 0
-    for bound, count in zip(BUCKETS, buckets, strict=False):
-        seen += count
-        if seen >= wanted:
-            return bound
-    return None
+    so_far = zip(BUCKETS, accumulate(buckets), strict=False)
+    return next((bound for bound, count in so_far if count >= wanted), None)

@@ -17,15 +17,6 @@ _SHORTEST = 10.0
 """The rate is measured over at least this many seconds."""
 
 
-class Tally(Struct):
-    """What finished in one minute; `retried` are attempts that failed and will be retried."""
-
-    minute: int
-    completed: int = 0
-    failed: int = 0
-    retried: int = 0
-
-
 class Percentiles(Struct, frozen=True):
     """Upper bounds in seconds, from a histogram; None beyond its last bound, or if nothing ran."""
 
@@ -35,26 +26,17 @@ class Percentiles(Struct, frozen=True):
 
 
 class Pulse(Struct, frozen=True, kw_only=True):
-    """The last hour."""
+    """The last hour; `retried` are attempts that failed and are tried again."""
 
-    minutes: list[Tally]
+    minutes: list[Minute]
     """Every minute of it, the present one last."""
+    completed: int = 0
+    failed: int = 0
+    retried: int = 0
     waits: Percentiles
     runs: Percentiles
     pace: float
     """Jobs per second that finished recently."""
-
-    @property
-    def completed(self) -> int:
-        return sum(tally.completed for tally in self.minutes)
-
-    @property
-    def failed(self) -> int:
-        return sum(tally.failed for tally in self.minutes)
-
-    @property
-    def retried(self) -> int:
-        return sum(tally.retried for tally in self.minutes)
 
     def seconds_until_empty(self, waiting: int) -> float | None:
         """How long this many jobs take at this rate; None if nothing finishes."""
@@ -66,27 +48,27 @@ class Pulse(Struct, frozen=True, kw_only=True):
 def pulse(statistics: Iterable[Minute], now_minute: int, second: float) -> Pulse:
     """From the statistics of the last hour; `second` is how far the present minute has gone."""
     begin = now_minute - HOUR + 1
-    tallies = [Tally(minute) for minute in range(begin, now_minute + 1)]
-    hour = empty_minute(begin, "", "")
+    minutes = [empty_minute(minute, "", "") for minute in range(begin, now_minute + 1)]
     for row in statistics:
-        if not begin <= row.minute <= now_minute:
-            continue
-        tally = tallies[row.minute - begin]
-        tally.completed += row.completed
-        tally.failed += row.failed
-        tally.retried += row.retried
-        hour.add(row)
+        if begin <= row.minute <= now_minute:
+            minutes[row.minute - begin].add(row)
+    hour = empty_minute(begin, "", "")
+    for minute in minutes:
+        hour.add(minute)
     return Pulse(
-        minutes=tallies,
+        minutes=minutes,
+        completed=hour.completed,
+        failed=hour.failed,
+        retried=hour.retried,
         waits=_percentiles(hour.waits),
         runs=_percentiles(hour.runs),
-        pace=_pace(tallies[-PACE_MINUTES - 1 :], second),
+        pace=_pace(minutes[-PACE_MINUTES - 1 :], second),
     )
 
 
-def _pace(lately: Sequence[Tally], second: float) -> float:
+def _pace(lately: Sequence[Minute], second: float) -> float:
     """Jobs that finished per second, since the first of these minutes in which one did."""
-    ended = list(dropwhile(lambda count: not count, (tally.completed + tally.failed for tally in lately)))
+    ended = list(dropwhile(lambda count: not count, (each.completed + each.failed for each in lately)))
     return sum(ended) / max(_SHORTEST, 60 * (len(ended) - 1) + second)
 
 

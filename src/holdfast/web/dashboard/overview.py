@@ -13,9 +13,9 @@ from holdfast.core.filter import COUNTED
 from holdfast.core.job import Status
 from holdfast.observe import words
 from holdfast.observe.overview import stuck, without_worker
-from holdfast.observe.pulse import Pulse, Tally, pulse
+from holdfast.observe.pulse import Pulse, pulse
 from holdfast.queue import Queue
-from holdfast.store.records import HOUR, Running, WorkerRecord
+from holdfast.store.records import HOUR, Minute, Running, WorkerRecord
 from holdfast.web.backend import backend_of
 from holdfast.web.dashboard.page import Headline, page, query_of
 from holdfast.web.dashboard.reconcile import last_differences
@@ -185,7 +185,7 @@ class Bar(Struct, frozen=True):
     title: str
 
 
-def chart(minutes: Sequence[Tally]) -> dict[str, Any]:
+def chart(minutes: Sequence[Minute]) -> dict[str, Any]:
     """Stacked bars, one a minute: what completed below, what failed on top."""
     top = _round_up(max((tally.completed + tally.failed for tally in minutes), default=0))
     step = CHART_WIDTH / max(1, len(minutes))
