@@ -37,6 +37,8 @@ class Reader(Protocol):
 
     def read_one(self, sql: str, parameters: Sequence[Any] = ()) -> Any:
         """The first row, or None."""
+        rows = self.read(sql, parameters)
+        return rows[0] if rows else None
 
     def snapshot(self) -> AbstractContextManager[None]:
         """Around reads that must see one state of the database; inside a transaction, what that sees."""

@@ -107,11 +107,6 @@ FROM clock, unnest($2::bigint[], $3::bigint[], $4::integer[], $5::bigint[], $6::
     $8::text[], $9::text[]) AS f ({", ".join(FAILURE)})
 """
 
-ENDED = f"""
-SELECT j.seq, j.version, j.status FROM {given("$1::bigint[], $2::bigint[]")} AS e (seq, version)
-JOIN holdfast_jobs AS j ON j.seq = e.seq AND j.version = e.version WHERE j.status <> 'processing'
-"""
-
 _UNLOCKED = "SELECT seq FROM holdfast_jobs WHERE seq = ANY ($1::bigint[]) ORDER BY seq FOR UPDATE SKIP LOCKED"
 
 _LINK = """

@@ -51,12 +51,6 @@ _FAILURES = f"""
 INSERT INTO holdfast_failures (finished_at, {", ".join(FAILURE)}) SELECT ?1, * FROM {given("?2", *FAILURE)}
 """
 
-ENDED = f"""
-SELECT j.seq, j.version, j.status FROM {given("?1", "seq", "version")} AS e
-JOIN holdfast_jobs AS j ON j.seq = e.seq AND j.version = e.version
-WHERE +j.status <> 'processing'
-"""
-
 _CANCELLED = """
 SELECT json_group_array(seq) FROM holdfast_jobs
 WHERE seq IN (SELECT value FROM json_each(?)) AND status = 'cancelled'
