@@ -233,8 +233,8 @@ def fresh_url() -> Iterator[str]:
         drop_schema(schema)
 
 
-# Making a queue's tables and dropping them costs more than most tests do with them. So they are used again, by
-# one test after another, unless one has changed them or left much behind.
+# Making a queue's tables and dropping them costs more than most tests do with them. So they are used again,
+# by one test after another, unless one has changed them or left much behind.
 
 _TABLES = (
     "jobs", "failures", "links", "logs", "settings", "pauses", "limits", "workers", "types", "statistics",
