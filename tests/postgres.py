@@ -280,16 +280,6 @@ def give_schema(schema: str) -> None:
     _spare.append(schema)
 
 
-@contextmanager
-def made_url() -> Iterator[str]:
-    """The address of a queue that exists, and is empty."""
-    schema = take_schema()
-    try:
-        yield schema_url(schema)
-    finally:
-        give_schema(schema)
-
-
 @atexit.register
 def _drop_spare() -> None:
     if os.environ.get("QUEUECTL_TEST_POSTGRES"):  # elsewhere the whole server goes
