@@ -26,6 +26,9 @@ from uuid import uuid4
 
 import psycopg
 
+from holdfast.core.clock import system_clock
+from holdfast.store.open import open_store
+
 _SHARED = "HOLDFAST_TEST_SERVER"
 """The folder of the run's server, for the processes that a test run starts."""
 
@@ -228,3 +231,94 @@ def fresh_url() -> Iterator[str]:
         yield schema_url(schema)
     finally:
         drop_schema(schema)
+
+
+# Making a queue's tables and dropping them costs more than most tests do with them. So they are used again,
+# by one test after another, unless one has changed them or left much behind.
+
+_TABLES = (
+    "jobs", "failures", "links", "logs", "settings", "pauses", "limits", "workers", "types", "statistics",
+    "reconciliation", "tallies", "error_tallies",
+)  # fmt: skip
+"""The tables that jobs are counted in come last: triggers write there."""
+_NUMBERED = {"jobs": "seq", "tallies": "number", "error_tallies": "number"}
+_MUCH = 512 * 1024
+"""Bytes of a table that is not worth being emptied."""
+
+_SHAPE = """
+SELECT (SELECT string_agg(concat_ws(' ', oid, xmin), ' ' ORDER BY oid) FROM pg_class
+        WHERE relnamespace = n.oid),
+    (SELECT string_agg(concat_ws(' ', oid, xmin), ' ' ORDER BY oid) FROM pg_proc
+        WHERE pronamespace = n.oid),
+    (SELECT string_agg(concat_ws(' ', t.oid, t.xmin), ' ' ORDER BY t.oid) FROM pg_trigger AS t
+        JOIN pg_class AS c ON c.oid = tgrelid WHERE relnamespace = n.oid), n.xmin::text,
+    (SELECT max(pg_relation_size(oid)) FROM pg_class WHERE relnamespace = n.oid AND relkind = 'r') < %s
+FROM pg_namespace AS n WHERE nspname = %s
+"""
+_shapes: dict[str, object] = {}
+"""What was made of each schema of this process: whatever changes a table leaves a new row in a catalog."""
+_spare: list[str] = []
+
+
+def take_schema() -> str:
+    """A schema with a queue that was never used, or looks like one; to be given back."""
+    server_url()
+    while _spare:
+        schema = _spare.pop()
+        with suppress(psycopg.Error):
+            if _shape(schema) == _shapes[schema]:
+                _empty(schema)
+                return schema
+        drop_schema(schema)
+    schema = new_schema()
+    open_store(schema_url(schema), system_clock).close()
+    _shapes[schema] = _shape(schema)
+    return schema
+
+
+def give_schema(schema: str) -> None:
+    _spare.append(schema)
+
+
+@atexit.register
+def _drop_spare() -> None:
+    if os.environ.get("QUEUECTL_TEST_POSTGRES"):  # elsewhere the whole server goes
+        for schema in _spare:
+            drop_schema(schema)
+
+
+def _shape(schema: str) -> object:
+    return _execute(_SHAPE, _MUCH, schema).fetchone()
+
+
+def _empty(schema: str) -> None:
+    deletes = [f"DELETE FROM {schema}.holdfast_{name}" for name in _TABLES]
+    restarts = [
+        f"SELECT setval(pg_get_serial_sequence('{schema}.holdfast_{name}', '{column}'), 1, false)"
+        for name, column in _NUMBERED.items()
+    ]
+    identity = "replace(gen_random_uuid()::text, '-', '')"
+    _execute(
+        ";".join(
+            [
+                "SET lock_timeout = '2s'",
+                *deletes,
+                *restarts,
+                f"UPDATE {schema}.holdfast_schema SET identity = {identity}",
+            ]
+        )
+    )
+
+
+def _execute(sql: str, *parameters: object) -> psycopg.Cursor[tuple[object, ...]]:
+    """On a connection of this process that stays; another one, where a test has ended it."""
+    try:
+        return _connection(os.getpid()).execute(sql, parameters or None)
+    except psycopg.OperationalError:
+        _connection.cache_clear()
+        return _connection(os.getpid()).execute(sql, parameters or None)
+
+
+@cache
+def _connection(_pid: int) -> psycopg.Connection[tuple[object, ...]]:
+    return psycopg.connect(_started_server(), autocommit=True)

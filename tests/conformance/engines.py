@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from tests import postgres
 class Engine:
     """How to reach one kind of database.
 
-    `open` gives a store on the test's own database, made by the first call; a second call is a second,
+    `open` gives a store on the test's own database, empty at the first call; a second call is a second,
     independent handle on the same one. `connect` is an application's own connection to it, which runs plain
     SQL with `execute`. `drop` removes it when the test is over. What is committed need not survive a power
     cut: that is tested elsewhere. The rest is what engines do not have in common.
@@ -68,13 +67,18 @@ def _connect_postgres(folder: Path) -> Any:
     return connection
 
 
+_schemas: dict[Path, str] = {}
+
+
 def _schema(folder: Path) -> str:
     """The schema that belongs to a test's folder."""
-    return f"t_{hashlib.sha256(str(folder).encode()).hexdigest()[:16]}"
+    if folder not in _schemas:
+        _schemas[folder] = postgres.take_schema()
+    return _schemas[folder]
 
 
 def _drop_postgres(folder: Path) -> None:
-    postgres.drop_schema(_schema(folder))
+    postgres.give_schema(_schemas.pop(folder))
 
 
 ENGINES = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from datetime import UTC, datetime, timedelta, timezone
+from itertools import product
 from typing import Any
 
 import pytest
@@ -141,7 +142,7 @@ def ids(found: Page) -> list[str]:
     return [job.id for job in found.jobs]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_any_list_is_that_of_the_rows_both_ways_round_and_there_and_back(
     store: Store, connection: Any, clock: MovableClock, seed: int
 ) -> None:
@@ -180,7 +181,7 @@ def test_any_list_is_that_of_the_rows_both_ways_round_and_there_and_back(
         assert ids(found) == expected[offset : offset + limit]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("sort", SORTS)
 def test_job_that_stays_put_is_neither_missed_nor_shown_twice(
     store: Store, connection: Any, clock: MovableClock, seed: int, sort: str
@@ -277,11 +278,10 @@ BAD = ["", "<", "-1", "+1", "1e3", " 1", "1\n", "0x1", "1_0", "²", "\u0661", "9
 BAD_PAIRS = ["1.", ".1", "1.1.1", "--1.1", "1.-1", "1,1", f"1.{'9' * 19}", "1 .1"]
 
 
-@pytest.mark.parametrize("cursor", [*BAD, *BAD_PAIRS], ids=ascii)
-@pytest.mark.parametrize("sort", SORTS)
-def test_cursor_that_no_page_gave_is_refused(store: Store, sort: str, cursor: str) -> None:
-    with pytest.raises(ConfigError, match="cursor must be the nextCursor of an earlier page"):
-        page(store, sort=sort, cursor=cursor)
+def test_cursor_that_no_page_gave_is_refused(store: Store) -> None:
+    for sort, cursor in product(SORTS, [*BAD, *BAD_PAIRS]):
+        with pytest.raises(ConfigError, match="cursor must be the nextCursor of an earlier page"):
+            page(store, sort=sort, cursor=cursor)
 
 
 @pytest.mark.parametrize("sort", SORTS)
@@ -324,11 +324,11 @@ def test_instants_may_be_text_or_have_any_zone(store: Store, clock: MovableClock
     assert ids(page(store, since=start + timedelta(days=1), until=start)) == []
 
 
-@pytest.mark.parametrize("name", ["since", "until"])
-@pytest.mark.parametrize("given", [datetime(2030, 1, 1), "2030-01-01", "soon", "", 5, "2030-01-01T00:00:00"])  # noqa: DTZ001
-def test_naive_instants_and_nonsense_are_refused_by_name(store: Store, name: str, given: object) -> None:
-    with pytest.raises(ConfigError, match=name):
-        page(store, **{name: given})
+def test_naive_instants_and_nonsense_are_refused_by_name(store: Store) -> None:
+    wrong = [datetime(2030, 1, 1), "2030-01-01", "soon", "", 5, "2030-01-01T00:00:00"]  # noqa: DTZ001
+    for name, given in product(["since", "until"], wrong):
+        with pytest.raises(ConfigError, match=name):
+            page(store, **{name: given})
 
 
 def test_time_of_a_list_by_end_is_that_of_the_end(store: Store, clock: MovableClock) -> None:

@@ -37,6 +37,8 @@ class Reader(Protocol):
 
     def read_one(self, sql: str, parameters: Sequence[Any] = ()) -> Any:
         """The first row, or None."""
+        rows = self.read(sql, parameters)
+        return rows[0] if rows else None
 
     def snapshot(self) -> AbstractContextManager[None]:
         """A block of reads that see one snapshot; inside a transaction, that transaction's view."""

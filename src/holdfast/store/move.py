@@ -35,13 +35,15 @@ def open_end(url: str, *, create: bool = True) -> End:
     """The database at an address, also where it is closed to others by a move."""
     scheme = url.partition("://")[0]
     if scheme == "sqlite":
-        from holdfast.store.sqlite.transfer import open_end as open_sqlite
+        from holdfast.store.sqlite.open import open_store as open_sqlite
+        from holdfast.store.sqlite.transfer import SqliteEnd
 
-        return open_sqlite(url, system_clock, create=create)
+        return SqliteEnd(open_sqlite(url, system_clock, create=create, for_move=True))
     if scheme in ("postgresql", "postgres"):
         with needing_psycopg():
-            from holdfast.store.postgres.transfer import open_end as open_postgres
-        return open_postgres(url, system_clock, create=create)
+            from holdfast.store.postgres.open import open_store as open_postgres
+            from holdfast.store.postgres.transfer import PostgresEnd
+        return PostgresEnd(open_postgres(url, system_clock, create=create, for_move=True))
     open_store(url, system_clock).close()  # says what is wrong with the address, if that is it
     raise ConfigError(f"a queue can't be moved from or to a third-party engine such as {scheme}")
 

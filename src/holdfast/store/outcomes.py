@@ -13,6 +13,7 @@ from holdfast.core.error_group import error_group
 from holdfast.core.job import FINISHED, Status
 from holdfast.core.payload import same_json
 from holdfast.errors import KeyTaken
+from holdfast.store.database import Session
 from holdfast.store.records import Finish, NewJob, Verdict
 
 
@@ -31,6 +32,17 @@ def found_by_key(job: NewJob, id: str, token: str, status: str, created_at: int,
 def unbounded(children: Sequence[NewJob]) -> list[NewJob]:
     """They are part of their parent's outcome, so no max_depth holds them back."""
     return [replace(child, max_depth=None) for child in children]
+
+
+def link_taken(session: Session, parent_seq: int, verdicts: Sequence[Verdict]) -> None:
+    """A child of a completed job whose id or key is taken becomes a link to the job that has it."""
+    for verdict in verdicts:
+        if not verdict.inserted:
+            session.rows(
+                "INSERT INTO holdfast_links (parent_id, child_id)"
+                " SELECT id, ? FROM holdfast_jobs WHERE seq = ? ON CONFLICT DO NOTHING",
+                [verdict.id, parent_seq],
+            )
 
 
 ENDING = (

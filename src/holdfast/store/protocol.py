@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from holdfast.core.lifecycle import Decision
 from holdfast.store.records import Activity, Claim, Finding, LogTail, NewJob, Verdict
-from holdfast.store.writes import Ended, Writes
+from holdfast.store.writes import Writes
 
 
 class Watch(Protocol):
@@ -95,10 +95,6 @@ class Store(Writes):
     @abstractmethod
     def list_active_types(self, *, unpaused: bool = False) -> dict[str, Activity]:
         """The types that have pending or running jobs; with `unpaused`, only those that may start."""
-
-    @abstractmethod
-    def list_ended(self, attempts: Sequence[tuple[int, int]]) -> Ended:
-        """Which of the (seq, version) have ended, and in which state their jobs are since."""
 
     @abstractmethod
     def list_cancelled(self, worker_id: str) -> set[tuple[int, int]]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from abc import ABC
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from holdfast.config import Value
@@ -81,9 +81,9 @@ class Reads(ABC):
     _line_before: str
     """Counts the pending jobs that come before one of the same type, up to a number."""
 
-    @abstractmethod
     def _instant(self) -> int | None:
         """The present instant as a parameter: None lets the server's own clock decide."""
+        return self.now()
 
     # The turn.
 
@@ -106,6 +106,15 @@ class Reads(ABC):
     def list_held(self, worker_id: str) -> list[Expired]:
         """The attempts that the database says a worker holds."""
         return [Expired(*row) for row in self.database.read(f"{_LEASED} worker_id = ?", (worker_id,))]
+
+    def list_ended(self, attempts: Collection[tuple[int, int]]) -> dict[tuple[int, int], Status]:
+        """Which of the (seq, version) have ended, and in which state their jobs are since."""
+        rows = self.database.read(
+            "SELECT seq, version, status FROM holdfast_jobs"
+            f" WHERE seq {self.database.among_numbers} AND status || '' <> 'processing'",
+            (json.dumps([seq for seq, _ in attempts]),),
+        )
+        return {(seq, v): Status(status) for seq, v, status in rows if (seq, v) in attempts}
 
     # Jobs.
 

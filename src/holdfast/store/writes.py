@@ -225,12 +225,12 @@ class Writes(Reads):
         turn_age: float = 0.0,
         patience: float = math.inf,
     ) -> Beat:
-        # Not more patient than the lease allows: the worker must still have time to stop its handlers.
         """Renew the leases of the (seq, version) held, and show that the worker lives.
 
         Its loop last came round `turn_age` seconds ago. It waits for a lock as long as the lease allows, but
         not longer than `patience`.
         """
+        # Not more patient than the lease allows: the worker must still have time to stop its handlers.
         with self.database.transaction(patience=min(PATIENCE, lease_seconds / 6, patience)) as session:
             return self._heartbeat(session, worker_id, held, state, turn_age, lease_seconds, self._instant())
 

@@ -22,7 +22,7 @@ from psycopg.pq import TransactionStatus
 
 from holdfast.core.clock import Clock, system_clock
 from holdfast.errors import CommitUncertain, NestedWrite, StoreUnavailable
-from holdfast.store.database import PATIENCE
+from holdfast.store.database import PATIENCE, Reader
 from holdfast.store.postgres.address import Address
 from holdfast.store.postgres.attempt_pool import AttemptPool
 from holdfast.store.postgres.bounds import LONGEST_IDLE, READ, SHORT, Bounds
@@ -55,7 +55,7 @@ class _Local(threading.local):
     session: Session | None = None
 
 
-class Database:
+class Database(Reader):
     """The database and this process's connections to it."""
 
     among_numbers = "= ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(?::jsonb)))"
@@ -201,11 +201,6 @@ class Database:
                 return Session(connection, self).rows(sql, parameters)
         finally:
             self.pool.give(connection)
-
-    def read_one(self, sql: str, parameters: Sequence[Any] = ()) -> Any:
-        """The first row, or None."""
-        rows = self.read(sql, parameters)
-        return rows[0] if rows else None
 
     @property
     def session(self) -> Session | None:

@@ -11,12 +11,12 @@ from typing import Any
 
 from holdfast.core.job import Status
 from holdfast.errors import StoreBusy
-from holdfast.store.outcomes import ENDING, FAILURE, ending, failures, unbounded
+from holdfast.store.outcomes import ENDING, FAILURE, ending, failures, link_taken, unbounded
 from holdfast.store.postgres.arrays import MOST_TEXT, given, parts, transposed
 from holdfast.store.postgres.insert import insert_jobs, run
 from holdfast.store.postgres.server_clock import CLOCK, NOW
 from holdfast.store.postgres.session import Answer, Session
-from holdfast.store.records import Finish, NewJob
+from holdfast.store.records import Finish
 
 
 def is_held(job: str, version: str, worker_id: str) -> str:
@@ -107,17 +107,7 @@ FROM clock, unnest($2::bigint[], $3::bigint[], $4::integer[], $5::bigint[], $6::
     $8::text[], $9::text[]) AS f ({", ".join(FAILURE)})
 """
 
-ENDED = f"""
-SELECT j.seq, j.version, j.status FROM {given("$1::bigint[], $2::bigint[]")} AS e (seq, version)
-JOIN holdfast_jobs AS j ON j.seq = e.seq AND j.version = e.version WHERE j.status <> 'processing'
-"""
-
 _UNLOCKED = "SELECT seq FROM holdfast_jobs WHERE seq = ANY ($1::bigint[]) ORDER BY seq FOR UPDATE SKIP LOCKED"
-
-_LINK = """
-INSERT INTO holdfast_links (parent_id, child_id)
-SELECT id, $1 FROM holdfast_jobs WHERE seq = $2 ON CONFLICT DO NOTHING
-"""
 
 
 def finish_jobs(
@@ -167,7 +157,8 @@ def _complete(session: Session, finishes: Sequence[Finish], now: int | None) -> 
     ended = dict.fromkeys(rows, Status.COMPLETED)
     for finish in finishes:
         if finish.children and (finish.seq, finish.version) in ended:
-            insert_children(session, finish.seq, finish.children, now)
+            verdicts = run(insert_jobs(unbounded(finish.children), now), session.rows)
+            link_taken(session, finish.seq, verdicts)
     return ended
 
 
@@ -213,10 +204,3 @@ def _locked(session: Session, finishes: Sequence[Finish]) -> dict[tuple[int, int
 
 def _completions(finishes: Sequence[Finish]) -> list[list[Any]]:
     return transposed([(finish.seq, finish.version, finish.decision.result) for finish in finishes])
-
-
-def insert_children(session: Session, parent_seq: int, children: Sequence[NewJob], now: int | None) -> None:
-    """Insert a completed job's children; one whose id or key is taken becomes a link to that job."""
-    for verdict in run(insert_jobs(unbounded(children), now), session.rows):
-        if not verdict.inserted:
-            session.rows(_LINK, [verdict.id, parent_seq])

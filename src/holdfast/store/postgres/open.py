@@ -55,9 +55,9 @@ def _prepare(database: Database, *, create: bool, migrate: bool, for_move: bool)
     if not (version or create):
         raise QueueNotFound(database.url)
     if MOVE_TABLE in tables and not for_move:
-        from holdfast.store.postgres.transfer import check_move
+        from holdfast.store.postgres.transfer import PostgresEnd
 
-        check_move(database)
+        PostgresEnd(PostgresStore(database)).clean_up()
     if migrations.pending(MIGRATIONS, version):
         if version and not migrate:
             raise SchemaOutOfDate(
@@ -81,16 +81,15 @@ def _tables(database: Database) -> dict[str, str]:
 
 
 def _version(database: Database, names: dict[str, str]) -> int:
-    return migrations.version_of(names, lambda: _version_rows(database), database.url)
+    def read() -> list[tuple[object, object]]:
+        try:
+            return database.read(f"SELECT version, identity FROM {VERSION_TABLE}")
+        except StoreUnavailable as error:
+            if isinstance(error.__cause__, psycopg.errors.UndefinedColumn):
+                return []
+            raise
 
-
-def _version_rows(database: Database) -> list[tuple[object, object]]:
-    try:
-        return database.read(f"SELECT version, identity FROM {VERSION_TABLE}")
-    except StoreUnavailable as error:
-        if isinstance(error.__cause__, psycopg.errors.UndefinedColumn):
-            return []
-        raise
+    return migrations.version_of(names, read, database.url)
 
 
 def _migrate(database: Database) -> None:

@@ -141,12 +141,6 @@ class PostgresStore(Store):
                 ended = dict.fromkeys(answer.rows, Status.COMPLETED)
             return ended, claimed
 
-    def list_ended(self, attempts: Sequence[tuple[int, int]]) -> Ended:
-        rows = self.database.read(
-            finish.ENDED, [[seq for seq, _ in attempts], [version for _, version in attempts]]
-        )
-        return {(seq, version): Status(status) for seq, version, status in rows}
-
     def write_log_tail(self, claim: Claim, tail: LogTail) -> None:
         with self.database.transaction() as session:
             session.rows(_KEEP_TAIL, [claim.seq, claim.version, claim.worker_id, *LOG_TAIL.row(tail)])

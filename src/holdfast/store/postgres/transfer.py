@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import psycopg
 
-from holdfast.core.clock import Clock, microseconds, system_clock
+from holdfast.core.clock import microseconds, system_clock
 from holdfast.errors import StoreBusy, StoreError, StoreUnavailable
 from holdfast.store.backup import make_copy
 from holdfast.store.database import PATIENCE
@@ -23,7 +23,6 @@ from holdfast.store.postgres.bounds import LONG
 from holdfast.store.postgres.claim import rate_row
 from holdfast.store.postgres.database import Database
 from holdfast.store.postgres.errors import translated
-from holdfast.store.postgres.open import open_store
 from holdfast.store.postgres.schema import STATUSES
 from holdfast.store.postgres.server_clock import NOW
 from holdfast.store.postgres.session import Session
@@ -56,18 +55,8 @@ _TALLIES = ("holdfast_tallies", "holdfast_error_tallies")
 _RATE = rate_row("")
 
 
-def open_end(url: str, clock: Clock, *, create: bool = True) -> PostgresEnd:
-    """Open a queue, also one that is closed to others by a move."""
-    return PostgresEnd(open_store(url, clock, create=create, for_move=True))
-
-
 def _is_undefined(error: StoreError) -> bool:
     return isinstance(error.__cause__, psycopg.errors.UndefinedTable)
-
-
-def check_move(database: Database) -> None:
-    """See End.clean_up."""
-    PostgresEnd(PostgresStore(database)).clean_up()
 
 
 class PostgresEnd(End):
@@ -310,11 +299,12 @@ def back_up(store: PostgresStore, path: str) -> None:
 
 
 def _fill(store: PostgresStore, part: str) -> None:
-    from holdfast.store.sqlite.transfer import open_end as open_sqlite
+    from holdfast.store.sqlite import open_store
+    from holdfast.store.sqlite.transfer import SqliteEnd
 
     source = PostgresEnd(store)
     # Closing the last connection leaves all in the one file, which is synced as a whole.
-    target = open_sqlite(f"sqlite:///{quote(part)}?synchronous=off&network=allow", system_clock)
+    target = SqliteEnd(open_store(f"sqlite:///{quote(part)}?synchronous=off&network=allow", system_clock))
     try:
         with source.reading(), target.receiving():
             copy_rows(source, target)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterable, Sequence
-from typing import Any, Self, cast
+from contextlib import closing
+from typing import Any, cast
 
 from holdfast.errors import ConfigError
 from holdfast.store.sqlite.database import Database
+from holdfast.store.sqlite.insert import plain_cursor
 from holdfast.store.unwrap import ONE_DATABASE, Engine, Unwrapped, in_no_transaction, refused, unwrap
 
 _SQLITE = Engine("sqlite", "SQLite", "a sqlite3.Connection")
@@ -60,10 +61,9 @@ def _unwrapped(connection: Any) -> Unwrapped:
 
 def _file_of(connection: sqlite3.Connection) -> str:
     try:
-        cursor = connection.cursor()
-        cursor.row_factory = None
-        rows = cursor.execute("PRAGMA database_list").fetchall()
-        cursor.close()
+        with closing(plain_cursor(connection)) as cursor:
+            cursor.execute("PRAGMA database_list")
+            rows = cursor.fetchall()
     except sqlite3.ProgrammingError as error:  # it is closed, or belongs to another thread
         raise ConfigError(f"connection= can't be used: {error}") from error
     return next((os.fsdecode(file) for _, name, file in rows if name in ("main", b"main")), "")
@@ -102,36 +102,10 @@ class _Adapted:
     def isolation_level(self) -> str | None:
         return cast("str | None", self._driver.isolation_level)
 
-    def cursor(self) -> _AdaptedCursor:
-        return _AdaptedCursor(self._adapted.cursor())
+    def cursor(self) -> Any:
+        """One whose execute() returns nothing, and whose rows are tuples: SQLAlchemy needs them so."""
+        return self._adapted.cursor()
 
     def execute(self, sql: str) -> None:
-        cursor = self.cursor()
-        try:
+        with closing(self.cursor()) as cursor:
             cursor.execute(sql)
-        finally:
-            cursor.close()
-
-
-class _AdaptedCursor:
-    """The same for a cursor: execute() returns the cursor, and there is a row_factory to set."""
-
-    row_factory: Any = None  # SQLAlchemy needs rows that are sequences, so that is what comes
-
-    def __init__(self, adapted: Any) -> None:
-        self._adapted = adapted
-        self.fetchone = adapted.fetchone
-        self.fetchall = adapted.fetchall
-        self.close = adapted.close
-
-    @property
-    def rowcount(self) -> int:
-        return int(self._adapted.rowcount)
-
-    def execute(self, sql: str, parameters: Sequence[Any] = ()) -> Self:
-        self._adapted.execute(sql, parameters)
-        return self
-
-    def executemany(self, sql: str, rows: Iterable[Sequence[Any]]) -> Self:
-        self._adapted.executemany(sql, rows)
-        return self

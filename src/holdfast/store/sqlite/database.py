@@ -26,7 +26,7 @@ from holdfast.errors import (
     StoreError,
     StoreUnavailable,
 )
-from holdfast.store.database import PATIENCE
+from holdfast.store.database import PATIENCE, Reader
 from holdfast.store.own_files import DatabaseFiles
 from holdfast.store.scope import is_inside
 from holdfast.store.sqlite.connection import OwnConnection
@@ -84,7 +84,7 @@ class _Holder:
 _abandoned: list[object] = []
 
 
-class Database:
+class Database(Reader):
     """The file and this process's connections to it."""
 
     def __init__(self, path: str, *, url: str, synchronous: str = "FULL") -> None:
@@ -217,11 +217,6 @@ class Database:
             return self.patiently(lambda: connection.execute(sql, parameters).fetchall())
         finally:
             self._gate.leave()
-
-    def read_one(self, sql: str, parameters: Any = ()) -> Any:
-        """The first row, or None."""
-        rows = self.read(sql, parameters)
-        return rows[0] if rows else None
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:

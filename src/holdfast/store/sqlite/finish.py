@@ -11,8 +11,8 @@ import sqlite3
 from collections.abc import Callable, Sequence
 
 from holdfast.core.job import Status
-from holdfast.store.outcomes import ENDING, FAILURE, ending, failures, unbounded
-from holdfast.store.records import Finish, NewJob
+from holdfast.store.outcomes import ENDING, FAILURE, ending, failures, link_taken, unbounded
+from holdfast.store.records import Finish
 from holdfast.store.sqlite.connection import OwnConnection, given
 from holdfast.store.sqlite.insert import insert_jobs
 
@@ -51,12 +51,6 @@ _FAILURES = f"""
 INSERT INTO holdfast_failures (finished_at, {", ".join(FAILURE)}) SELECT ?1, * FROM {given("?2", *FAILURE)}
 """
 
-ENDED = f"""
-SELECT j.seq, j.version, j.status FROM {given("?1", "seq", "version")} AS e
-JOIN holdfast_jobs AS j ON j.seq = e.seq AND j.version = e.version
-WHERE +j.status <> 'processing'
-"""
-
 _CANCELLED = """
 SELECT json_group_array(seq) FROM holdfast_jobs
 WHERE seq IN (SELECT value FROM json_each(?)) AND status = 'cancelled'
@@ -79,7 +73,8 @@ def finish_jobs(
         for finish in _guarded(connection, group, _complete, now):
             ended[finish.seq, finish.version] = Status.COMPLETED
             if finish.children:
-                insert_children(connection, finish.seq, finish.children, now)
+                verdicts = insert_jobs(connection, unbounded(finish.children), now)
+                link_taken(connection, finish.seq, verdicts)
     if others:
         accepted = _guarded(connection, others, _end, now)
         _record_failures(connection, accepted, now)
@@ -127,16 +122,3 @@ def _record_failures(connection: sqlite3.Connection, finishes: Sequence[Finish],
     except (sqlite3.DataError, OverflowError):  # more than SQLite takes as one value
         for row in rows:
             connection.execute(_FAILURES, (now, json.dumps([row])))
-
-
-def insert_children(
-    connection: sqlite3.Connection, parent_seq: int, children: Sequence[NewJob], now: int
-) -> None:
-    """Insert a completed job's children; one whose id or key is taken becomes a link to that job."""
-    for verdict in insert_jobs(connection, unbounded(children), now):
-        if not verdict.inserted:
-            connection.execute(
-                "INSERT INTO holdfast_links (parent_id, child_id)"
-                " SELECT id, ? FROM holdfast_jobs WHERE seq = ? ON CONFLICT DO NOTHING",
-                (verdict.id, parent_seq),
-            )

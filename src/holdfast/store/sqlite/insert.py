@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from operator import attrgetter
 from typing import Any
 
@@ -30,16 +31,20 @@ WHERE type = ? AND key = ? AND key_held = 1
 
 def insert_jobs(connection: sqlite3.Connection, jobs: Sequence[NewJob], now: int) -> list[Verdict]:
     """Insert inside the open transaction. A conflict is a verdict, never an abort."""
-    cursor = connection.cursor()
-    cursor.row_factory = None  # the connection may be the caller's, with a row factory of its own
-    try:
+    with closing(plain_cursor(connection)) as cursor:
         if len(jobs) > 1 and not any(job.key or job.max_depth for job in jobs):
             verdicts = _insert_plain(cursor, jobs, now)
             if verdicts is not None:
                 return verdicts
         return [_insert_one(cursor, job, now) for job in jobs]
-    finally:
-        cursor.close()
+
+
+def plain_cursor(connection: sqlite3.Connection) -> sqlite3.Cursor:
+    """A cursor whose rows are tuples: the connection may be the caller's, with a row factory of its own."""
+    cursor = connection.cursor()
+    if isinstance(cursor, sqlite3.Cursor):
+        cursor.row_factory = None
+    return cursor
 
 
 def insert_all_or_none(connection: sqlite3.Connection, jobs: Sequence[NewJob], now: int) -> list[Verdict]:
@@ -90,34 +95,36 @@ def free_expired_key(cursor: sqlite3.Cursor, type: str, key: str, now: int) -> N
 def _known(cursor: sqlite3.Cursor, job: NewJob, now: int) -> Verdict | None:
     """The verdict on a job that is there already: by its key, or by an enqueue whose commit was in doubt."""
     if job.key is not None:
-        row = cursor.execute(HOLDER, (job.type, job.key)).fetchone()
+        row = _first(cursor, HOLDER, job.type, job.key)
         if row is not None:
             return found_by_key(job, *map(_text, row))
-    row = cursor.execute("SELECT token FROM holdfast_jobs WHERE id = ?", (job.id,)).fetchone()
+    row = _first(cursor, "SELECT token FROM holdfast_jobs WHERE id = ?", job.id)
     return _inserted(job, now) if row is not None and _text(row[0]) == job.token else None
 
 
 def _depth(cursor: sqlite3.Cursor, type: str) -> int:
-    row = cursor.execute("SELECT pending + scheduled FROM holdfast_counts WHERE type = ?", (type,)).fetchone()
+    row = _first(cursor, "SELECT pending + scheduled FROM holdfast_counts WHERE type = ?", type)
     return row[0] if row else 0
 
 
-def _waits_until(job: NewJob, now: int) -> int | None:
-    return now + microseconds(job.delay) if job.delay is not None else job.run_at
+def _first(cursor: sqlite3.Cursor, sql: str, *parameters: Any) -> Any:
+    cursor.execute(sql, parameters)
+    return cursor.fetchone()
 
 
 def _inserted(job: NewJob, now: int) -> Verdict:
-    run_at = _waits_until(job, now)
-    return Verdict(id=job.id, inserted=True, status=_status(run_at, now), created_at=now, run_at=run_at)
+    status, run_at = _begins(job, now)
+    return Verdict(id=job.id, inserted=True, status=status, created_at=now, run_at=run_at)
 
 
-def _status(run_at: int | None, now: int) -> Status:
-    return Status.SCHEDULED if run_at is not None and run_at > now else Status.PENDING
+def _begins(job: NewJob, now: int) -> tuple[Status, int | None]:
+    """The state of a new job, and when it is to run if it was given a time."""
+    run_at = now + microseconds(job.delay) if job.delay is not None else job.run_at
+    return Status.SCHEDULED if run_at is not None and run_at > now else Status.PENDING, run_at
 
 
 def _row(job: NewJob, now: int) -> tuple[Any, ...]:
-    run_at = _waits_until(job, now)
-    status = _status(run_at, now)
+    status, run_at = _begins(job, now)
     due_at = run_at if status is Status.SCHEDULED else now
     return (*_as_given(job), status.value, job.key is not None, run_at, due_at, now, now)
 

@@ -177,14 +177,13 @@ def _tables(database: Database) -> dict[str, str]:
 
 
 def _version(database: Database, names: dict[str, str]) -> int:
-    return migrate.version_of(names, lambda: _version_rows(database), database.path)
+    def read() -> list[tuple[object]]:
+        try:
+            return database.read(f"SELECT version FROM {VERSION_TABLE}")
+        except sqlite3.OperationalError:  # it has no such column
+            return []
 
-
-def _version_rows(database: Database) -> list[tuple[object]]:
-    try:
-        return database.read(f"SELECT version FROM {VERSION_TABLE}")
-    except sqlite3.OperationalError:  # it has no such column
-        return []
+    return migrate.version_of(names, read, database.path)
 
 
 def _migrate(database: Database) -> None:

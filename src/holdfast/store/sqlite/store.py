@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from holdfast.core.clock import Clock
-from holdfast.core.job import Status
 from holdfast.errors import CommitUncertain
 from holdfast.store.protocol import Store
 from holdfast.store.records import Activity, Claim, Finding, NewJob, Verdict
@@ -48,9 +47,6 @@ class SqliteStore(Store):
     def __init__(self, database: Database, clock: Clock) -> None:
         self.database: Database = database
         self.now = clock
-
-    def _instant(self) -> int:
-        return self.now()
 
     def close_thread(self) -> None:
         self.database.close_thread()
@@ -96,10 +92,6 @@ class SqliteStore(Store):
     def list_active_types(self, *, unpaused: bool = False) -> dict[str, Activity]:
         text = self.database.read_one(claim.UNPAUSED_TYPES if unpaused else claim.ACTIVE_TYPES)[0]
         return claim.activity_from(text)
-
-    def list_ended(self, attempts: Sequence[tuple[int, int]]) -> dict[tuple[int, int], Status]:
-        rows = self.database.read(finish.ENDED, (json.dumps(attempts),))
-        return {(seq, version): Status(status) for seq, version, status in rows}
 
     # Leases.
 

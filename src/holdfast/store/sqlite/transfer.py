@@ -7,13 +7,12 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
-from holdfast.core.clock import Clock, microseconds
+from holdfast.core.clock import microseconds
 from holdfast.store.database import Session
 from holdfast.store.moved import MOVE_TABLE, MOVED, WORDS_OF_MOVING, Mark
 from holdfast.store.rows import quoted
 from holdfast.store.sqlite.connection import OwnConnection
 from holdfast.store.sqlite.database import Database, rollback
-from holdfast.store.sqlite.open import open_store
 from holdfast.store.sqlite.store import SqliteStore
 from holdfast.store.tables import COUNTS, JOBS, TABLES, Row, Table, converter, unmovable
 from holdfast.store.transfer import End
@@ -30,11 +29,6 @@ _EXPIRE = f"""CREATE TRIGGER {MOVE_TABLE}_expire AFTER UPDATE ON holdfast_worker
     DELETE FROM holdfast_pauses
     WHERE type = '' AND paused_at = (SELECT pause FROM {MOVE_TABLE} WHERE state <> '{MOVED}');
 END"""
-
-
-def open_end(url: str, clock: Clock, *, create: bool = True) -> SqliteEnd:
-    """Open a queue, also one that is closed to others by a move."""
-    return SqliteEnd(open_store(url, clock, create=create, for_move=True))
 
 
 class SqliteEnd(End):
