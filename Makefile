@@ -11,6 +11,10 @@ IS_RECENT = import sys; sys.exit(sys.version_info < (3, 11))
 BASE_PYTHON = $(shell for p in $(CANDIDATES); do "$$p" -c '$(IS_RECENT)' 2>/dev/null && echo "$$p" && break; done)
 TOO_OLD = Holdfast requires Python 3.11 or newer; tried: $(CANDIDATES). Set PYTHON=/path/to/python3
 
+# Without bytecode files, every process compiles the code again when it starts: in tests there are thousands,
+# and in benchmarks it would be measured.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help run quick test most pythons tools check bench soak screenshots clean
 
@@ -73,12 +77,11 @@ check: $(READY) ## check lint rules, formatting, types and import rules
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-# Without bytecode files, every process compiles the code again when it starts, and that would be measured.
 bench: $(READY) ## run the benchmarks
-	unset PYTHONDONTWRITEBYTECODE; $(BIN)/python -m benchmarks $(ARGS)
+	$(BIN)/python -m benchmarks $(ARGS)
 
 soak: $(READY) ## run both engines under load and faults; ARGS=45m sets the duration
-	unset PYTHONDONTWRITEBYTECODE; $(BIN)/python -m tests.process.soak $(ARGS)
+	$(BIN)/python -m tests.process.soak $(ARGS)
 
 screenshots: $(READY) tools ## retake the screenshots of the README, in docs/images
 	$(BIN)/python -m tests.surfaces.screenshots

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.core.filter import SORTS
+from holdfast.core.filter import MOST_SEARCHED, SORTS
 from holdfast.core.lifecycle import Completed, Errored
 from holdfast.errors import ConfigError
 from holdfast.listing import pages as listing
@@ -183,7 +183,7 @@ def test_walk_of_a_search_goes_on_where_its_time_was_up(
 @pytest.fixture
 def many(store: Store) -> Store:
     """More jobs than a search reads."""
-    total = listing.MOST_SEARCHED + 500
+    total = MOST_SEARCHED + 500
     store.insert_jobs([new_job(f"{'old' if n < 500 else 'job'}-{n}") for n in range(total)])
     return store
 
