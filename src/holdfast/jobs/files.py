@@ -197,7 +197,7 @@ def _delete(ctx: Context, folder: int, name: str, payload: OldFile) -> dict[str,
     if payload.require_exists:
         if there:
             _mark(job, folder)
-        elif set(_marks(job, "seen")).isdisjoint(os.listdir(folder)):
+        elif not any(_is_there(folder, mark) for mark in _marks(job, "seen")):
             raise Fail(f"{path!r} does not exist")
     try:
         with ctx.transaction():
@@ -278,6 +278,14 @@ def _holds(folder: int, name: str, found: os.stat_result, path: str, data: bytes
 def _remove(folder: int, name: str) -> None:
     with suppress(FileNotFoundError):
         os.unlink(name, dir_fd=folder)
+
+
+def _is_there(folder: int, name: str) -> bool:
+    try:
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _remove_marks(job: Job, folder: int, kind: str) -> None:
