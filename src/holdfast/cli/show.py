@@ -89,9 +89,10 @@ def _optional_fields(job: Job, now: datetime, children: list[str]) -> list[tuple
         ("priority", str(job.priority) if job.priority else ""),
         (
             "key",
-            (job.key or "") + (f", kept for {job.key_for:g} s after the job finishes" if job.key_for else ""),
+            (job.key or "")
+            + (f", kept for {words.seconds(job.key_for)} after the job finishes" if job.key_for else ""),
         ),
-        ("timeout", "" if job.timeout is None else f"{job.timeout:g} s"),
+        ("timeout", "" if job.timeout is None else words.seconds(job.timeout)),
         ("run at", _when(job.run_at, now)),
         ("retry at", _when(job.next_retry_at, now)),
         ("worker", job.worker_id or ""),
@@ -104,8 +105,9 @@ def _optional_fields(job: Job, now: datetime, children: list[str]) -> list[tuple
 
 def _when(moment: datetime | None, now: datetime) -> str:
     """A time, and how far away it is if it is in the future."""
-    ahead = f" (in {words.age(now, moment)})" if moment is not None and moment > now else ""
-    return words.instant(moment) + ahead
+    if moment is None:
+        return ""
+    return words.moment(moment) + (f" ({words.ago(moment, now)})" if moment > now else "")
 
 
 def _timeline(job: Job) -> Iterator[tuple[datetime, str, str]]:
