@@ -244,6 +244,6 @@ def is_alive(pid: int) -> bool:
     """Whether a process runs; a zombie does not."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # it may end between the opening and the reading
         return False
     return stat.rpartition(")")[2].split()[0] not in ("Z", "X")

@@ -204,7 +204,7 @@ WRONG_OPTIONS: list[tuple[str, ...]] = [
     ("list", "--since", ESCAPES),
     ("list", "--until", NOT_UTF8),
     ("list", "--until", LONG),
-    ("list", "--cursor", "<3"),
+    ("list", "--cursor", "<"),
     ("list", "--cursor", ESCAPES),
     ("list", "--cursor", NOT_UTF8),
     ("list", "--sort", "priority", "--cursor", "3"),

@@ -318,7 +318,7 @@ def test_dlq_retry_by_a_search_says_what_it_did_not_search(
         monkeypatch.setattr(module, "MOST_SEARCHED", 3)
     ran = cli("dlq", "retry", "--all", "--search", "slow")
     assert (ran.code, ran.out) == (0, "1 job is pending again\n")
-    assert ran.err.startswith("queuectl: only the newest 3 failed jobs were searched; --until ")
+    assert ran.err.startswith("queuectl: only the newest 3 failed jobs were searched; use --until ")
     assert statuses(varied, "slow-1", "slow-2") == ["failed", "pending"]
     rest = cli("dlq", "retry", "--all", "--search", "slow", "--until", "2.5h")
     assert (rest.out, rest.err) == ("1 job is pending again\n", "")

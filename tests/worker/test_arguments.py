@@ -67,7 +67,7 @@ REFUSED: list[tuple[str, tuple[Any, ...], Call]] = [
     ("minutes must be a whole number from 0", NO_AMOUNTS[:4], lambda queue, n: queue.statistics(n)),
     ("moment must be a datetime", (None, 5, "1h", []), lambda queue, moment: queue.finished_since(moment)),
     ("moment is a naive datetime", (NAIVE,), lambda queue, moment: queue.finished_since(moment)),
-    ("older_than is a naive datetime", (NAIVE,), lambda queue, moment: queue.cleanup(moment)),
+    ("needs a time zone", (NAIVE,), lambda queue, moment: queue.cleanup(moment)),
     ("worker_ids must be a list of ids", (None, 5, "w"), lambda queue, ids: queue.stop_workers(ids)),
     ("worker_id must be printable text", NO_WORDS, lambda queue, id: queue.stop_workers([id])),
     ("job_id must be text", NO_TEXT, lambda queue, id: queue.shared_output(id)),
