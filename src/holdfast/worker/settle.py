@@ -85,7 +85,7 @@ class Settler:
     def written_already(self, ended: Sequence[Ended]) -> dict[tuple[int, int], Status]:
         """After a commit in doubt: the outcomes that did get through, and the states they led to."""
         offered = {end.name: end.decision.status for end in ended if end.decision is not None}
-        found = self._store.list_ended(list(offered))
+        found = self._store.list_ended(offered)
         return {
             claim: status for claim, status in found.items() if status in (offered[claim], Status.CANCELLED)
         }
