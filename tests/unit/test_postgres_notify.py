@@ -117,6 +117,29 @@ def test_process_that_ends_without_closing_its_queue_tells_of_its_last_job(queue
     assert ear.heard(2) == 2
 
 
+def test_close_waits_for_one_that_is_being_sent(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its connection would be left open, and its message refused."""
+    monkeypatch.setattr(notify, "PAUSE", 0.2)
+    database = database_of(queue)
+    at_it, go_on = threading.Event(), threading.Event()
+
+    def send() -> None:
+        at_it.set()
+        go_on.wait(10)
+
+    queue.enqueue("a", {})
+    monkeypatch.setattr(database.notifier, "_send", send)
+    queue.enqueue("a", {})  # of which the timer tells
+    assert at_it.wait(10)
+    closing_it = threading.Thread(target=database.notifier.close)
+    closing_it.start()
+    closing_it.join(0.1)
+    assert closing_it.is_alive()
+    go_on.set()
+    closing_it.join()
+    wait_until(lambda: not database.notifier._late)
+
+
 def test_job_is_stored_though_no_thread_can_be_started_to_tell_of_it(
     queue: Queue, ear: Ear, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,6 +37,9 @@ class Notifier:
         self._lock = threading.RLock()
         self._next = 0.0
         self._timer: threading.Timer | None = None
+        """The one that is going to send."""
+        self._late: set[threading.Thread] = set()
+        """The timers that have not sent yet, those that are at it among them."""
 
     def touch(self) -> None:
         with self._lock:
@@ -58,13 +61,14 @@ class Notifier:
         except RuntimeError:  # no more threads to be had, or the interpreter is ending
             return False
         self._timer = timer
+        self._late.add(timer)
         return True
 
     def close(self) -> None:
         """Wait until the last one is sent."""
         with self._lock:
-            timer = self._timer
-        if timer is not None and timer is not threading.current_thread():
+            late = self._late - {threading.current_thread()}
+        for timer in late:
             timer.join(1.0)
 
     def _send_late(self) -> None:
@@ -72,6 +76,8 @@ class Notifier:
             self._timer = None
             self._next = time.monotonic() + PAUSE
         self._send()
+        with self._lock:
+            self._late.discard(threading.current_thread())
 
     def _send(self) -> None:
         with suppress(StoreError):
