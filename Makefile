@@ -35,9 +35,9 @@ PYTEST = $(BIN)/python -m pytest -ra -n $(1) --dist worksteal $(UNUSED)
 quick: $(READY) ## run the fast tests, about a minute: no processes, no browser, no PostgreSQL
 	$(call PYTEST,3) -m 'not (process or slow or browser or postgres)' $(ARGS)
 
-# Four at a time: half of the tests' time is waiting for processes and leases.
+# Three at a time keep two cores busy: with more, what a test waits for comes late.
 test: $(READY) tools ## run all tests; ARGS="-k lease -x" goes to pytest, -n0 runs one at a time
-	$(call PYTEST,4) $(ARGS)
+	$(call PYTEST,3) $(ARGS)
 
 # Every other Python that is here, whether it is on the PATH or pyenv has it. Browsers and servers depend on
 # Python the least, and take the most time.
