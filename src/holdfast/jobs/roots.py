@@ -115,7 +115,7 @@ def open_folder(path: str, *, make: bool = False, again: bool = False) -> Iterat
     """
     root, names = _below_root(path)
     try:
-        # Anew for each job, since a root may be mounted later. The way to the root itself is trusted.
+        # Opened for each job, because a root may be mounted later. The path to the root itself is trusted.
         folder = os.open(root, _FOLDER)
     except FileNotFoundError:
         raise HoldfastError(f"the file root {root} does not exist") from None

@@ -6,6 +6,7 @@ How a job is held, and how a statement is cut short, is up to each engine.
 from __future__ import annotations
 
 import threading
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
@@ -26,8 +27,9 @@ class Guarded:
     how_it_ends = ""
     """What else ends a transaction on this engine, as a hint."""
 
+    @abstractmethod
     def is_in_transaction(self) -> bool:
-        raise NotImplementedError
+        """Whether the driver still has a transaction open."""
 
     def check(self) -> None:
         """Raise unless the transaction is still open: otherwise a statement would commit by itself."""

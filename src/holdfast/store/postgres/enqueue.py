@@ -106,7 +106,7 @@ def _certainly(database: Database, action: Callable[[], T]) -> T:
                 doubt = doubt or error
         except StoreError as error:
             was_here = doubt is not None or (trouble is not None and not isinstance(error, StoreBusy))
-            if not was_here:  # it was not to be had from the start
+            if not was_here:  # the database was unavailable from the start
                 raise
             trouble = error
         if database.in_transaction or time.monotonic() >= deadline:

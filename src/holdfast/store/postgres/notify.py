@@ -58,7 +58,7 @@ class Notifier:
         timer.daemon = False  # a process that ends meanwhile waits for it
         try:
             timer.start()
-        except RuntimeError:  # no more threads to be had, or the interpreter is ending
+        except RuntimeError:  # no thread can be started, or the interpreter is exiting
             return False
         self._timer = timer
         self._late.add(timer)

@@ -6,7 +6,7 @@ What differs from SQLite's, and why:
   one row a statement and type. `holdfast_counts` adds them up, and now and then some are replaced by their
   sum, by an insert or a worker (see tallies.py). The errors of failed jobs are counted in the same way.
 - A job changes its place in the indexes with every state, and each index that holds all jobs is written
-  anew each time. So there are only two of those, by `seq` and by `id`; each of their pages has room for the
+  again each time. So there are only two of those, by `seq` and by `id`; each of their pages has room for the
   entries that a job leaves behind on its way, and is not split at once.
 - Renewing a lease and reporting progress touch no index, and the page has room for the new row.
 """
