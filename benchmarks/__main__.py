@@ -15,6 +15,10 @@ each share the median of the rounds' shares.
     idle      the processor time of a worker with nothing to do. Expected: 1 % of a core
     growth    the drain among a million scheduled, a million paused and a million finished jobs, as a share
               of the drain on an empty queue. Expected: 0.8
+    limits    20,000 lanes of one job, 2,000 fair groups with group_concurrency=1, and a max_running for 2,000
+              lanes together, each against the same jobs without. Expected: 0.5, 0.5 and 0.3 of them. How long
+              a small group waits behind a large one (at most 20 times as long as alone), and the processor
+              time of a worker whose types are all at a limit. Expected: 1 % of a core
     start_up  `queuectl enqueue --command true` from a cold start, in an environment that holds Holdfast
               alone, against a Python process that imports sqlite3 and json and commits one row; medians of
               20 runs of each, in turns. Expected: 2.5 times as long. And 100,000 lines by `enqueue --file`:
@@ -43,6 +47,7 @@ each share the median of the rounds' shares.
     postgres.pickup   as above. Expected: 2 ms and two bare commits, at the median
     postgres.growth   a claim of one job, and a turn of 200, among a million finished jobs, against those in
                       an empty queue. Expected: at most 1.25 times as long
+    postgres.limits   as above, with a server
     postgres.peers    procrastinate, pgqueuer and chancy beside Holdfast, in turns. They are installed from
                       PyPI into an environment of their own; who can't be is left out, with the reason
 
@@ -70,13 +75,26 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Self
 
-from benchmarks import dashboard, drain, enqueue, floor, growth, http, idle, pickup, reconcile, start_up
+from benchmarks import (
+    dashboard,
+    drain,
+    enqueue,
+    floor,
+    growth,
+    http,
+    idle,
+    limits,
+    pickup,
+    reconcile,
+    start_up,
+)
 from benchmarks.bench import QUICK, Bench, Sizes
 from benchmarks.figures import Figure, expectations, table
 from benchmarks.postgres import drain as postgres_drain
 from benchmarks.postgres import enqueue as postgres_enqueue
 from benchmarks.postgres import floor as postgres_floor
 from benchmarks.postgres import growth as postgres_growth
+from benchmarks.postgres import limits as postgres_limits
 from benchmarks.postgres import peers as postgres_peers
 from benchmarks.postgres import pickup as postgres_pickup
 
@@ -89,6 +107,7 @@ BENCHMARKS: dict[str, Callable[[Bench], list[Figure]]] = {
         pickup,
         idle,
         growth,
+        limits,
         start_up,
         http,
         dashboard,
@@ -98,6 +117,7 @@ BENCHMARKS: dict[str, Callable[[Bench], list[Figure]]] = {
         postgres_drain,
         postgres_pickup,
         postgres_growth,
+        postgres_limits,
         postgres_peers,
     )
 }

@@ -40,6 +40,7 @@ class Sizes:
     idle_seconds: float = 10.0
     growth_drain: int = 50_000
     growth_around: int = 1_000_000
+    limits: int = 20_000
     starts: int = 20
     bulk_lines: tuple[int, int] = (1_000, 100_000)
     posts: int = 4_800
@@ -65,6 +66,7 @@ QUICK = Sizes(
     idle_seconds=3.0,
     growth_drain=10_000,
     growth_around=50_000,
+    limits=4_000,
     starts=5,
     bulk_lines=(1_000, 20_000),
     posts=1_600,

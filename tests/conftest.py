@@ -19,6 +19,9 @@ from hypothesis import HealthCheck, settings
 
 from holdfast import Queue
 from holdfast.events import LOGGER
+from holdfast.queue import wait
+from holdfast.store import deadlines
+from holdfast.system.threads import Threads
 from tests import postgres
 from tests.support import wait_until
 
@@ -83,10 +86,10 @@ def engine(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def url(engine: str, tmp_path: Path) -> Iterator[str]:
-    """The address of a database that does not exist yet."""
+def url(engine: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The address of a database: one that does not exist yet, or else that of the fixture `queue`."""
     if engine == "postgres":
-        with postgres.fresh_url() as url:
+        with postgres.lent_url() if "queue" in request.fixturenames else postgres.fresh_url() as url:
             yield url
     else:
         yield f"sqlite:///{tmp_path / 'queue.db'}"
@@ -136,6 +139,17 @@ def home_of_nobody(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def threads_that_end_soon() -> Iterator[None]:
+    """Threads of ours linger for a quarter of a second in case they are needed: tests would wait for them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wait, "_LINGER", 0.01)
+        patch.setattr(deadlines, "_LINGER", 0.01)
+        started: Any = Threads.__init__
+        patch.setitem(started.__kwdefaults__, "linger", 0.01)
+        yield
+
+
 _MARKED = {"os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "subprocess.Popen", postgres.USED}
 _used: list[str] = []
 
@@ -177,7 +191,7 @@ def nothing_left_behind() -> Iterator[None]:
             if thread.name.startswith("holdfast-") and not thread.name.startswith("holdfast-handler")
         ]
 
-    wait_until(lambda: not left(), timeout=10, message="threads left behind")
+    wait_until(lambda: not left(), message="threads left behind")
 
 
 def _process_wide() -> tuple[object, ...]:

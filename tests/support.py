@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 import pytest
@@ -29,6 +32,18 @@ def wait_until(condition: Callable[[], object], timeout: float = 30.0, message: 
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {timeout:g} s: {message or condition}")
         time.sleep(0.005)
+
+
+def open_files() -> Counter[str]:
+    """What this process has open, by name: `open_files() - before` is what was opened since and not closed.
+
+    Their number alone says nothing, as the garbage collector closes what other tests have left.
+    """
+    names: Counter[str] = Counter()
+    for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # that of the folder itself
+            names[os.readlink(f"/proc/self/fd/{descriptor}")] += 1
+    return names
 
 
 class Recorder:

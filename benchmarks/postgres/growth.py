@@ -111,7 +111,7 @@ def _times(queues: Sequence[Queue], turns: int, jobs: int) -> list[float]:
 
 
 def _claim(queue: Queue, jobs: int) -> list[Claim]:
-    demand = Demand(type=TYPE, limit=jobs, max_attempts=3, pending=jobs)
+    demand = Demand(type=TYPE, limit=jobs, max_attempts=3)
     claims = queue.store.claim_jobs("bench", [demand], limit=jobs, lease_seconds=30).claims
     if len(claims) != jobs:
         raise AssertionError(f"{len(claims)} of {jobs} jobs were claimed")

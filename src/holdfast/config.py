@@ -13,7 +13,7 @@ from holdfast.errors import ConfigError
 from holdfast.text import shown
 
 MIB = 1024 * 1024
-Value = int | float | str | None
+Value = bool | int | float | str | None
 BackoffStrategy = Literal["exponential", "linear", "fixed"]
 
 
@@ -109,6 +109,16 @@ def _or_none(parse: Callable[[Any], Value]) -> Callable[[Any], Value]:
     return parse_or_none
 
 
+def _flag(value: Any) -> Value:
+    if isinstance(value, str):
+        value = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}.get(
+            value.strip().lower(), value
+        )
+    if not isinstance(value, bool):
+        raise ValueError
+    return value
+
+
 def _choice(*words: str) -> Callable[[Any], Value]:
     def parse(value: Any) -> str:
         if value not in words:
@@ -144,6 +154,9 @@ SETTINGS: Mapping[str, Setting] = {
         Setting("stuck_seconds", 300.0, _seconds(0, above=True), _ABOVE_ZERO),
         Setting("concurrency", 10, _whole(1, 10_000), "a whole number from 1 to 10000"),
         Setting("max_running", None, _or_none(_whole(1)), f"none, or {_ONE_UP}"),
+        Setting("group_concurrency", None, _or_none(_whole(1)), f"none, or {_ONE_UP}"),
+        Setting("fair", False, _flag, "true or false"),
+        Setting("prefetch", None, _or_none(_whole(0, 1000)), "none, or a whole number from 0 to 1000"),
         Setting("rate_limit", 0.0, _number(0, 1e6), "jobs per second, 0 = unlimited"),
         Setting("max_depth", None, _or_none(_whole(1)), f"none, or {_ONE_UP}"),
         Setting("max_payload_bytes", MIB, _whole(2, 512 * MIB), "a whole number of bytes, at least 2"),

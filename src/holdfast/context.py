@@ -79,6 +79,11 @@ class Attempt(Struct, eq=False):
     on_progress: Callable[[Attempt, float, str | None], None] | None = None
     on_wait: Callable[[], None] | None = None
     """Called from time to time while it waits for a connection."""
+    on_begin: Callable[[int, int], int | None] | None = None
+    """Notes its start, in the instant before the handler is called, and returns where: its `mark`."""
+    mark: int | None = None
+    has_begun: bool = False
+    """Whether its handler has started."""
     claimed: float = 0.0
     """When the job was claimed, on the monotonic clock."""
     leased_until: float = math.inf
@@ -98,6 +103,12 @@ class Attempt(Struct, eq=False):
         self.started = time.monotonic()
         if self.claim.timeout is not None:
             self.deadline = self.started + self.claim.timeout
+
+    def begin(self) -> None:
+        """Its handler starts now: nothing may refuse it any more."""
+        if self.on_begin is not None:
+            self.mark = self.on_begin(self.claim.seq, self.claim.version)
+        self.has_begun = True
 
     @property
     def name(self) -> tuple[int, int]:

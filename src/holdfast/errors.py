@@ -184,10 +184,16 @@ class WrongState(HoldfastError):
 
 
 class QueueFull(HoldfastError):
-    """The type already has as many waiting jobs as max_depth allows."""
+    """As many jobs are already waiting as max_depth allows.
 
-    def __init__(self, type: str, max_depth: int) -> None:
-        super().__init__(f"type {type!r} has {max_depth} waiting jobs, the most that max_depth allows")
+    `shared_by` is the name that it was set for: the type itself, its base type, or "" for the whole queue.
+    """
+
+    def __init__(self, type: str, max_depth: int, shared_by: str | None = None) -> None:
+        who = f"type {type!r} has"
+        if shared_by not in (None, type):
+            who = f"type {shared_by!r} and its lanes have" if shared_by else "the queue has"
+        super().__init__(f"{who} {max_depth} waiting jobs, the most that max_depth allows")
         self.type = type
         self.max_depth = max_depth
 

@@ -241,6 +241,14 @@ class WorkerExhausted(Event, frozen=True, kw_only=True):
     stuck: int
 
 
+class StartsUnmarked(Event, frozen=True, kw_only=True):
+    """A worker can't note on this host which jobs it starts; it works all the same."""
+
+    level = WARNING
+    worker_id: str
+    error: str
+
+
 class LeaseLostByWorker(Event, frozen=True, kw_only=True):
     """The worker could not renew its leases in time, so it stops its handlers and abandons their jobs."""
 

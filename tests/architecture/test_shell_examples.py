@@ -102,4 +102,4 @@ def test_a_shell_example_prints_what_it_promises_and_leaves_nothing_behind(
         found = re.compile(promise).search(printed, position)
         assert found is not None, f"{promise!r} is not in what follows:\n{printed[position:]}"
         position = found.end()
-    assert list(tmp_path.iterdir()) == []
+    assert [left for left in tmp_path.rglob("*") if not left.is_dir()] == []

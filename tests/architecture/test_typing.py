@@ -17,10 +17,10 @@ import pytest
 
 import holdfast
 from holdfast.config import find_setting, parse_setting
-from holdfast.enqueueing.enqueuer import OPTIONS
+from holdfast.enqueueing.options import OPTIONS
 from holdfast.errors import ConfigError
 from holdfast.handlers import options
-from holdfast.worker import dispatcher
+from holdfast.worker import following
 
 TYPED = Path(__file__).parent / "typed"
 RIGHT, WRONG = "right_calls.py", "wrong_calls.py"
@@ -87,7 +87,7 @@ def test_options_of_a_job_are_those_that_are_parsed() -> None:
 
 
 def test_options_of_a_worker_are_those_that_it_takes() -> None:
-    assert typing.get_type_hints(options.WorkerOptions) == typing.get_type_hints(dispatcher.Options)
+    assert typing.get_type_hints(options.WorkerOptions) == typing.get_type_hints(following.Options)
 
 
 def test_options_of_a_handler_are_settings_with_the_values_that_these_take() -> None:

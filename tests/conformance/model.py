@@ -10,10 +10,13 @@ from datetime import datetime
 
 from holdfast.core.clock import microseconds, to_datetime
 from holdfast.core.error_group import error_group
-from holdfast.core.job import FINISHED, RETRYING, Status
+from holdfast.core.job import FINISHED, RETRYING, Status, names_of
 from holdfast.core.lifecycle import Decision
 from holdfast.errors import DuplicateJob, JobNotFound, KeyHeld, KeyTaken, QueueFull, WrongState
 from holdfast.store.records import Demand, JobFilter, NewJob
+
+LOST_IN_A_ROW = 2
+"""Workers that a job has to lose in a row, to be run alone."""
 
 WAITING = frozenset({Status.SCHEDULED, Status.PENDING})
 
@@ -41,6 +44,7 @@ class ModelJob:
     error: str | None = None
     result: str | None = None
     failures: int = 0
+    losses: int = 0
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,8 @@ class Model:
 
     jobs: dict[str, ModelJob] = field(default_factory=dict)
     paused: set[str] = field(default_factory=set)
+    limits: dict[tuple[str, str], int] = field(default_factory=dict)
+    """By limit and the name that it was set for."""
     enqueued: Counter[str] = field(default_factory=Counter)
     """How many jobs of each type there ever were."""
     now: int = 0
@@ -79,9 +85,15 @@ class Model:
             if holder.payload != new.payload:
                 raise Refused(KeyTaken)
             return holder.new.id, False
-        waiting = [job for job in self.jobs.values() if job.new.type == new.type and job.status in WAITING]
-        if new.max_depth is not None and len(waiting) >= new.max_depth:
-            raise Refused(QueueFull)
+        if new.max_depth is not None:
+            names, apart = new.max_depth.name, new.max_depth.apart
+            waiting = [
+                job
+                for job in self.jobs.values()
+                if job.status in WAITING and names in names_of(job.new.type) and job.new.type not in apart
+            ]
+            if len(waiting) >= new.max_depth.size:
+                raise Refused(QueueFull)
         if new.id in self.jobs:
             raise Refused(DuplicateJob)
         self._add(new)
@@ -142,30 +154,47 @@ class Model:
 
     # The turn.
 
-    def claim(self, worker: str, demands: Sequence[Demand], limit: int, lease: float) -> list[ModelClaim]:
+    def claim(
+        self, worker: str, demands: Sequence[Demand], limit: int, lease: float, *, alone: bool = False
+    ) -> list[ModelClaim]:
+        """`limit` is also that of the slots, which all types share."""
         wanted = {demand.type: demand for demand in demands}
-        if "" in self.paused:
-            wanted = {}
         pending = [
-            job
-            for job in self.jobs.values()
-            if job.status is Status.PENDING and job.new.type in wanted and job.new.type not in self.paused
+            job for job in self.jobs.values() if job.status is Status.PENDING and job.new.type in wanted
         ]
+        pending.sort(key=lambda job: (-job.new.priority, job.order))
+        if alone:
+            suspects = [job for job in pending if job.losses >= LOST_IN_A_ROW and self.may_start(job)]
+            if suspects:
+                return [self._start(suspects[0], worker, wanted[suspects[0].new.type], lease)]
         claims: list[ModelClaim] = []
-        taken = dict.fromkeys(wanted, 0)
-        for job in sorted(pending, key=lambda job: (-job.new.priority, job.order)):
-            demand = wanted[job.new.type]
-            cap = demand.max_running
-            if len(claims) == limit or taken[demand.type] == demand.limit:
-                continue
-            if cap is not None and self.running(demand.type) >= cap:
-                continue
-            taken[demand.type] += 1
-            claims.append(self._start(job, worker, demand, lease))
+        for job in pending:
+            if job.losses < LOST_IN_A_ROW and len(claims) < limit and self.may_start(job):
+                claims.append(self._start(job, worker, wanted[job.new.type], lease))
         return claims
 
-    def running(self, type: str) -> int:
-        return sum(j.status is Status.PROCESSING and j.new.type == type for j in self.jobs.values())
+    def may_start(self, job: ModelJob) -> bool:
+        names = names_of(job.new.type)
+        if self.paused.intersection(names):
+            return False
+        running = [other for other in self.jobs.values() if other.status is Status.PROCESSING]
+        for limit in ("max_running", "group_concurrency"):
+            owner = self.owner(limit, job.new.type)
+            if owner is None or (limit == "group_concurrency" and job.new.group is None):
+                continue
+            beside = [
+                other
+                for other in running
+                if self.owner(limit, other.new.type) == owner
+                and (limit == "max_running" or other.new.group == job.new.group)
+            ]
+            if len(beside) >= self.limits[limit, owner]:
+                return False
+        return True
+
+    def owner(self, limit: str, type: str) -> str | None:
+        """The name whose limit holds for a type."""
+        return next((name for name in names_of(type) if (limit, name) in self.limits), None)
 
     def _start(self, job: ModelJob, worker: str, demand: Demand, lease: float) -> ModelClaim:
         job.status = Status.PROCESSING
@@ -199,6 +228,8 @@ class Model:
         job.worker = job.lease_until = None
         job.due_at = self.now + microseconds(decision.delay)
         job.failures += decision.error is not None
+        loss = getattr(decision, "loss", 0)
+        job.losses = 0 if loss is None else job.losses + loss
         job.error = decision.error or job.error
         if job.status in FINISHED:
             self._end(job)
@@ -263,7 +294,7 @@ class Model:
         if self.holder(job.new.type, job.new.key) not in (None, job):
             raise Refused(KeyHeld)
         job.status = Status.PENDING
-        job.attempts = 0
+        job.attempts = job.losses = 0
         job.due_at = self.now
         job.finished_at = job.key_until = job.result = None
         job.cancel_requested = False

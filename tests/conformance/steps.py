@@ -20,6 +20,7 @@ from holdfast.core.lifecycle import (
     Stopped,
     decide,
 )
+from holdfast.core.settings import Depth, Settings
 from holdfast.listing import pages as listing
 from holdfast.listing.pages import Page
 from holdfast.store.protocol import Store
@@ -44,6 +45,8 @@ _tokens = itertools.count(1)
 
 
 def new_job(id: str = "job", type: str = "email", **options: Any) -> NewJob:
+    if isinstance(depth := options.get("max_depth"), int):
+        options["max_depth"] = Depth(depth, type)
     options = {"payload": "{}", "token": f"token-{next(_tokens)}", **options}
     return NewJob(id=id, type=type, **options)
 
@@ -62,15 +65,36 @@ def claim(
     worker: str = "worker",
     limit: int = 100,
     lease: float = LEASE,
-    **limits: Any,
+    settings: Settings | None = None,
+    alone: bool = False,
+    **options: Any,
 ) -> list[Claim]:
-    """Claim jobs of these types, or of `email`; `limits` go into every demand."""
-    demands = [demand(type, **limits) for type in types or ("email",)]
-    return store.claim_jobs(worker, demands, limit=limit, lease_seconds=lease).claims
+    """Claim jobs of these types, or of `email`; `options` go into every demand."""
+    demands = [demand(type, **options) for type in types or ("email",)]
+    return store.claim_jobs(worker, demands, settings, limit=limit, lease_seconds=lease, alone=alone).claims
 
 
-def demand(type: str = "email", **limits: Any) -> Demand:
-    return Demand(type=type, **{"limit": 1000, "max_attempts": MAX_ATTEMPTS, **limits})
+def settings_of(store: Store, **limits: Any) -> Settings:
+    """Settings as a worker knows them: the pauses of the store, and limits that were not stored.
+
+    Each limit is that of `email`, or a dict of them by type.
+    """
+    values = {
+        (name, type): value
+        for name, given in limits.items()
+        for type, value in (given if isinstance(given, dict) else {"email": given}).items()
+    }
+    return Settings(values, paused=frozenset(store.list_paused()))
+
+
+def demand(type: str = "email", **options: Any) -> Demand:
+    return Demand(type=type, **{"limit": 1000, "max_attempts": MAX_ATTEMPTS, **options})
+
+
+def claim_alone(store: Store, *types: str, worker: str = "worker") -> list[Claim]:
+    """Claim as a worker does that has nothing else to run."""
+    demands = [demand(type) for type in types or ("email",)]
+    return store.claim_jobs(worker, demands, limit=100, lease_seconds=LEASE, alone=True).claims
 
 
 def claim_one(store: Store, type: str = "email", worker: str = "worker", lease: float = LEASE) -> Claim:
@@ -114,21 +138,40 @@ def finished(store: Store, id: str, outcome: Outcome | None = None, **options: A
     return job(store, id)
 
 
-def reap(store: Store, expired: Sequence[Expired] | None = None) -> dict[str, Status]:
-    """End the attempts whose leases ran out, as a worker's sweep does; the state of each, by id."""
+def reap(
+    store: Store,
+    expired: Sequence[Expired] | None = None,
+    *,
+    has_started: bool | None = True,
+    back_off: float = 0.0,
+) -> dict[str, Status]:
+    """End the attempts whose leases ran out, as a worker's sweep does; the state of each, by id.
+
+    Without a back-off, those with attempts left are promoted at once.
+    """
     lost = store.list_expired() if expired is None else expired
-    ended = store.finish_jobs([reaping(attempt) for attempt in lost])
+    finishes = [reaping(attempt, has_started=has_started, back_off=back_off) for attempt in lost]
+    ended = store.finish_jobs(finishes)
+    if not back_off:
+        store.promote_jobs(1000)
     return {x.id: ended[x.seq, x.version] for x in lost if (x.seq, x.version) in ended}
 
 
-def reaping(lost: Expired, *, expired_only: bool = True) -> Finish:
-    policy = Policy(lost.max_attempts, Backoff())
+def reaping(
+    lost: Expired,
+    *,
+    expired_only: bool = True,
+    has_started: bool | None = True,
+    back_off: float = 0.0,
+) -> Finish:
+    policy = Policy(lost.max_attempts, Backoff(strategy="fixed", factor=back_off, jitter=0))
+    outcome = LeaseEnded(f"WorkerLost: {lost.worker_id}", has_started)
     return Finish(
         seq=lost.seq,
         version=lost.version,
         worker_id=lost.worker_id,
         attempt=lost.attempts,
-        decision=decide(lost.attempts, LeaseEnded(f"WorkerLost: {lost.worker_id}"), policy, 0.5),
+        decision=decide(lost.attempts, outcome, policy, 0.5),
         started_at=lost.started_at,
         expired_only=expired_only,
     )

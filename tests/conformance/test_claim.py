@@ -8,7 +8,7 @@ from holdfast.core.clock import SECOND, to_datetime
 from holdfast.core.job import Status
 from holdfast.core.lifecycle import Errored, Released
 from holdfast.store.protocol import Store
-from holdfast.store.records import Activity, Claim, Claimed
+from holdfast.store.records import Claim, Claimed
 from holdfast.testing import MovableClock
 from tests.conformance.steps import (
     BACK_OFF,
@@ -262,13 +262,35 @@ def test_finish_and_claim_share_a_transaction(store: Store, other: Store) -> Non
     assert status(other, "b") is Status.PROCESSING
 
 
-def test_active_types_are_those_with_pending_or_running_jobs(store: Store) -> None:
+def heads(store: Store) -> dict[str, int]:
+    return {head.type: head.priority for head in store.list_heads()}
+
+
+def test_heads_are_the_first_waiting_jobs_of_the_types(store: Store) -> None:
+    assert heads(store) == {}
     finish(store, run(store, "done", type="quiet"))
     insert(store, "later", type="quiet", delay=60)
     run(store, "running", type="email")
-    insert(store, "a", "b", type="email")
-    insert(store, "c", type="crawl")
-    assert store.list_active_types() == {"email": Activity(2, 1), "crawl": Activity(1, 0)}
+    assert heads(store) == {}
+    insert(store, "a", type="email", priority=3)
+    insert(store, "b", type="email", priority=5)
+    insert(store, "c", type="email:lane", priority=-1)
+    assert heads(store) == {"email": 5, "email:lane": -1}
+    seqs = {head.type: head.seq for head in store.list_heads()}
+    assert {(c.type, c.seq) for c in claim(store, "email", "email:lane", limit=3) if c.id != "a"} == {
+        *seqs.items()
+    }
+
+
+def test_usage_is_what_runs_by_type_and_group(store: Store) -> None:
+    insert(store, "a", "b", group="g")
+    insert(store, "c", type="crawl", group="g")
+    insert(store, "d", type="crawl")
+    insert(store, "waiting", priority=-1)
+    claim(store, "email", "crawl", limit=4)
+    usage = store.read_usage()
+    assert usage.running == {"email": 2, "crawl": 2}
+    assert usage.groups == {("email", "g"): 2, ("crawl", "g"): 1}
 
 
 def test_default_limit_of_attempts_is_that_of_the_demand(store: Store) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from holdfast.core.job import Status
 from holdfast.core.lifecycle import Errored, Released
 from holdfast.store.protocol import Store
-from holdfast.store.records import JobFilter
+from holdfast.store.records import JobFilter, TypeRecord, WorkerRecord
 from holdfast.testing import MovableClock
 from tests.conformance.steps import (
     BACK_OFF,
@@ -184,3 +184,49 @@ def test_count_of_what_came_is_kept_when_the_store_is_opened_anew(store: Store, 
     store.delete_job("a")
     store.close()
     assert other.count_enqueued() == {"email": 1}
+
+
+def enqueued(store: Store) -> dict[str, int]:
+    return store.count_enqueued()
+
+
+def test_types_without_jobs_are_forgotten_and_what_there_was_is_not(store: Store) -> None:
+    for type in ("mail:a", "mail:b", "mail", "crawl", "crawl:x", "known"):
+        finished(store, type, type=type)
+        store.delete_job(type)
+    insert(store, "kept", type="mail:b")
+    worker = WorkerRecord(id="w", pid=1, host="h", state="running", concurrency=1, types=("known",))
+    store.register_worker(worker, [TypeRecord(type="known", executor="threads", schema={})])
+    total = sum(enqueued(store).values())
+    for _ in range(3):
+        store.forget_names()
+        assert sum(enqueued(store).values()) == total
+        assert store.count_jobs() == {
+            "mail:b": {**dict.fromkeys(Status, 0), Status.PENDING: 1},
+        }
+    assert enqueued(store) == {"": 4, "known": 1, "mail:b": 2}
+
+
+def test_type_that_was_forgotten_counts_again(store: Store) -> None:
+    finished(store, "a", type="mail:a")
+    store.delete_job("a")
+    store.forget_names()
+    insert(store, "b", "c", type="mail:a")
+    assert store.count_jobs()["mail:a"][Status.PENDING] == 2
+    assert sum(enqueued(store).values()) == 3
+
+
+def test_full_buckets_of_long_ago_are_forgotten(store: Store, clock: MovableClock, connection: Any) -> None:
+    for type in ("old", "new"):
+        insert(store, f"{type}-1", f"{type}-2", type=type)
+        store.set_setting("rate_limit", type, 1)
+    claim(store, "old", limit=1)
+    clock.advance(days=29)
+    claim(store, "new", limit=1)
+    rows = "SELECT count(*) FROM holdfast_limits WHERE refilled_at >= 0"
+    store.forget_names()
+    assert connection.execute(rows).fetchone()[0] == 2
+    clock.advance(days=2)
+    store.forget_names()
+    assert connection.execute(rows).fetchone()[0] == 1
+    assert len(claim(store, "old")) == 1

@@ -237,7 +237,7 @@ def test_batch_of_all_kinds_ends_each_as_it_should(store: Store) -> None:
         "completed": Status.COMPLETED,
         "failed": Status.SCHEDULED,
         "failed for good": Status.FAILED,
-        "lease ended": Status.PENDING,
+        "lease ended": Status.SCHEDULED,
         "released": Status.PENDING,
         "stopped": Status.CANCELLED,
     }

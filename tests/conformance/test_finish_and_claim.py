@@ -9,6 +9,7 @@ import pytest
 
 from holdfast.core.job import Status
 from holdfast.core.lifecycle import Completed, Errored
+from holdfast.core.settings import Settings
 from holdfast.store.protocol import Store
 from holdfast.store.records import Claim, Claimed, Demand, Finish
 from tests.conformance.steps import (
@@ -22,6 +23,7 @@ from tests.conformance.steps import (
     new_job,
     rolled_back,
     run,
+    settings_of,
     status,
 )
 
@@ -32,18 +34,17 @@ def take(
     store: Store,
     finishes: Sequence[Finish],
     demands: Sequence[Demand] | None = None,
+    settings: Settings | None = None,
     *,
     limit: int = 100,
     meanwhile: Callable[[], Any] = lambda: None,
 ) -> tuple[Ended, Claimed]:
-    return store.finish_and_claim(
-        finishes,
-        "worker",
-        [demand()] if demands is None else demands,
-        limit=limit,
-        lease_seconds=LEASE,
-        meanwhile=meanwhile,
-    )
+    asked = [demand()] if demands is None else demands
+    with store.finish_and_claim(
+        finishes, "worker", asked, settings, limit=limit, lease_seconds=LEASE
+    ) as answer:
+        meanwhile()
+    return answer.ended, answer.claimed
 
 
 def ids(claimed: Claimed) -> list[str]:
@@ -94,7 +95,7 @@ def test_ends_of_several_workers_are_written(store: Store) -> None:
 def test_limits_hold(store: Store) -> None:
     insert(store, "a", "b", "c")
     running = claim_one(store)
-    ended, claimed = take(store, [ending(running, Completed())], [demand(max_running=1, running_name="m")])
+    ended, claimed = take(store, [ending(running, Completed())], None, settings_of(store, max_running=1))
     assert (len(ended), ids(claimed)) == (1, ["b"])
 
 
@@ -115,14 +116,15 @@ def test_any_result_is_written(store: Store, result: str) -> None:
 
 
 @pytest.mark.parametrize("finishes", [True, False])
-@pytest.mark.parametrize("demands", [[demand()], [demand(rate=5.0, rate_name="r")], []])
+@pytest.mark.parametrize("demands", [[demand()], []])
+@pytest.mark.parametrize("limits", [{}, {"rate_limit": 5.0}])
 def test_what_is_to_be_done_meanwhile_is_done_once(
-    store: Store, finishes: bool, demands: list[Demand]
+    store: Store, finishes: bool, demands: list[Demand], limits: dict[str, Any]
 ) -> None:
     insert(store, "a", "b")
     ends = [ending(claim_one(store), Completed())] if finishes else []
     calls: list[int] = []
-    take(store, ends, demands, meanwhile=lambda: calls.append(1))
+    take(store, ends, demands, settings_of(store, **limits), meanwhile=lambda: calls.append(1))
     assert calls == [1]
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from holdfast.core.clock import SECOND, microseconds, to_datetime
 from holdfast.core.job import Status
+from holdfast.core.settings import Depth
 from holdfast.errors import CommitUncertain, DuplicateJob, QueueFull
 from holdfast.store.protocol import Store
 from holdfast.store.records import NewJob, Verdict
@@ -254,6 +255,41 @@ def test_depth_counts_scheduled_and_pending_but_not_running_and_finished(store: 
 def test_depth_is_counted_by_type(store: Store) -> None:
     insert(store, "a", type="email", max_depth=1)
     insert(store, "b", type="crawl", max_depth=1)
+
+
+def refused(store: Store, *types: str, depth: Depth) -> list[bool]:
+    """Which of new jobs of these types are refused, in one batch."""
+    jobs = [new_job(f"{type}-{store.now()}-{n}", type=type, max_depth=depth) for n, type in enumerate(types)]
+    return [verdict.error is not None for verdict in store.insert_jobs(jobs)]
+
+
+def test_depth_that_lanes_inherit_is_one(store: Store) -> None:
+    shared = Depth(3, "mail", ("mail:own",))
+    insert(store, "a", type="mail")
+    insert(store, "b", type="mail:eu", delay=60)
+    insert(store, "c", "d", type="mail:own")
+    insert(store, "e", type="mailer")
+    insert(store, "f", type="mai")
+    assert refused(store, "mail:us", "mail", "mail:eu", depth=shared) == [False, True, True]
+    claim_one(store, "mail")
+    assert refused(store, "mail", "mail:eu", depth=shared) == [False, True]
+
+
+def test_depth_of_the_whole_queue_counts_all_types_that_have_none_of_their_own(store: Store) -> None:
+    shared = Depth(3, "", ("mail", "crawl:big"))
+    insert(store, "a", "b", "c", type="mail")
+    insert(store, "d", type="mail:eu")
+    insert(store, "e", type="crawl:big")
+    insert(store, "f", type="crawl")
+    assert refused(store, "report", "crawl", "report", depth=shared) == [False, False, True]
+    [verdict] = store.insert_jobs([new_job("more", type="report", max_depth=shared)])
+    assert "the queue has 3 waiting jobs" in str(verdict.error)
+
+
+def test_depth_of_a_lane_is_its_own(store: Store) -> None:
+    insert(store, "a", "b", type="mail")
+    insert(store, "c", type="mail:eu")
+    assert refused(store, "mail:eu", "mail:eu", depth=Depth(2, "mail:eu")) == [False, True]
 
 
 def test_batch_is_taken_up_to_max_depth(store: Store) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
+import pytest
+from msgspec.structs import replace
+
+from holdfast.core.filter import SORTS
 from holdfast.core.job import RETRYING, Status
 from holdfast.core.lifecycle import Errored
 from holdfast.store.protocol import Store
-from holdfast.store.records import Claim, JobFilter, Line, Place
+from holdfast.store.records import Claim, GroupActivity, JobFilter, Line, Place
 from tests.conformance.steps import claim, claim_one, finish, finished, insert, job, run
 
 
@@ -79,6 +83,33 @@ def test_filter_by_parent(store: Store) -> None:
     assert listed(store, parent_id="parent") == ["b", "a"]
 
 
+def test_filter_by_group(store: Store) -> None:
+    insert(store, "a", "b", group="customer:1")
+    insert(store, "c", group="customer:1", type="crawl")
+    insert(store, "d", group="customer:2")
+    insert(store, "e")
+    assert listed(store, group="customer:1") == ["c", "b", "a"]
+    assert listed(store, group="customer:1", type="email", ascending=True) == ["a", "b"]
+    assert listed(store, group="customer:1", statuses=(Status.FAILED,)) == []
+    assert listed(store, group="customer:3") == []
+
+
+def test_busiest_groups_come_first(store: Store) -> None:
+    insert(store, *(f"a{n}" for n in range(5)), group="a")
+    insert(store, *(f"b{n}" for n in range(3)), group="b")
+    insert(store, *(f"c{n}" for n in range(4)), group="c", type="crawl", priority=3)
+    insert(store, "lone")
+    insert(store, "later", group="a", delay=60)
+    finish(store, run(store, "done", group="d", priority=9))
+    claim(store, limit=2)
+    claim(store, "crawl", limit=1)
+    assert store.busiest_groups(2) == [
+        GroupActivity(type="email", group="a", waiting=3, running=2),
+        GroupActivity(type="crawl", group="c", waiting=3, running=1),
+    ]
+    assert [found.group for found in store.busiest_groups(10)] == ["a", "c", "b"]
+
+
 def test_limit_and_offset_make_pages(store: Store) -> None:
     insert(store, *"abcde")
     assert listed(store, limit=2) == ["e", "d"]
@@ -126,3 +157,30 @@ def test_unknown_job_has_no_line(store: Store) -> None:
 def test_listing_sees_what_another_handle_committed(store: Store, other: Store) -> None:
     insert(other, "a")
     assert listed(store) == ["a"]
+
+
+@pytest.mark.parametrize("ascending", [False, True])
+@pytest.mark.parametrize("sort", SORTS)
+def test_pages_of_a_group_in_every_order_are_those_of_its_jobs(
+    store: Store, sort: str, ascending: bool
+) -> None:
+    for number in range(30):
+        options = {"group": f"g{number % 3}", "type": ("email", "crawl")[number % 2], "priority": number % 4}
+        insert(store, f"job-{number}", **options)
+    for number, claimed in enumerate(claim(store, "email", "crawl", limit=20)):
+        finish(store, claimed, Errored("boom", permanent=True) if number % 2 else None)
+    narrower: list[dict[str, Any]] = [{}, {"type": "email"}, {"statuses": (Status.FAILED, Status.PENDING)}]
+    for more in narrower:
+        asked = JobFilter(sort=sort, ascending=ascending, limit=1000, **more)
+        expected = [found.id for found in store.list_jobs(asked) if found.group == "g1"]
+        assert expected
+        in_group = replace(asked, group="g1")
+        assert store.count_matching(in_group, 100) == len(expected)
+        found: list[str] = []
+        after: Place | None = None
+        while True:
+            placed, after = store.list_placed(replace(in_group, limit=2, after=after))
+            found += [each.job.id for each in placed]
+            if after is None:
+                break
+        assert found == expected

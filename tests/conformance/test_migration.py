@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import signal
 import sqlite3
@@ -19,18 +18,16 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from holdfast.core.job import Job
-from holdfast.core.lifecycle import Errored
+from holdfast.core.clock import SECOND
+from holdfast.core.error_group import error_group
 from holdfast.store.migrate import VERSION_TABLE
 from holdfast.store.open import open_store
 from holdfast.store.protocol import Store
 from holdfast.store.records import JobFilter, Minute, StopRequest, empty_minute
-from holdfast.store.sqlite import finish as finishing
 from holdfast.store.sqlite import open as opening
-from holdfast.store.sqlite import operate as operating
 from holdfast.store.sqlite.schema import ERROR_GROUP, MIGRATIONS
 from holdfast.testing import MovableClock
-from tests.conformance.steps import claim_one, everything, finish, finished, insert, run, status
+from tests.conformance.steps import claim_one, everything, insert, status
 
 
 @pytest.fixture
@@ -44,19 +41,111 @@ def opened(path: Path, clock: MovableClock) -> Iterator[Store]:
         yield store
 
 
+class Release:
+    """What an older release did: it knows the columns of its time, and nothing of what came later."""
+
+    def __init__(self, path: Path, clock: MovableClock, number: int) -> None:
+        self.number = number
+        self._clock = clock
+        self._connection = sqlite3.connect(path, isolation_level=None)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def insert(self, *ids: str, type: str = "email", delay: float = 0, **options: Any) -> None:
+        now = self._clock()
+        status = "scheduled" if delay else "pending"
+        for id in ids:
+            given = {
+                "id": id, "type": type, "status": status, "due_at": now + round(delay * SECOND),
+                "created_at": now, "updated_at": now, "token": f"token-{id}", "payload": "{}", **options,
+            }  # fmt: skip
+            marks = ", ".join("?" * len(given))
+            self.execute(f"INSERT INTO holdfast_jobs ({', '.join(given)}) VALUES ({marks})", *given.values())
+
+    def claim(self, type: str = "email") -> str:
+        """Take the first job of a type; its id."""
+        now = self._clock()
+        [(id,)] = self.execute(
+            """UPDATE holdfast_jobs SET status = 'processing', attempts = attempts + 1, version = version + 1,
+            max_attempts = coalesce(max_attempts, 3), worker_id = 'worker', lease_expires_at = ?,
+            started_at = ?, updated_at = ?
+            WHERE seq = (SELECT seq FROM holdfast_jobs INDEXED BY holdfast_jobs_pending
+                WHERE status = 'pending' AND type = ? ORDER BY priority DESC, seq LIMIT 1) RETURNING id""",
+            now + 30 * SECOND, now, now, type,
+        )  # fmt: skip
+        return str(id)
+
+    def run(self, id: str, **options: Any) -> str:
+        self.insert(id, **options)
+        assert self.claim(options.get("type", "email")) == id
+        return id
+
+    def complete(self, id: str) -> None:
+        now = self._clock()
+        self._end(id, "completed", "finished_at = ?", now)
+
+    def fail(self, id: str, error: str) -> None:
+        """Let a running job fail for good."""
+        now = self._clock()
+        self._note(id, error)
+        group = ", error_group = ?" if self.number >= 4 else ""
+        known = [error_group(error)] if group else []
+        self._end(id, "failed", f"error = ?, due_at = ?, finished_at = ?{group}", error, now, now, *known)
+
+    def fail_later(self, id: str, error: str) -> None:
+        """Let a running job fail, to be retried."""
+        self._note(id, error)
+        self._end(id, "scheduled", "error = ?, due_at = ?", error, self._clock() + 10 * SECOND)
+
+    def cancel(self, id: str) -> None:
+        now = self._clock()
+        self.execute(
+            "UPDATE holdfast_jobs SET status = 'cancelled', finished_at = ?, updated_at = ? WHERE id = ?",
+            now, now, id,
+        )  # fmt: skip
+
+    def retry(self, id: str) -> None:
+        group = ", error_group = NULL" if self.number >= 4 else ""
+        now = self._clock()
+        self.execute(
+            "UPDATE holdfast_jobs SET status = 'pending', attempts = 0, due_at = ?, updated_at = ?,"
+            f" finished_at = NULL{group} WHERE id = ?",
+            now, now, id,
+        )  # fmt: skip
+
+    def delete(self, id: str) -> None:
+        self.execute("DELETE FROM holdfast_jobs WHERE id = ?", id)
+
+    def heartbeat(self) -> None:
+        self.execute("UPDATE holdfast_workers SET heartbeat_at = ? WHERE id = 'w1'", self._clock())
+
+    def _note(self, id: str, error: str) -> None:
+        self.execute(
+            "INSERT INTO holdfast_failures (seq, version, attempt, started_at, finished_at, worker_id, error)"
+            " SELECT seq, version, attempts, started_at, ?, worker_id, ? FROM holdfast_jobs WHERE id = ?",
+            self._clock(), error, id,
+        )  # fmt: skip
+
+    def _end(self, id: str, status: str, changes: str, *values: Any) -> None:
+        [_] = self.execute(
+            f"UPDATE holdfast_jobs SET status = '{status}', {changes}, updated_at = ?, worker_id = NULL,"
+            " lease_expires_at = NULL WHERE id = ? AND status = 'processing' RETURNING id",
+            *values, self._clock(), id,
+        )  # fmt: skip
+
+    def execute(self, sql: str, *values: Any) -> list[Any]:
+        return self._connection.execute(sql, values).fetchall()
+
+
 @contextmanager
-def opened_as_version(number: int, path: Path, clock: MovableClock) -> Iterator[Store]:
-    """A store on the schema of a version, as the release of that time made and used it."""
+def opened_as_version(number: int, path: Path, clock: MovableClock) -> Iterator[Release]:
+    """A queue with the schema of a version, in the hands of the release of that time."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(opening, "MIGRATIONS", MIGRATIONS[:number])
-        store = open_store(f"sqlite:///{path}?synchronous=off", clock)
-    with closing(store), pytest.MonkeyPatch.context() as patched:
-        if number < 4:  # no error had a group then
-            for module, name in ((finishing, "_END"), (operating, "_RETRY")):
-                old, changed = re.subn(r" error_group = [^,]*,", "", getattr(module, name))
-                assert changed == 1
-                patched.setattr(module, name, old)
-        yield store
+        open_store(f"sqlite:///{path}?synchronous=off", clock).close()
+    with closing(Release(path, clock, number)) as release:
+        yield release
 
 
 def query(path: Path, sql: str) -> list[Any]:
@@ -84,17 +173,17 @@ def register_as_version_1(path: Path) -> None:
         )
 
 
-def fill(store: Store) -> None:
+def fill(old: Release) -> None:
     """A job of each state, and one that waits for a retry."""
-    finished(store, "done")
-    finished(store, "dead", Errored("boom", permanent=True), key="k", key_for=60)
-    finish(store, run(store, "retrying"), Errored("boom"))
-    run(store, "running")
-    insert(store, "later", delay=60)
-    insert(store, "cancelled")
-    store.cancel_job("cancelled")
-    insert(store, "waiting")
-    store.set_setting("max_attempts", "email", 7)
+    old.complete(old.run("done"))
+    old.fail(old.run("dead", key="k", key_for=60.0), "boom")
+    old.fail_later(old.run("retrying"), "boom")
+    old.run("running")
+    old.insert("later", delay=60)
+    old.insert("cancelled")
+    old.cancel("cancelled")
+    old.insert("waiting")
+    old.execute("INSERT INTO holdfast_settings (name, type, value) VALUES ('max_attempts', 'email', '7')")
 
 
 NEW_COLUMNS = {
@@ -106,22 +195,39 @@ NEW_COLUMNS = {
     ],
     4: [("holdfast_jobs", "error_group"), ("holdfast_errors", "jobs")],
     5: [("holdfast_reconciliation", "report")],
+    7: [("holdfast_jobs", "group"), ("holdfast_jobs", "losses"), (VERSION_TABLE, "settings_version")],
 }
 """The columns that came with a version."""
 
 
-def old_queue(path: Path, clock: MovableClock, number: int = 1) -> list[Job]:
+Rows = list[dict[str, Any]]
+
+
+def rows(path: Path) -> Rows:
+    """All jobs as they are stored."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.row_factory = sqlite3.Row
+        return [dict(row) for row in connection.execute("SELECT * FROM holdfast_jobs ORDER BY seq")]
+
+
+def same(before: Rows, after: Rows) -> bool:
+    """Whether nothing has changed of what was there before."""
+    return len(before) == len(after) and all(
+        old[name] == new[name] for old, new in zip(before, after, strict=True) for name in old
+    )
+
+
+def old_queue(path: Path, clock: MovableClock, number: int = 1) -> Rows:
     """Make a database of an older version with jobs in it."""
-    with opened_as_version(number, path, clock) as store:
-        fill(store)
-        jobs = everything(store)
+    with opened_as_version(number, path, clock) as old:
+        fill(old)
         register_as_version_1(path)
     assert version(path) == number
     for since, columns in NEW_COLUMNS.items():
         for table, column in columns:
             names = [row[1] for row in query(path, f"PRAGMA table_info({table})")]
             assert (column in names) == (since <= number)
-    return jobs
+    return rows(path)
 
 
 OLD = range(1, MIGRATIONS[-1].number)
@@ -134,7 +240,11 @@ def test_jobs_and_all_else_are_there_after_the_migration(
 ) -> None:
     before = old_queue(path, clock, number)
     with opened(path, clock) as store:
-        assert everything(store) == before
+        assert same(before, rows(path))
+        assert [job.id for job in everything(store)] == [row["id"] for row in before]
+        assert [(job.group, job.attempts) for job in everything(store)] == [
+            (None, row["attempts"]) for row in before
+        ]
         assert store.count_jobs()["email"] == {
             "scheduled": 2,
             "pending": 1,
@@ -148,7 +258,7 @@ def test_jobs_and_all_else_are_there_after_the_migration(
         assert (worker.id, worker.types, worker.slots) == ("w1", ("email",), {})
         assert store.read_reconciliation() is None
         store.write_reconciliation("{}")
-        assert everything(store) == before
+        assert same(before, rows(path))
     with opened(path, clock) as store:
         assert store.read_reconciliation() == "{}"
     assert version(path) == MIGRATIONS[-1].number
@@ -172,11 +282,11 @@ def test_jobs_that_are_there_count_as_enqueued_and_new_ones_are_added(
     path: Path, clock: MovableClock, number: int
 ) -> None:
     """For those deleted before, nobody knows."""
-    with opened_as_version(number, path, clock) as store:
-        fill(store)
-        insert(store, "crawl", type="crawl")
-        finished(store, "gone", type="brief")
-        store.delete_job("gone")
+    with opened_as_version(number, path, clock) as old:
+        fill(old)
+        old.insert("crawl", type="crawl")
+        old.complete(old.run("gone", type="brief"))
+        old.delete("gone")
     with opened(path, clock) as store:
         assert store.count_enqueued() == {"brief": 0, "crawl": 1, "email": 7}
         store.delete_job("done")
@@ -227,11 +337,11 @@ def test_worker_of_before_has_shown_no_turn_until_its_next_heartbeat(path: Path,
 def test_release_of_version_2_that_still_has_it_open_goes_on(path: Path, clock: MovableClock) -> None:
     """Its inserts are counted by the new trigger, and what it writes beside the jobs fits."""
     with opened_as_version(2, path, clock) as old:
-        claimed = run(old, "a")
+        old.run("a")
         with opened(path, clock) as new:
-            insert(old, "b")
-            assert finish(old, claimed) == "completed"
-            assert claim_one(old).id == "b"
+            old.insert("b")
+            old.complete("a")
+            assert old.claim() == "b"
             register_as_version_1(path)
             written = write_statistics_as_version_2(path, 100)
             assert new.count_enqueued() == {"email": 2}
@@ -239,8 +349,8 @@ def test_release_of_version_2_that_still_has_it_open_goes_on(path: Path, clock: 
             assert [worker.id for worker in new.list_workers()] == ["w1"]
 
 
-def fail(store: Store, id: str, error: str, **options: Any) -> None:
-    finish(store, run(store, id, **options), Errored(error, permanent=True))
+def fail(old: Release, id: str, error: str, **options: Any) -> None:
+    old.fail(old.run(id, **options), error)
 
 
 def groups(store: Store) -> dict[tuple[str, str], int]:
@@ -259,9 +369,9 @@ def test_jobs_that_had_failed_are_grouped_by_their_errors(
         clock.advance(1)
         fail(old, "other", "Timeout: after 7 s", type="crawl")
         fail(old, "silent", "")
-        finished(old, "done")
+        old.complete(old.run("done"))
         fail(old, "retried", "Timeout: after 9 s")
-        old.retry_job("retried", None)
+        old.retry("retried")
     with opened(path, clock) as store:
         assert groups(store) == {
             ("email", "Timeout: after # s"): 3,
@@ -312,16 +422,16 @@ def test_release_of_version_3_that_still_has_it_open_goes_on(path: Path, clock: 
     with opened_as_version(3, path, clock) as old:
         fail(old, "a", "boom")
         fail(old, "b", "boom")
-        claimed = run(old, "c")
+        old.run("c")
         with opened(path, clock) as new:
             assert groups(new) == {("email", "boom"): 2}
-            assert finish(old, claimed, Errored("boom", permanent=True)) == "failed"
-            old.retry_job("a", None)
+            old.fail("c", "boom")
+            old.retry("a")
             assert groups(new) == {("email", "boom"): 1}
-            old.delete_job("b")
+            old.delete("b")
             assert groups(new) == {}
-            old.retry_job("c", None)
-            assert [claim_one(old).id, claim_one(old).id] == ["a", "c"]
+            old.retry("c")
+            assert [old.claim(), old.claim()] == ["a", "c"]
             for index in ("ended", "later", "retrying", "finished"):  # it asks for them by name
                 assert query(path, f"SELECT 1 FROM sqlite_master WHERE name = 'holdfast_jobs_{index}'")
 
@@ -338,15 +448,15 @@ def test_there_is_one_report_whoever_writes(path: Path, clock: MovableClock) -> 
 
 def test_release_of_version_4_that_still_has_it_open_goes_on(path: Path, clock: MovableClock) -> None:
     with opened_as_version(4, path, clock) as old:
-        claimed = run(old, "a")
+        old.run("a")
         with opened(path, clock) as new:
             new.write_reconciliation("{}")
-            assert finish(old, claimed) == "completed"
+            old.complete("a")
             fail(old, "b", "boom")
             assert groups(new) == {("email", "boom"): 1}
-            insert(old, "c")
-            assert claim_one(old).id == "c"
-            old.delete_job("a")
+            old.insert("c")
+            assert old.claim() == "c"
+            old.delete("a")
             assert new.read_reconciliation() == "{}"
 
 
@@ -372,18 +482,19 @@ def test_second_opening_migrates_nothing(path: Path, clock: MovableClock) -> Non
 def test_older_release_that_still_has_it_open_goes_on(path: Path, clock: MovableClock) -> None:
     """A rolling upgrade: its workers finish what they run, and take more."""
     with opened_as_version(1, path, clock) as old:
-        claimed = run(old, "a")
-        insert(old, "b")
+        old.run("a")
+        old.insert("b")
         register_as_version_1(path)
         with opened(path, clock) as new:
             new.request_stop(["w1"], StopRequest.IN_ORDER)
-            assert finish(old, claimed) == "completed"
-            old.heartbeat("w1", [], state="running", lease_seconds=30)
+            old.complete("a")
+            old.heartbeat()
             register_as_version_1(path)
             assert new.get_stop_request("w1") is StopRequest.IN_ORDER
-            assert claim_one(old).id == "b"
-            insert(old, "c")
+            assert old.claim() == "b"
+            old.insert("c")
             assert status(new, "c") == "pending"
+            assert claim_one(new).id == "c"
 
 
 def test_openers_at_once_migrate_it_once(path: Path, clock: MovableClock) -> None:
@@ -405,8 +516,7 @@ def test_openers_at_once_migrate_it_once(path: Path, clock: MovableClock) -> Non
     for thread in threads:
         thread.join(60)
     assert problems == []
-    with opened(path, clock) as store:
-        assert everything(store) == before
+    assert same(before, rows(path))
 
 
 KILLED_AT = """
@@ -465,7 +575,7 @@ def test_migration_killed_anywhere_leaves_the_old_version_whole(
     for copy in copies:
         assert (version(copy), schema(copy)) == (number, old_schema)
         with opened(copy, clock) as store:
-            assert everything(store) == before
+            assert same(before, rows(copy))
             assert store.get_stop_request("w1") is StopRequest.NONE
             assert store.count_enqueued() == {"email": len(before)}
         assert version(copy) == MIGRATIONS[-1].number

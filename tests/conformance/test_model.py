@@ -41,13 +41,14 @@ from holdfast.core.lifecycle import (
     Stopped,
     decide,
 )
+from holdfast.core.settings import Depth, Settings
 from holdfast.errors import HoldfastError
 from holdfast.store.postgres import PostgresStore
 from holdfast.store.protocol import Store
-from holdfast.store.records import Claim, Demand, Finish, JobFilter, NewJob
+from holdfast.store.records import Claim, Claimed, Demand, Finish, JobFilter, NewJob
 from holdfast.testing import MovableClock
 from tests.conformance.engines import Engine
-from tests.conformance.model import Model, ModelClaim, ModelJob, Refused
+from tests.conformance.model import LOST_IN_A_ROW, Model, ModelClaim, ModelJob, Refused
 
 pytestmark = pytest.mark.slow
 
@@ -56,7 +57,7 @@ EXAMPLES = {"sqlite": 200, "postgres": 100}
 STEPS = 50
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
-TABLES = ("jobs", "failures", "links", "pauses", "limits")
+TABLES = ("jobs", "failures", "links", "pauses", "limits", "settings")
 
 KEY_HOLDERS = """
 SELECT type, key, id FROM holdfast_jobs
@@ -64,7 +65,8 @@ WHERE CAST(key_held AS INTEGER) = 1 AND (key_until IS NULL OR key_until > {now})
 """
 COUNTS = "SELECT type, status, count(*) FROM holdfast_jobs GROUP BY type, status"
 
-types = st.sampled_from(["email", "crawl"])
+TYPES = ["crawl", "email", "email:lane"]
+types = st.sampled_from(TYPES)
 workers = st.sampled_from(["w1", "w2"])
 payloads = st.sampled_from(['{"n": 1}', '{"n": 2}'])
 keys = st.sampled_from([None, "k1", "k1", "k2"])
@@ -92,13 +94,14 @@ def options(draw: st.DrawFn) -> dict[str, Any]:
     key = draw(keys)
     return {
         "type": draw(types),
+        "group": draw(st.sampled_from([None, None, "g", "g", "h"])),
         "payload": draw(payloads),
         "priority": draw(st.integers(-1, 1)),
         "delay": draw(st.sampled_from([None, None, 0.0, 4.0, 15.0])),
         "max_attempts": draw(st.sampled_from([None, 1, 2])),
         "key": key,
         "key_for": draw(st.sampled_from([None, 12.0])) if key else None,
-        "max_depth": draw(st.sampled_from([None, None, None, 2])),
+        "max_depth": draw(st.sampled_from([None, None, None, (2, "email"), (3, "")])),
     }
 
 
@@ -127,7 +130,10 @@ class StoreMachine(RuleBasedStateMachine):
 
     def new_job(self, given: dict[str, Any], id: str | None = None) -> NewJob:
         number = next(self.numbers)
-        return NewJob(id=id or f"job-{number}", token=f"token-{number}", **given)
+        size, name = given["max_depth"] or (None, "")
+        depth = Depth(size, name, ("email:lane",)) if size is not None else None
+        options = {**given, "max_depth": depth}
+        return NewJob(id=id or f"job-{number}", token=f"token-{number}", **options)
 
     @rule(given=options(), taken=st.none() | st.integers(0, 1000))
     def insert(self, given: dict[str, Any], taken: int | None) -> None:
@@ -162,20 +168,22 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(
         worker=workers,
         wanted=st.sets(types, min_size=1),
-        room=few,
         limit=few,
         lease=leases,
-        max_running=st.sampled_from([None, None, 1, 3]),
+        alone=st.sampled_from([False, False, True]),
     )
-    def claim(
-        self, worker: str, wanted: set[str], room: int, limit: int, lease: float, max_running: int | None
-    ) -> None:
-        demands = [demand(type, room, max_running) for type in sorted(wanted)]
-        self.claim_by(worker, demands, limit, lease)
+    def claim(self, worker: str, wanted: set[str], limit: int, lease: float, alone: bool) -> None:
+        demands = [demand(type, limit) for type in sorted(wanted)]
+        self.claim_by(worker, demands, limit, lease, alone=alone)
 
-    def claim_by(self, worker: str, demands: list[Demand], limit: int, lease: float) -> list[Claim]:
-        claimed = self.store.claim_jobs(worker, demands, limit=limit, lease_seconds=lease).claims
-        expected = self.model.claim(worker, demands, limit, lease)
+    def claim_by(
+        self, worker: str, demands: list[Demand], limit: int, lease: float, *, alone: bool = False
+    ) -> list[Claim]:
+        stale = Settings({}, version=self.store.read_settings().version - 1)
+        refused = self.store.claim_jobs(worker, demands, stale, limit=limit, lease_seconds=lease, alone=alone)
+        assert refused == Claimed([], is_stale=True)
+        claimed = self.store.claim_jobs(worker, demands, limit=limit, lease_seconds=lease, alone=alone).claims
+        expected = self.model.claim(worker, demands, limit, lease, alone=alone)
         assert [seen(c) for c in claimed] == [
             (m.job.new.id, m.job.payload, m.job.attempts, m.job.max_attempts, m.version, m.worker)
             for m in expected
@@ -186,7 +194,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(worker=workers, ends=st.lists(outcomes, min_size=4, max_size=4))
     def serve(self, worker: str, ends: list[Outcome]) -> None:
         """A turn of a worker whose handlers end at once."""
-        claimed = self.claim_by(worker, [demand("crawl", 4), demand("email", 4)], 4, 20.0)
+        claimed = self.claim_by(worker, [demand(type, 4) for type in TYPES], 4, 20.0)
         self.offer([ending(claim, outcome) for claim, outcome in zip(claimed, ends, strict=False)])
 
     def picked(self, numbers: list[int]) -> list[tuple[Claim, ModelClaim]]:
@@ -244,7 +252,7 @@ class StoreMachine(RuleBasedStateMachine):
         """Every lease runs out, all is reaped, and a worker, perhaps the same, takes what there is."""
         self.advance(30)
         self.reap()
-        self.claim_by(worker, [demand("crawl", 4), demand("email", 4)], 4, 20.0)
+        self.claim_by(worker, [demand(type, 4) for type in TYPES], 4, 20.0)
 
     def new_child(self, parent: Claim, given: dict[str, Any]) -> NewJob:
         # A full type does not keep a child out.
@@ -377,11 +385,37 @@ class StoreMachine(RuleBasedStateMachine):
         id = self.some_id(number, of=set(FINISHED))
         self.attempted(lambda: self.store.delete_job(id), lambda: self.model.delete(id))
 
-    @rule(type=st.sampled_from(["", "email", "crawl"]), paused=st.sampled_from([True, False, False]))
+    @rule(type=st.sampled_from(["", *TYPES]), paused=st.sampled_from([True, False, False]))
     def pause_or_resume(self, type: str, paused: bool) -> None:
         self.store.set_paused(type, paused)
         (self.model.paused.add if paused else self.model.paused.discard)(type)
         assert set(self.store.list_paused()) == self.model.paused
+
+    @rule(
+        limit=st.sampled_from(["max_running", "group_concurrency"]),
+        type=st.sampled_from(["", *TYPES]),
+        size=st.sampled_from([None, None, 1, 2, 3]),
+    )
+    def set_limit(self, limit: str, type: str, size: int | None) -> None:
+        if size is None:
+            assert self.store.unset_setting(limit, type) == ((limit, type) in self.model.limits)
+            self.model.limits.pop((limit, type), None)
+        else:
+            self.store.set_setting(limit, type, size)
+            self.model.limits[limit, type] = size
+
+    @invariant()
+    def heads_agree(self) -> None:
+        """Those of the jobs that an ordinary claim takes."""
+        waiting = [
+            job
+            for job in self.model.jobs.values()
+            if job.status is Status.PENDING and job.losses < LOST_IN_A_ROW
+        ]
+        first: dict[str, int] = {}
+        for job in waiting:
+            first[job.new.type] = max(first.get(job.new.type, -9), job.new.priority)
+        assert {head.type: head.priority for head in self.store.list_heads()} == first
 
     @rule(seconds=st.sampled_from([1, 4, 10, 30]))
     def advance(self, seconds: int) -> None:
@@ -488,15 +522,8 @@ def _urgency(job: ModelJob) -> tuple[int, int]:
     return -job.new.priority, job.due_at
 
 
-def demand(type: str, limit: int, max_running: int | None = None) -> Demand:
-    return Demand(
-        type=type,
-        limit=limit,
-        max_attempts=2,
-        max_running=max_running,
-        running_name=type,
-        running_types=frozenset({type}),
-    )
+def demand(type: str, limit: int) -> Demand:
+    return Demand(type=type, limit=limit, max_attempts=2)
 
 
 def ending(claim: Claim, outcome: Outcome, children: tuple[NewJob, ...] = (), **given: Any) -> Finish:

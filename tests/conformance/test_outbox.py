@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -62,7 +63,7 @@ MANY_AT_ONCE = [name for name, kind in ALL.items() if kind is not AsyncPsycopg]
 WITH_WORKERS = [f"sqlite-{name}" for name in KINDS]
 WITH_WORKERS += [f"postgres-{name}" for name in ("psycopg", "psycopg-async", "psycopg2", "django-psycopg")]
 WITH_WORKERS += ["postgres-sqlalchemy-async-asyncpg"]
-AT_ONCE = 0.5
+AT_ONCE = 30.0
 """Seconds within which a worker starts a job, generous for a busy machine; it polls every 60."""
 
 _LOOKING: dict[str, Any] = {}
@@ -79,6 +80,14 @@ def schema_url() -> Iterator[str]:
         del _LOOKING[url]
 
 
+@pytest.fixture(scope="module")
+def prepared_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same in a file, to be copied."""
+    path = tmp_path_factory.mktemp("outbox") / "queue.db"
+    prepare(path)
+    return path
+
+
 @pytest.fixture
 def engine_name(request: pytest.FixtureRequest) -> str:
     """Which engine a test is about; that of its application, if it has one."""
@@ -91,8 +100,7 @@ def engine_name(request: pytest.FixtureRequest) -> str:
 def url(engine_name: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[str]:
     """The address of an empty queue beside an empty table of an application."""
     if engine_name == "sqlite":
-        prepare(tmp_path / "queue.db")
-        yield address_of(tmp_path / "queue.db")
+        yield address_of(shutil.copy(request.getfixturevalue("prepared_file"), tmp_path / "queue.db"))
         return
     url = request.getfixturevalue("schema_url")
     yield url

@@ -52,10 +52,16 @@ def test_type_runs_only_when_neither_flag_is_set(store: Store, resumed: str, sti
     assert claimed(store) == ["a"]
 
 
-def test_pause_of_a_type_is_not_one_of_its_lanes(store: Store) -> None:
+def test_pause_of_a_type_holds_its_lanes_and_that_of_a_lane_no_other(store: Store) -> None:
     insert(store, "a", type="shell:media")
+    insert(store, "b", type="shell:mail")
+    insert(store, "c", type="shell")
+    types = "shell", "shell:mail", "shell:media"
     store.set_paused("shell", True)
-    assert claimed(store, "shell:media") == ["a"]
+    assert claimed(store, *types) == []
+    store.set_paused("shell", False)
+    store.set_paused("shell:media", True)
+    assert claimed(store, *types) == ["b", "c"]
 
 
 def test_running_job_finishes_in_a_pause(store: Store) -> None:

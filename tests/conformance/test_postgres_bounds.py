@@ -17,12 +17,24 @@ from holdfast.core.job import Status
 from holdfast.core.lifecycle import Completed
 from holdfast.errors import StoreBusy, StoreUnavailable
 from holdfast.store.open import open_store
-from holdfast.store.postgres import PostgresStore, bounds
+from holdfast.store.postgres import PostgresStore, bounds, limit_locks
 from holdfast.store.postgres import enqueue as postgres_enqueue
 from holdfast.store.postgres.errors import ConnectionLost
-from holdfast.store.records import Demand
+from holdfast.store.records import Claimed, Demand
 from tests import postgres
-from tests.conformance.steps import LEASE, claim, claim_one, demand, ending, finish, insert, job, new_job, run
+from tests.conformance.steps import (
+    LEASE,
+    claim,
+    claim_one,
+    demand,
+    ending,
+    finish,
+    insert,
+    job,
+    new_job,
+    run,
+    settings_of,
+)
 from tests.support import wait_until
 
 IDLE = 0.3
@@ -79,7 +91,7 @@ class Frozen:
             self._goes_on.wait(30)
 
     def __enter__(self) -> Self:
-        wait_until(lambda: self._is_in.is_set() or self._future.done(), 10)
+        wait_until(lambda: self._is_in.is_set() or self._future.done(), 30)
         assert self._is_in.is_set(), self._future.exception()
         return self
 
@@ -151,7 +163,7 @@ def test_transaction_that_is_left_alone_is_ended_by_the_server(
 
     with Frozen(store, take) as frozen:
         assert claim(other) == []
-        wait_until(lambda: [found.id for found in claim(other)] == ["a"], 5)
+        wait_until(lambda: [found.id for found in claim(other)] == ["a"], 30)
         assert isinstance(frozen.thaw(), ConnectionLost)
     assert job(store, "a").attempts == 1
 
@@ -162,6 +174,7 @@ def test_worker_that_is_frozen_while_its_statements_are_under_way_is_ended_by_th
 ) -> None:
     first = run(store, "first", "frozen")
     insert(store, "second")
+    settings = settings_of(store)
     free = "SELECT 1 FROM holdfast_jobs WHERE id = 'second' FOR UPDATE SKIP LOCKED"
     under_way, thawed = threading.Event(), threading.Event()
 
@@ -169,22 +182,18 @@ def test_worker_that_is_frozen_while_its_statements_are_under_way_is_ended_by_th
         under_way.set()
         thawed.wait(30)
 
-    def turn() -> Any:
-        return store.finish_and_claim(
-            [ending(first, Completed())],
-            "frozen",
-            [demand()],
-            limit=1,
-            lease_seconds=LEASE,
-            meanwhile=freeze,
-        )
+    def turn() -> None:
+        with store.finish_and_claim(
+            [ending(first, Completed())], "frozen", [demand()], settings, limit=1, lease_seconds=LEASE
+        ):
+            freeze()
 
     with ThreadPoolExecutor(1) as pool:
         turning = pool.submit(turn)
         try:
-            assert under_way.wait(10)
-            wait_until(lambda: not other.database.read(free), 5)
-            wait_until(lambda: [found.id for found in claim(other)] == ["second"], 5)
+            assert under_way.wait(60)
+            wait_until(lambda: not other.database.read(free), 30)
+            wait_until(lambda: [found.id for found in claim(other)] == ["second"], 30)
         finally:
             thawed.set()
         assert isinstance(turning.exception(10), ConnectionLost)
@@ -212,32 +221,32 @@ def test_process_that_is_too_slow_for_the_server_gets_more_time(
 # What others have to wait for.
 
 
-def limited(type: str) -> Demand:
-    return demand(type, rate=100.0, rate_name=type, pending=5)
+def take_limited(store: PostgresStore, *demands: Demand, worker: str = "w", limit: int = 9) -> Claimed:
+    limits = settings_of(store, rate_limit={"limited": 100.0, "limited too": 100.0})
+    return store.claim_jobs(worker, demands, limits, limit=limit, lease_seconds=LEASE)
 
 
 def test_limit_that_somebody_does_not_let_go_is_passed_over(
-    store: PostgresStore, other: PostgresStore
+    store: PostgresStore, other: PostgresStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(store.database, "_idle", 60)  # it is not ended while we look
+    monkeypatch.setattr(limit_locks, "_STUCK_FOR", 60)
     insert(store, "a", type="limited")
     insert(store, *(f"plain-{n}" for n in range(20)), type="plain")
-    demands = [limited("limited"), limited("limited too"), demand("plain", limit=1)]
+    demands = [demand("limited"), demand("limited too"), demand("plain", limit=1)]
 
     def take() -> list[str]:
-        return [c.id for c in other.claim_jobs("w", demands, limit=9, lease_seconds=LEASE).claims]
+        return [c.id for c in take_limited(other, *demands).claims]
 
     insert(store, "earlier", "b", type="limited too")
-    assert [
-        c.id for c in store.claim_jobs("w", [limited("limited too")], limit=1, lease_seconds=LEASE).claims
-    ]
-    with Frozen(
-        store, lambda: store.claim_jobs("frozen", [limited("limited")], limit=1, lease_seconds=LEASE)
-    ):
+    assert take_limited(store, demand("limited too"), limit=1).claims
+    with Frozen(store, lambda: take_limited(store, demand("limited"), worker="frozen", limit=1)):
         assert sorted(take()) == ["b", "plain-0"]  # which waits once
+        monkeypatch.setattr(limit_locks, "_LIMIT_PATIENCE", 30)
         began = time.monotonic()
         assert [take() for _ in range(3)] == [["plain-1"], ["plain-2"], ["plain-3"]]
-        assert time.monotonic() - began < 0.25
-        found = other.claim_jobs("w", demands, limit=9, lease_seconds=LEASE)
+        assert time.monotonic() - began < 30
+        found = take_limited(other, *demands)
         assert found.wait is not None
         assert found.wait <= 0.1
     insert(store, "c", type="limited")
@@ -252,12 +261,12 @@ def test_pause_waits_for_a_claim_under_way_and_other_claims_wait_for_nobody(
     with ThreadPoolExecutor(1) as pool, ExitStack() as stack:
         frozen = stack.enter_context(Frozen(store, lambda: claim(store, limit=1)))
         pause = pool.submit(other.set_paused, "email", True)
-        wait_until(lambda: other.list_paused(), 5)
+        wait_until(lambda: other.list_paused(), 30)
         assert claim(other) == []
         assert [found.id for found in claim(other, "crawl")] == ["c"]
         assert not pause.done()
         assert frozen.thaw() is None
-        pause.result(5)
+        pause.result(60)
     assert job(store, "a").status is Status.PROCESSING
 
 

@@ -19,10 +19,19 @@ from holdfast.core.lifecycle import Completed, Errored, Outcome, Released
 from holdfast.errors import JobNotFound, StoreError, WrongState
 from holdfast.store.open import open_store
 from holdfast.store.postgres import PostgresStore, tallies
-from holdfast.store.records import Activity
 from holdfast.testing import MovableClock
 from tests import postgres
-from tests.conformance.steps import BACK_OFF, claim, claim_one, ending, finish, finished, insert, new_job
+from tests.conformance.steps import (
+    BACK_OFF,
+    claim,
+    claim_one,
+    demand,
+    ending,
+    finish,
+    finished,
+    insert,
+    new_job,
+)
 
 TYPES = ("email", "crawl")
 ENDS: list[Outcome] = [Completed(), Errored("boom 1", permanent=True), Errored("no route", permanent=True)]
@@ -183,13 +192,30 @@ def test_looking_for_work_folds_when_the_additions_are_many(
     store: PostgresStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tallies, "LONG", 10)
+    monkeypatch.setattr(tallies, "_FOLD_EVERY", 0.0)
+    monkeypatch.setattr(tallies, "_SHARE", 0)
     for number in range(10):
         insert(store, f"job-{number}")
     insert(store, "one-more")
-    store.list_active_types()
+    store.list_heads()
     assert additions(store) == 11
     insert(store, "two-more")
-    assert store.list_active_types()["email"].pending == 12
+    store.list_heads()
+    assert store.count_jobs()["email"][Status.PENDING] == 12
+    assert additions(store) == 1
+
+
+def test_turns_fold_when_the_additions_are_many(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that always has something to do never looks outside its turns."""
+    monkeypatch.setattr(tallies, "LONG", 10)
+    for number in range(12):
+        insert(store, f"job-{number}")
+    with store.transaction():
+        with store.finish_and_claim([], "w", [demand()], limit=1, lease_seconds=30):
+            pass
+        assert additions(store) == 13
     assert additions(store) == 1
 
 
@@ -200,7 +226,7 @@ def test_looking_folds_nothing_where_there_are_only_many_types(
     for number in range(15):
         insert(store, f"job-{number}", type=f"type-{number}")
     before = store.database.read("SELECT number FROM holdfast_tallies ORDER BY number")
-    store.list_active_types()
+    store.list_heads()
     tallies.fold(store.database)
     assert store.database.read("SELECT number FROM holdfast_tallies ORDER BY number") == before
 
@@ -229,7 +255,8 @@ def test_jobs_that_the_counts_miss_are_found_and_counted(store: PostgresStore, c
     connection.execute("UPDATE holdfast_jobs SET type = 'mail' WHERE id = 'seen'")
     connection.execute("DELETE FROM holdfast_jobs WHERE id = 'gone'")
     assert [finding.level for finding in store.examine() if finding.check == "counts"] == ["warning"]
-    assert store.list_active_types(unpaused=True) == {"mail": Activity(1, 0)}
+    assert [head.type for head in store.list_heads()] == ["mail"]
+    assert {type for type, counts in store.count_jobs().items() if counts[Status.PENDING]} == {"mail"}
     assert [found.id for found in claim(store, "mail")] == ["seen"]
     assert "counts" not in {finding.check for finding in store.examine()}
     check(store)
@@ -241,8 +268,8 @@ def test_two_who_recount_at_once_add_the_difference_once(store: PostgresStore, c
     connection.execute("UPDATE holdfast_jobs SET type = 'mail'")
     with store.transaction(), ThreadPoolExecutor(1) as pool:
         tallies.recount(store.database, ["mail"])
-        pool.submit(tallies.recount, store.database, ["mail"]).result(10)
-    assert store.list_active_types()["mail"] == Activity(1, 0)
+        pool.submit(tallies.recount, store.database, ["mail"]).result(60)
+    assert store.count_jobs()["mail"][Status.PENDING] == 1
 
 
 def test_counts_are_looked_at_once_in_a_while(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +281,7 @@ def test_counts_are_looked_at_once_in_a_while(store: PostgresStore, monkeypatch:
 
     monkeypatch.setattr(tallies, "miscounted", look)
     for _ in range(5):
-        store.list_active_types(unpaused=True)
+        store.list_heads()
     assert len(looks) == 1
 
 

@@ -54,7 +54,7 @@ def test_what_a_worker_acts_upon_wakes_it_once(
 ) -> None:
     assert not watch.changed()
     CHANGES[change](store)
-    watch.wait(10)
+    watch.wait(60)
     assert watch.changed()
     assert not watch.changed()
 

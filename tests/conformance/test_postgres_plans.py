@@ -13,6 +13,7 @@ from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
+import psycopg
 import pytest
 from msgspec import Struct
 from msgspec.structs import replace
@@ -22,13 +23,15 @@ from holdfast.core.clock import SECOND
 from holdfast.core.filter import SORTS
 from holdfast.core.job import FINISHED, RETRYING, Status
 from holdfast.core.lifecycle import Completed, Errored, LeaseEnded, Outcome, Released
+from holdfast.store.candidates import DEEPEST
 from holdfast.store.open import open_store
 from holdfast.store.postgres import PostgresStore, tallies
+from holdfast.store.postgres.line import FIRST, FIRST_UNGROUPED
 from holdfast.store.postgres.session import Session
 from holdfast.store.records import Demand, JobFilter, Place
 from holdfast.testing import MovableClock
 from tests import postgres
-from tests.conformance.steps import claim, ending, finish, insert, new_job, reap, rolled_back
+from tests.conformance.steps import claim, ending, finish, insert, new_job, reap, rolled_back, settings_of
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 FEW = 1000
@@ -85,17 +88,34 @@ def queue(request: pytest.FixtureRequest) -> Iterator[PostgresStore]:
     clock = MovableClock(START)
     with postgres.fresh_url() as url, closing(open_store(url, clock)) as store:
         assert isinstance(store, PostgresStore)
-        # Or the server itself would, whenever it likes.
-        run_sql(store, "ALTER TABLE holdfast_jobs SET (autovacuum_enabled = false)")
-        run_sql(store, "ALTER TABLE holdfast_failures SET (autovacuum_enabled = false)")
+        forbid_autovacuum(store)
         run_sql(store, FILL, [clock()])
         run_sql(store, FAILURES)
         run_sql(store, ERRORS)
         store.set_paused("paused", True)
         if request.param == "analyzed":
-            run_sql(store, "ANALYZE holdfast_jobs, holdfast_failures, holdfast_tallies")
+            analyze(store)
         clock.advance(120)
         yield store
+
+
+def forbid_autovacuum(store: PostgresStore) -> None:
+    """Or the server would look at any of the tables whenever it likes, and plan differently from then on."""
+    for table in tables(store):
+        run_sql(store, f"ALTER TABLE {table} SET (autovacuum_enabled = false)")
+
+
+def analyze(store: PostgresStore) -> None:
+    """From all rows, which are fewer than 300 times the target: from a sample, it would differ each time."""
+    with psycopg.connect(postgres.server_url(), autocommit=True) as connection:
+        connection.execute("SET default_statistics_target = 250")
+        for table in tables(store):
+            connection.execute(sql.SQL("ANALYZE {}").format(sql.Identifier(store.database.schema, table)))
+
+
+def tables(store: PostgresStore) -> list[str]:
+    rows = run_sql(store, "SELECT tablename FROM pg_tables WHERE schemaname = $1", [store.database.schema])
+    return sorted(name for (name,) in rows)
 
 
 def run_sql(store: PostgresStore, text: str, parameters: Sequence[Any] = ()) -> list[Any]:
@@ -150,15 +170,21 @@ def is_large(value: object) -> bool:
 def explained(mode: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Step]]:
     """Collects the steps of all statements on our tables."""
     found: list[Step] = []
-    execute = Session._execute
+    execute, ahead = Session._execute, Session.ahead
 
     def explaining(session: Session, text: str, parameters: Sequence[Any]) -> Any:
         if "holdfast_" in text:
             found.extend(explain(session, text, parameters, mode))
         return execute(session, text, parameters)
 
+    def explaining_ahead(session: Session, text: str, parameters: Sequence[Any] = ()) -> Any:
+        if "holdfast_" in text:
+            found.extend(explain(session, text, parameters, mode))
+        return ahead(session, text, parameters)
+
     with monkeypatch.context() as patched:
         patched.setattr(Session, "_execute", explaining)
+        patched.setattr(Session, "ahead", explaining_ahead)
         yield found
 
 
@@ -183,9 +209,12 @@ def claim_several_types(store: PostgresStore) -> None:
 
 
 def claim_with_limits(store: PostgresStore) -> None:
-    shared = frozenset({"email", "crawl"})
-    limits: dict[str, Any] = {"rate": 10.0, "rate_name": "r", "max_running": 100, "running_name": "m"}
-    assert len(claim(store, "email", "crawl", limit=20, running_types=shared, **limits)) == 10
+    limits = settings_of(store, rate_limit={"": 10.0}, max_running={"": 100})
+    assert len(claim(store, "email", "crawl", limit=20, settings=limits)) == 10
+
+
+def claim_alone(store: PostgresStore) -> None:
+    assert len(claim(store, "email", "crawl", limit=20, alone=True)) == 20
 
 
 def finish_attempts(store: PostgresStore) -> None:
@@ -220,7 +249,7 @@ def reap_and_forget(store: PostgresStore) -> None:
     store.list_expired()
     store.redate_leases(30)
     claim(store, limit=20, lease=-1.0)
-    assert len(reap(store)) == 20
+    assert len(reap(store, back_off=10.0)) == 20
     store.remove_silent_workers(60)
 
 
@@ -260,7 +289,8 @@ def retry_failed(store: PostgresStore) -> None:
 
 def look(store: PostgresStore) -> None:
     assert store.oldest_waiting() is not None
-    store.list_active_types(unpaused=True)
+    store.list_heads()
+    store.read_usage()
     store.list_busy_types()
     store.list_running(10)
     store.count_jobs()
@@ -278,6 +308,7 @@ DUTIES: list[Callable[[PostgresStore], None]] = [
     claim_one_type,
     claim_several_types,
     claim_with_limits,
+    claim_alone,
     finish_attempts,
     finish_with_children,
     renew,
@@ -307,10 +338,9 @@ def finish_many(store: PostgresStore) -> None:
 def finish_and_claim(store: PostgresStore) -> None:
     ends = [ending(claimed, Completed()) for claimed in claim(store, limit=MANY)]
     demand = Demand(type="email", limit=MANY, max_attempts=3)
-    ended, claimed = store.finish_and_claim(
-        ends, "worker", [demand], limit=MANY, lease_seconds=30, meanwhile=lambda: None
-    )
-    assert len(ended) == len(claimed.claims) == MANY
+    with store.finish_and_claim(ends, "worker", [demand], limit=MANY, lease_seconds=30) as answer:
+        pass
+    assert len(answer.ended) == len(answer.claimed.claims) == MANY
 
 
 def renew_many(store: PostgresStore) -> None:
@@ -331,7 +361,7 @@ def hurried_queue() -> Iterator[PostgresStore]:
     clock = MovableClock(START)
     with postgres.fresh_url() as url, closing(open_store(url, clock)) as store:
         assert isinstance(store, PostgresStore)
-        run_sql(store, "ALTER TABLE holdfast_jobs SET (autovacuum_enabled = false)")
+        forbid_autovacuum(store)
         store.insert_jobs([new_job(f"job-{n}") for n in range(8 * MANY)])
         run_sql(store, "VACUUM ANALYZE holdfast_jobs")
         yield store
@@ -363,6 +393,64 @@ def test_duty_reads_few_rows_and_sorts_no_more(
     with rolled_back(queue), explained(mode, monkeypatch) as steps:
         duty(queue)
     assert steps
+    assert wasteful(steps) == []
+
+
+# Groups: one with very many jobs, which come first, and many with few.
+
+GROUPS = """
+INSERT INTO holdfast_jobs (id, type, status, priority, "group", due_at, created_at, updated_at, token,
+    payload)
+SELECT 'grouped-' || n, 'email', 'pending', CASE WHEN n % 1000 = 7 THEN 1 ELSE 0 END,
+    CASE WHEN n <= 20000 THEN 'big' WHEN n < 50000 THEN 'small-' || n % 3000 END, 1, 1, 1, 't', '{}'
+FROM generate_series(1, 50000) AS n ORDER BY n
+"""
+IN_GROUPS: dict[str, dict[str, Any]] = {
+    "fair": {"fair": True},
+    "limited": {"group_concurrency": 1},
+    "both": {"fair": True, "group_concurrency": 1},
+}
+
+
+@pytest.fixture(scope="module", params=["never analyzed", "analyzed"])
+def grouped(request: pytest.FixtureRequest) -> Iterator[PostgresStore]:
+    """Many jobs in groups, which every test leaves as they are."""
+    with postgres.fresh_url() as url, closing(open_store(url, MovableClock(START))) as store:
+        assert isinstance(store, PostgresStore)
+        forbid_autovacuum(store)
+        run_sql(store, GROUPS)
+        if request.param == "analyzed":
+            analyze(store)
+        yield store
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", IN_GROUPS)
+def test_claim_by_groups_reads_few_rows(
+    grouped: PostgresStore, kind: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_of(grouped, **IN_GROUPS[kind])
+    with rolled_back(grouped), explained(mode, monkeypatch) as steps:
+        for _ in range(3):
+            assert len(claim(grouped, limit=20, settings=settings)) == 20
+        grouped.read_usage()
+    # But where the line is gone through, in search of groups with room and of jobs without one.
+    lines = [step for step in steps if FIRST in step.statement or FIRST_UNGROUPED in step.statement]
+    assert [step for step in lines if step.rows > (2000 if FIRST in step.statement else DEEPEST)] == []
+    assert wasteful([step for step in steps if step not in lines]) == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_list_of_a_group_reads_few_rows(
+    grouped: PostgresStore, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with explained(mode, monkeypatch) as steps:
+        for ascending in (False, True):
+            for group in ("big", "small-7", "nobody"):
+                filter = JobFilter(group=group, limit=20, ascending=ascending)
+                grouped.list_placed(filter)
+                grouped.list_placed(replace(filter, after=Place(0, 10_000)))
+                grouped.count_matching(filter, 500)
     assert wasteful(steps) == []
 
 

@@ -330,7 +330,7 @@ def test_role_needs_no_more_than_rights_to_the_tables(connection: Any, schema: s
         insert(store, "a")
         finish(store, claim_one(store))
         store.delete_job("a")
-        store.list_active_types()
+        store.list_heads()
         assert store.examine()
 
 

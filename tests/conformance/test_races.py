@@ -29,6 +29,7 @@ from tests.conformance.steps import (
     reap,
     rolled_back,
     run,
+    settings_of,
     status,
 )
 
@@ -45,7 +46,7 @@ class Loser:
         self._begun = threading.Event()
         self._pool = ThreadPoolExecutor(1)
         self._future: Future[L] = self._pool.submit(self._run)
-        assert self._begun.wait(10)
+        assert self._begun.wait(60)
 
     def _run(self) -> Any:
         self._begun.set()
@@ -99,10 +100,10 @@ def test_claim_and_claim_of_the_last_job_the_loser_gets_nothing(store: Store, ot
 
 def test_claim_and_claim_under_a_cap_the_loser_gets_nothing(store: Store, other: Store) -> None:
     insert(store, "a", "b")
-    capped = demand(max_running=1, running_name="email", running_types=frozenset({"email"}))
+    capped = settings_of(store, max_running=1)
 
     def take(own: Store, worker: str) -> list[Claim]:
-        return own.claim_jobs(worker, [capped], limit=10, lease_seconds=LEASE).claims
+        return own.claim_jobs(worker, [demand()], capped, limit=10, lease_seconds=LEASE).claims
 
     won, lost = race(store, lambda: take(store, "winner"), other, lambda: take(other, "loser"))
     assert (len(won), lost.result()) == (1, [])
@@ -110,10 +111,10 @@ def test_claim_and_claim_under_a_cap_the_loser_gets_nothing(store: Store, other:
 
 def test_claim_and_claim_under_a_rate_the_loser_waits(store: Store, other: Store) -> None:
     insert(store, "a", "b")
-    limited = demand(rate=1.0, rate_name="email")
+    limited = settings_of(store, rate_limit=1.0)
 
     def take(own: Store, worker: str) -> Any:
-        return own.claim_jobs(worker, [limited], limit=10, lease_seconds=LEASE)
+        return own.claim_jobs(worker, [demand()], limited, limit=10, lease_seconds=LEASE)
 
     won, lost = race(store, lambda: take(store, "winner"), other, lambda: take(other, "loser"))
     assert len(won.claims) == 1
@@ -160,7 +161,7 @@ def test_reap_before_finish_the_late_outcome_is_refused(
     claimed = run(store, "a")
     clock.advance(LEASE)
     won, lost = race(other, lambda: reap(other), store, lambda: finish(store, claimed, Completed('"late"')))
-    assert (won, lost.result()) == ({"a": Status.PENDING}, None)
+    assert (won, lost.result()) == ({"a": Status.SCHEDULED}, None)
     assert (status(store, "a"), job(store, "a").result) == ("pending", None)
 
 
@@ -180,7 +181,7 @@ def test_reap_before_renew_the_renewal_is_lost(store: Store, other: Store, clock
     claimed = run(store, "a")
     clock.advance(LEASE)
     won, lost = race(other, lambda: reap(other), store, lambda: beat(store, claimed))
-    assert won == {"a": Status.PENDING}
+    assert won == {"a": Status.SCHEDULED}
     name = (claimed.seq, claimed.version)
     # Where each row has its own lock, it passes over the job while the reaper has it, and knows nothing yet.
     assert lost.result() == {name} or (store.is_shared and lost.result() == frozenset())
@@ -246,7 +247,7 @@ def test_transaction_rolled_back_before_reap_the_job_is_reaped(
     reaper = Loser(other, lambda: reap(other, seen))
     transaction.rollback()
     # It waited for the transaction, or passed over its job, which the next one takes.
-    assert reaper.result() | reap(other, seen) == {"a": Status.PENDING}
+    assert reaper.result() | reap(other, seen) == {"a": Status.SCHEDULED}
 
 
 # People against workers

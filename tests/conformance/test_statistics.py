@@ -154,3 +154,12 @@ def test_sum_of_two_rows_has_every_figure_of_both() -> None:
     assert total == minute(100, waits=list(range(SIZE)), runs=[1] * SIZE, **sums)
     assert {*names, "minute", "type", "worker_id", "waits", "runs"} == set(Minute.__struct_fields__)
     assert part.waits == [0] * SIZE
+
+
+def test_minutes_of_very_many_types_are_kept(store: Store) -> None:
+    written = [minute(100, f"lane:{number}", completed=number) for number in range(123)]
+    store.write_statistics(written)
+    written = [minute(100, f"lane:{number}", completed=2 * number) for number in range(123)]
+    store.write_statistics(written)
+    found = {found.type: found.completed for found in store.list_statistics(0)}
+    assert found == {f"lane:{number}": 2 * number for number in range(123)}

@@ -93,7 +93,7 @@ def nothing_of_claude_left(home: Path, stand_in: Claude) -> Iterator[None]:
         return [pid for pid in process_group.marked(f"STAND_IN={stand_in.folder}") if is_alive(pid)]
 
     try:
-        wait_until(lambda: not left(), timeout=5, message="processes left behind")
+        wait_until(lambda: not left(), timeout=30, message="processes left behind")
     finally:
         for pid in left():
             os.kill(pid, signal.SIGKILL)

@@ -129,7 +129,10 @@ def doubt_completion(monkeypatch: pytest.MonkeyPatch, queue: Queue, *, happened:
 
 
 class Faulty:
-    """A function of `os` that fails some of its next calls: `monkeypatch.setattr(os, name, Faulty(...))`."""
+    """A function of `os` that fails some of its next calls: `monkeypatch.setattr(os, name, Faulty(...))`.
+
+    Only those of file jobs, which name files relative to a folder.
+    """
 
     def __init__(self, function: Callable[..., Any], number: int, times: int) -> None:
         self._function = function
@@ -137,7 +140,7 @@ class Faulty:
         self.raised = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._errors:
+        if self._errors and (kwargs.keys() & {"dir_fd", "src_dir_fd"} or isinstance(args[0], int)):
             self.raised += 1
             raise self._errors.pop()
         return self._function(*args, **kwargs)

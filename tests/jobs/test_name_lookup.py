@@ -13,7 +13,7 @@ import pytest
 from holdfast.jobs.name_lookup import NameLookup
 from tests.support import wait_until
 
-PATIENCE = 10
+PATIENCE = 60
 
 
 class Resolver:

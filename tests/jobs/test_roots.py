@@ -13,6 +13,7 @@ import pytest
 from holdfast.errors import Fail, HoldfastError, InvalidPayload
 from holdfast.jobs import roots
 from holdfast.jobs.roots import LONGEST_NAME, LONGEST_PATH, VARIABLE, open_folder, whole_path
+from tests.support import open_files
 
 
 @pytest.fixture
@@ -33,9 +34,9 @@ def no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def no_open_file_left() -> Iterator[None]:
     """Every folder that was opened on the way is closed, however it ended."""
-    before = sorted(os.listdir("/proc/self/fd"))
+    before = open_files()
     yield
-    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert not open_files() - before
 
 
 def reached(path: Path | str, *, make: bool = False) -> Path:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from holdfast.jobs.output_log import TAIL_BYTES, log_path
 from holdfast.system import process_group
 from holdfast.worker import maintenance
 from holdfast.worker.executors.threads import ThreadExecutor
-from tests.support import Recorder, both_engines, wait_until
+from tests.support import Recorder, both_engines, open_files, wait_until
 from tests.worker.support import PATIENCE, Gate, get, is_alive, sql, supersede
 
 pytestmark = pytest.mark.process
@@ -70,7 +70,7 @@ def no_process_left(tmp_path: Path) -> Iterator[None]:
         return [pid for pid in process_group.marked(mark) if is_alive(pid)]
 
     try:
-        wait_until(lambda: not left(), timeout=5, message="processes left behind")
+        wait_until(lambda: not left(), timeout=30, message="processes left behind")
     finally:
         for pid in left():
             os.kill(pid, signal.SIGKILL)
@@ -477,15 +477,9 @@ def test_long_command_that_the_system_takes_runs(queue: Queue, start_worker: Sta
     assert job.result["tail"] == "0\n"
 
 
-def open_descriptors() -> int:
-    """Of this process, but for those of the database: every thread that uses it has some."""
-    names = []
-    for descriptor in os.listdir("/proc/self/fd"):
-        try:
-            names.append(os.readlink(f"/proc/self/fd/{descriptor}"))
-        except FileNotFoundError:
-            continue  # it was that of the folder
-    return sum("queue.db" not in name for name in names)
+def opened_since(before: Counter[str]) -> list[str]:
+    """But for what is the database's: every thread that uses it has some."""
+    return [name for name in open_files() - before if "queue.db" not in name]
 
 
 @linux
@@ -494,7 +488,7 @@ def test_no_descriptor_is_left_open_whatever_happens(
 ) -> None:
     start_worker(concurrency=2)
 
-    def round_of_jobs() -> int:
+    def round_of_jobs() -> None:
         payloads: list[dict[str, Any]] = [
             {"command": "echo hi"},
             {"command": "exit 1"},
@@ -506,10 +500,13 @@ def test_no_descriptor_is_left_open_whatever_happens(
             queue.wait(job.id, timeout=PATIENCE)
         job = queue.enqueue("shell", {"command": "sleep 60"}, timeout=0.05)
         queue.wait(job.id, timeout=PATIENCE)
-        return open_descriptors()
 
-    before = round_of_jobs()
-    assert [round_of_jobs() for _ in range(3)] == [before] * 3
+    round_of_jobs()
+    before = open_files()
+    for _ in range(3):
+        round_of_jobs()
+    # A job that has timed out has ended before its command, whose pipes are closed then.
+    wait_until(lambda: not opened_since(before), message="all that was opened is closed")
 
 
 # Timeout, cancel, shutdown.
@@ -692,7 +689,7 @@ def test_command_begun_at_the_very_end_of_a_shutdown_is_ended(
     slow_start.open()
     wait_until(
         lambda: log_of(job).rstrip().endswith("---") and log_of(job).count("---") == 4,
-        timeout=5,
+        timeout=30,
         message="the command of a job that was given back has ended",
     )
 
@@ -718,7 +715,7 @@ def test_command_that_is_told_to_stop_before_it_began_is_ended(
     assert told.wait(PATIENCE)
     slow_start.open()
     assert queue.wait(job.id, timeout=PATIENCE).status == ("cancelled" if how == "cancel" else "failed")
-    wait_until(lambda: log_of(job).endswith("--- stopped, killed by signal 15 ---\n"), timeout=5)
+    wait_until(lambda: log_of(job).endswith("--- stopped, killed by signal 15 ---\n"), timeout=30)
 
 
 def test_command_of_a_lost_lease_is_ended_and_changes_nothing(
@@ -740,9 +737,7 @@ def test_background_process_does_not_hold_up_the_job(
     queue: Queue, start_worker: StartWorker, tmp_path: Path
 ) -> None:
     """It has the output open, and it is gone when the command is."""
-    began = time.monotonic()
     job = run(queue, start_worker, f"sleep 600 & echo $! >{tmp_path}/child; echo over")
-    assert time.monotonic() - began < 10
     assert job.result == {"exitCode": 0, "tail": "over\n"}
     assert not is_alive(pid_in(tmp_path / "child"))
 
@@ -753,7 +748,7 @@ def test_background_process_that_lets_go_of_the_output_is_ended_with_its_group(
     command = f"nohup sleep 600 </dev/null >/dev/null 2>&1 & echo $! >{tmp_path}/child"
     assert run(queue, start_worker, command).status == "completed"
     pid = pid_in(tmp_path / "child")
-    wait_until(lambda: not is_alive(pid), timeout=5)
+    wait_until(lambda: not is_alive(pid), timeout=30)
 
 
 @linux
@@ -797,7 +792,7 @@ def test_process_of_another_session_is_ended_with_the_command(
         worker.stop(timeout=0)
     else:
         queue.wait(job.id, timeout=PATIENCE)
-    wait_until(lambda: not is_alive(pid), timeout=5, message="the daemon has ended")
+    wait_until(lambda: not is_alive(pid), timeout=30, message="the daemon has ended")
 
 
 @linux
@@ -1184,7 +1179,7 @@ def test_elsewhere_timeout_ends_the_group(
     pids = [pid_in(tmp_path / "own"), pid_in(tmp_path / "child")]
     done = queue.wait(job.id, timeout=PATIENCE)
     assert evidence(done)["exitCode"] == -signal.SIGKILL
-    wait_until(lambda: not any(is_alive(pid) for pid in pids), timeout=5)
+    wait_until(lambda: not any(is_alive(pid) for pid in pids), timeout=30)
 
 
 def group_members(group: int) -> list[int]:
@@ -1207,15 +1202,14 @@ def test_elsewhere_the_guard_is_gone_with_the_command(
     assert job.status == "completed"
     children = job.result["tail"].split()
     assert len(children) == 1, "the guard is no child of the command's: only ps is"
-    wait_until(lambda: not group_members(pid_in(tmp_path / "own")), timeout=5)
+    wait_until(lambda: not group_members(pid_in(tmp_path / "own")), timeout=30)
 
 
 def test_elsewhere_the_guard_does_not_hold_up_the_end(
-    queue: Queue, start_worker: StartWorker, elsewhere: None
+    queue: Queue, start_worker: StartWorker, elsewhere: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has let go of the output, so that nothing is waited for when the command is over."""
+    monkeypatch.setattr(process_group, "_LAST_OUTPUT", 600.0)
     start_worker(concurrency=1)
-    began = time.monotonic()
-    for job in queue.enqueue_many("shell", [{"command": "true"}] * 20):
+    for job in queue.enqueue_many("shell", [{"command": "true"}] * 5):
         assert queue.wait(job.id, timeout=PATIENCE).status == "completed"
-    assert time.monotonic() - began < 20 * process_group._LAST_OUTPUT

@@ -125,8 +125,9 @@ def fail_first(ctx: Context) -> None:
 
 
 @queue.job
-def poison(ctx: Context) -> None:
+def poison(ctx: Context, seconds: float = 0.0) -> None:
     with noted(ctx):
+        time.sleep(seconds)
         os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -31,7 +31,7 @@ CALLS = ("open", "mkdir", "fsync", "fchmod", "link", "rename", "unlink")
 
 def opened(folder: Path) -> Queue:
     """The queue of a run, which can run file jobs."""
-    queue = Queue(f"sqlite:///{folder / 'queue.db'}", defaults={"lease_seconds": 30, "backoff_factor": 0.01})
+    queue = Queue(f"sqlite:///{folder / 'queue.db'}", defaults={"lease_seconds": 30, "backoff_factor": 0})
     queue.register(CREATE_FILE, files.create_file, prepare=files.with_whole_path)
     queue.register(DELETE_FILE, files.delete_file, prepare=files.with_whole_path)
     return queue

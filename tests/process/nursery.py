@@ -137,7 +137,7 @@ class Nursery:
         """End the process that forks; whatever is left of the others is killed."""
         self._socket.close()
         try:
-            assert self._process.wait(10) == 0
+            assert self._process.wait(60) == 0
         finally:
             self._process.kill()
 

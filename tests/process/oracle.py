@@ -20,8 +20,8 @@ FINAL = {"completed", "failed", "cancelled"}
 WAL_CAP = 64 * 1024 * 1024
 SLOTS = 8
 """How many handlers a worker runs at a time where workers are paused."""
-LATE = 5.0
-"""Seconds by which a restart may miss its time, in one case of twenty."""
+LATE = 30.0
+"""Seconds by which a restart may miss its time."""
 
 
 class Start(NamedTuple):
@@ -171,7 +171,8 @@ def check_outcomes(database: Database, *, given_back: bool = False) -> None:
 
     A claim raises the version; a failed attempt leaves one record with its version, a completed one none.
     So the records of a completed job are versions 1 … n − 1, of a failed one 1 … n. Where claims are
-    `given_back`, because nobody knew whether they were committed, versions may be missing but no attempts.
+    `given_back`, because their workers died before they started or nobody knew whether they were committed,
+    versions may be missing but no attempts.
     """
     failures = database.failures()
     for job in database.jobs().values():
@@ -224,6 +225,31 @@ def check_attempt_limits(database: Database, log: Log) -> None:
         assert len(starts[job.id]) <= job.attempts <= (job.max_attempts or 0), f"{job}: {starts[job.id]}"
 
 
+# I11
+
+
+def check_charges(
+    database: Database, log: Log, *, killed: int = 0, handed_over: Collection[str] = ("work_in_process",)
+) -> None:
+    """An attempt is charged if, and only if, its handler started.
+
+    A start is noted in the instant before the handler is called, which then writes its own line: of those
+    killed, one in twenty may have died in between. Attempts of the types that are `handed_over` to another
+    process are noted before it imports the application.
+    """
+    starts: dict[str, set[int]] = defaultdict(set)
+    for start in log.starts():
+        starts[start.job].add(start.attempt)
+    silent = []
+    for job in database.jobs().values():
+        charged = set(range(1, job.attempts + 1))
+        assert starts[job.id] <= charged, f"{job} was not charged for all of {starts[job.id]}"
+        assert job.status != "failed" or starts[job.id], f"{job} failed without ever having started"
+        if job.type not in handed_over:
+            silent += [(job, attempt) for attempt in charged - starts[job.id]]
+    assert len(silent) <= killed / 20, f"charged for no start: {silent}"
+
+
 # I6
 
 
@@ -268,8 +294,12 @@ def check_restarts(
     sweep: float,
     not_before: float = 0.0,
 ) -> None:
-    """What ran on a killed worker starts again within lease + 2 sweeps + 1 s; from `not_before` on."""
-    bound = lease + 2 * sweep + 1.0
+    """What ran on a killed worker starts again soon after lease + 2 sweeps; from `not_before` on.
+
+    That is without the back-off, which has to be small. How soon is for the benchmarks to say: here a machine
+    that has other things to do is no reason to fail.
+    """
+    bound = lease + 2 * sweep + LATE
     delays = []
     jobs = database.jobs()
     for starts in _by_job(log).values():
@@ -279,9 +309,8 @@ def check_restarts(
                 delays.append(again.at - max(killed[start.worker], not_before))
             elif start.worker in killed:
                 assert jobs[start.job].status in FINAL, f"{jobs[start.job]} did not start again"
-    late = [delay for delay in delays if delay > bound]
-    assert len(late) <= len(delays) / 20, f"{len(late)} of {len(delays)} started again late: {sorted(late)}"
-    assert all(delay <= bound + LATE for delay in late), sorted(late)
+    late = sorted(delay for delay in delays if delay > bound)
+    assert not late, f"{len(late)} of {len(delays)} started again late: {late}"
 
 
 # I8
@@ -316,12 +345,13 @@ def check_all(
     stopped: Mapping[int, float],
     given_back: bool = False,
 ) -> None:
-    """I1 to I5 and I8, when the faults are over and all is done. The others need to know more."""
+    """I1 to I5, I8 and I11, when the faults are over and all is done. The others need to know more."""
     check_nothing_lost(database, accepted)
     assert database.unfinished() == 0
-    check_outcomes(database, given_back=given_back)
+    check_outcomes(database, given_back=given_back or bool(stopped))
     check_extra_starts(log, stopped)
     check_attempt_limits(database, log)
+    check_charges(database, log, killed=len(stopped))
     check_file(database)
 
 

@@ -78,7 +78,7 @@ class Proxy:
 
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
-        self._thread.join(10)
+        self._thread.join(60)
         self._listener.close()
         for link in self._links:
             link.close()
@@ -116,7 +116,7 @@ class _Link:
     def close(self) -> None:
         self._shut()
         for thread in self._threads:
-            thread.join(10)
+            thread.join(60)
         self._client.close()
         self._server.close()
 

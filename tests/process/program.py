@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import random
 import select
@@ -23,6 +24,8 @@ from typing import Any
 
 from holdfast import HoldfastError, events
 from holdfast.errors import CommitUncertain
+from holdfast.worker import runner
+from holdfast.worker.slots import Slots
 from tests.process.app import note, queue
 
 TRACED = 424242
@@ -41,10 +44,21 @@ def refused(error: HoldfastError) -> None:
     say("refused", type(error).__name__, str(error).replace("\n", " "))
 
 
-def worker(**options: Any) -> None:
-    """A worker, whose events go to the log."""
+def worker(holds: int | None = None, **options: Any) -> None:
+    """A worker, whose events go to the log. It `holds` so many jobs ready, whatever its pace."""
+    if holds is not None:
+        _hold_ready(holds)
     queue.events.subscribe(_note_event)
     queue.run_worker(**options)
+
+
+def _hold_ready(count: int) -> None:
+    def room(slots: Slots) -> int:
+        return max(0, slots.concurrency + count - len(slots.running()) - len(slots.held()))
+
+    runner.LONGEST_HELD = math.inf  # type: ignore[attr-defined]
+    Slots.room = lambda self, *_, **__: room(self)  # type: ignore[method-assign]
+    Slots.total_room = lambda self: (room(self), room(self))  # type: ignore[method-assign]
 
 
 def _note_event(event: events.Event) -> None:

@@ -43,7 +43,7 @@ class Program:
             finally:
                 os.close(descriptor)
             if ended:
-                return self.process.wait(10)  # its tracer, if it has one, is told first
+                return self.process.wait(60)  # its tracer, if it has one, is told first
         return self.process.wait(0)
 
     def signal(self, number: signal.Signals) -> None:

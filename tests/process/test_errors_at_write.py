@@ -117,19 +117,20 @@ def test_a_job_is_not_half_completed_by_an_error(
     scenario.fail([*points, *(f"inject=fdatasync,fsync:error=EIO:when={n}+" for n in range(1, 10))], check)
 
 
+@pytest.mark.parametrize("defaults", [{**DEFAULTS, "lease_seconds": 15}])
 @pytest.mark.parametrize("fault", ["pwrite64:error=ENOSPC", "fdatasync:error=EIO", "pread64:error=EIO"])
 def test_a_worker_outlives_a_failing_disk(
     queue: Queue, programs: Programs, database: Database, fault: str
 ) -> None:
     """The fault is shorter than the lease, so that no job has to start twice for it."""
     worker = programs.worker()
-    jobs = [queue.enqueue("work", {"seconds": 0.5}).id for _ in range(20)]
+    jobs = [queue.enqueue("work", {"seconds": 0.3}).id for _ in range(20)]
     wait_until(programs.log.starts, message="the first handlers run")
     with faults(worker, f"inject={fault}"):
         for _ in range(10):
             jobs.append(queue.enqueue("work").id)
-            time.sleep(0.15)
-    wait_until(lambda: database.unfinished() == 0, timeout=10, message="all is done in good time")
+            time.sleep(0.1)
+    wait_until(lambda: database.unfinished() == 0, timeout=30, message="all is done in good time")
     assert worker.is_running
     worker.stop()
     assert {job.status for job in database.jobs().values()} == {"completed"}

@@ -26,7 +26,7 @@ def test_a_queue_used_before_a_fork_works_in_parent_and_child(
     programs: Programs, database: Database, role: str, jobs: int
 ) -> None:
     program = programs.start(role)
-    assert program.wait(timeout=15) == 0, program.errors()
+    assert program.wait(timeout=60) == 0, program.errors()
     assert len(set(program.accepted())) == jobs
     oracle.check_nothing_lost(database, program.accepted())
     oracle.check_file(database)
@@ -42,7 +42,7 @@ def test_a_child_forked_while_another_thread_enqueued_can_enqueue(
         (tmp_path / "locked").touch()
         time.sleep(1)  # the other thread waits for this lock; the fork comes meanwhile
         connection.execute("ROLLBACK")
-    assert program.wait(timeout=15) == 0, program.errors()
+    assert program.wait(timeout=60) == 0, program.errors()
     assert len(set(program.accepted())) == 3
     oracle.check_nothing_lost(database, program.accepted())
 
@@ -51,7 +51,7 @@ def test_what_a_child_enqueues_is_durable_though_its_parent_has_closed_the_queue
     programs: Programs, database: Database
 ) -> None:
     program = programs.start("fork_and_close_first")
-    assert program.wait(timeout=15) == 0, program.errors()
+    assert program.wait(timeout=60) == 0, program.errors()
     assert len(set(program.accepted())) == 3
     oracle.check_nothing_lost(database, program.accepted())
     oracle.check_file(database)

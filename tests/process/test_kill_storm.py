@@ -20,13 +20,19 @@ from tests.process.programs import Program, Programs
 from tests.support import wait_until
 
 LONG = os.environ.get("HOLDFAST_LONG") == "1"
-KILLS, JOBS = (5_000, 200_000) if LONG else (200, 5_000)
+KILLS, JOBS = (5_000, 200_000) if LONG else (80, 1_500)
 SEED = int(os.environ.get("HOLDFAST_SEED", "1"))
 WORKERS, PRODUCERS = 4, 2
 SECONDS_A_KILL = 0.05
 LEASE, SWEEP = 3.0, 0.3
 TYPES = {"work": 80, "work_async": 20, "work_in_process": 1, "limited": 5, "rated": 2}
-DEFAULTS: dict[str, object] = {"lease_seconds": LEASE, "heartbeat_interval": SWEEP, "max_attempts": 50}
+DEFAULTS: dict[str, object] = {
+    "lease_seconds": LEASE,
+    "heartbeat_interval": SWEEP,
+    "max_attempts": 50,
+    "backoff_factor": 0.01,
+    "backoff_max": 0.1,
+}
 
 
 class Storm:

@@ -34,7 +34,9 @@ def test_jobs_of_a_killed_worker_start_again_in_time(
     programs.check_no_traceback()
 
 
-@pytest.mark.parametrize("defaults", [{"lease_seconds": LEASE, "heartbeat_interval": 0.3}])
+@pytest.mark.parametrize(
+    "defaults", [{"lease_seconds": LEASE, "heartbeat_interval": 0.3, "backoff_factor": 0.01}]
+)
 def test_poison_that_kills_every_worker_ends_failed_and_says_so(
     queue: Queue, programs: Programs, database: Database
 ) -> None:
@@ -66,5 +68,5 @@ def test_processes_of_handlers_die_with_their_worker(
     assert all(is_alive(pid) for pid in pids)
     programs.kill(worker)
     wait_until(
-        lambda: not any(is_alive(pid) for pid in pids), timeout=5, message=f"{pids} outlive their worker"
+        lambda: not any(is_alive(pid) for pid in pids), timeout=30, message=f"{pids} outlive their worker"
     )

@@ -111,6 +111,6 @@ def test_a_worker_is_woken_again_after_its_listening_connection_was_terminated(
         for _ in range(3):
             began = time.monotonic()
             job = queue.enqueue("work").id
-            wait_until(lambda: programs.log.starts(job), timeout=10.0, message="it is woken")  # noqa: B023
+            wait_until(lambda: programs.log.starts(job), timeout=30, message="it is woken")  # noqa: B023
             print(f"picked up after {time.monotonic() - began:.3f} s")  # noqa: T201
     wait_until(lambda: database.unfinished() == 0, message="all is done")

@@ -23,7 +23,7 @@ DAY = 86_400.0
 CLOCKS = {"fast": "+1d", "slow": "-1d"}
 LEASE, SWEEP = 3.0, 0.5
 DELAY = 1.0
-SLACK = 5.0
+SLACK = 30.0
 """Seconds that a busy machine may take for what it does at once."""
 
 DEFAULTS: dict[str, object] = {

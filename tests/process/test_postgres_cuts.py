@@ -221,7 +221,7 @@ def test_a_worker_whose_turn_is_cut_at_any_message_runs_its_job(
     def run_one(number: int, cut: Cut | None) -> list[bytes]:
         proxy.follow(pass_all if cut is None else cut_at(number, cut))
         job = queue.enqueue(type, max_attempts=2).id
-        wait_until(lambda: database.count("completed") == len(database.jobs()), 20, f"{number} {cut}")
+        wait_until(lambda: database.count("completed") == len(database.jobs()), 30, f"{number} {cut}")
         row = database.jobs()[job]
         if type == "plain":
             assert starts.count(job) == 1, (number, cut)

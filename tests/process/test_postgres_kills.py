@@ -17,7 +17,7 @@ from tests.process.programs import Program, Programs
 from tests.support import wait_until
 
 LONG = os.environ.get("HOLDFAST_LONG") == "1"
-KILLS = 2_000 if LONG else 50
+KILLS = 2_000 if LONG else 20
 BETWEEN = 12
 """Jobs that complete between two kills."""
 
@@ -25,7 +25,13 @@ SEED = int(os.environ.get("HOLDFAST_SEED", "1"))
 WORKERS, PRODUCERS = 3, 2
 LEASE, SWEEP = 3.0, 0.3
 TYPES = {"work": 50, "work_async": 10, "limited": 5, "rated": 2, "insert_row_slowly": 30}
-DEFAULTS: dict[str, object] = {"lease_seconds": LEASE, "heartbeat_interval": SWEEP, "max_attempts": 50}
+DEFAULTS: dict[str, object] = {
+    "lease_seconds": LEASE,
+    "heartbeat_interval": SWEEP,
+    "max_attempts": 50,
+    "backoff_factor": 0.01,
+    "backoff_max": 0.1,
+}
 
 
 @pytest.fixture

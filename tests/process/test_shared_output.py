@@ -132,9 +132,9 @@ def test_output_of_a_running_command_is_seen_and_followed_from_another_machine(
     reader = threading.Thread(target=read)
     reader.start()
     try:
-        wait_until(lambda: b"begun" in printed, timeout=20)
+        wait_until(lambda: b"begun" in printed, timeout=30)
         go.touch()
-        assert follower.wait(20) == 0
+        assert follower.wait(60) == 0
     finally:
         follower.kill()
         follower.wait()

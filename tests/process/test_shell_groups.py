@@ -23,7 +23,7 @@ from tests.support import wait_until
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
 
 QUEUECTL = (sys.executable, "-m", "holdfast.cli")
-SOON = 5.0
+SOON = 25.0
 """Seconds within which the processes of a dead worker are gone."""
 
 PATIENCE = 30.0

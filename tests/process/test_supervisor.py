@@ -7,7 +7,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime
@@ -24,11 +23,14 @@ from holdfast.supervisor.supervisor import Supervisor
 from tests.process.nursery import Nursery
 from tests.process.programs import is_alive
 from tests.support import wait_until
-from tests.surfaces.desk import Desk
+from tests.surfaces.desk import PATIENT, Desk
 from tests.surfaces.support import QUEUECTL, Ran, environment
 
-SOON = 10.0
-"""Seconds that are plenty for anything but a lease of 30 s, on a machine that has other things to do."""
+SOON = 60.0
+"""Seconds that are plenty for anything but the end of a lease, on a machine that has other things to do."""
+
+LEASE = 600.0
+"""Seconds of a lease where jobs are freed before it has ended."""
 
 HOLD_ONCE = 'echo started; test "$QUEUECTL_ATTEMPT" != 1 || sleep 600'
 """A command whose first attempt does not end by itself."""
@@ -133,8 +135,10 @@ def test_each_worker_is_a_process_of_its_own_in_a_session_of_its_own(desk: Desk)
 def test_a_process_runs_one_command_at_a_time(desk: Desk, tmp_path: Path) -> None:
     """--count 2 is two at a time: each writes when it begins and ends, and two overlap but never three."""
     log = shlex.quote(str(tmp_path / "log"))
+    until_another = f"until [ $(grep -c + {log}) -ge 2 ]; do sleep 0.1; done"
     for _ in range(6):
-        desk.queue.enqueue("shell", {"command": f"echo + >> {log}; sleep 0.2; echo - >> {log}"})
+        command = f"echo + >> {log}; {until_another}; sleep 0.1; echo - >> {log}"
+        desk.queue.enqueue("shell", {"command": command})
     assert desk.start("worker start --count 2 --drain").wait() == 0
     depth, depths = 0, []
     for line in (tmp_path / "log").read_text().split():
@@ -198,7 +202,8 @@ def test_a_closed_pipe_costs_the_log_and_nothing_else(desk: Desk) -> None:
 
 
 def test_jobs_of_a_killed_worker_are_freed_at_once(desk: Desk) -> None:
-    """Well before its lease of 30 s has ended, and what its command started is gone."""
+    """Well before its lease has ended, and what its command started is gone."""
+    desk.queue.set_config("lease_seconds", LEASE)
     workers = desk.workers("--count 2", up=2)
     job = enqueue(desk, HOLD_ONCE)
     desk.wait_started(job)
@@ -213,8 +218,10 @@ def test_jobs_of_a_killed_worker_are_freed_at_once(desk: Desk) -> None:
     assert (lost.error or "").startswith("WorkerLost")
     assert (lost.finished_at - killed).total_seconds() < SOON
     assert done.attempts == 2
-    workers.wait_for("job.reaped", job_id=job, worker_id=holder, status="pending")
-    assert not [line for line in desk.processes().values() if "sleep" in line]
+    workers.wait_for("job.reaped", job_id=job, worker_id=holder, status="scheduled")
+    wait_until(
+        lambda: not [line for line in desk.processes().values() if "sleep" in line], message="it is gone"
+    )
     assert workers.stop() == 0
 
 
@@ -223,6 +230,7 @@ def test_jobs_in_the_application_s_own_database_are_freed_too(desk: Desk, app: P
     (app / "app.py").write_text(f"from holdfast import Queue\nqueue = Queue({url!r})\n")
     workers = desk.workers("--app app:queue", cwd=app)
     with Queue(url) as queue:
+        queue.set_config("lease_seconds", LEASE)
         job = queue.enqueue("shell", {"command": HOLD_ONCE})
         desk.wait_started(job.id)
         killed = datetime.now(UTC)
@@ -244,18 +252,18 @@ def test_a_dead_worker_is_replaced_after_pauses_that_grow(desk: Desk) -> None:
         started = workers.wait_for("worker.started", 2 + number)
         pid = started["pid"]
         between = datetime.fromisoformat(started["time"]) - datetime.fromisoformat(died["time"])
-        assert pause <= between.total_seconds() < pause + 5
+        assert between.total_seconds() >= pause
         assert sorted(worker.pid for worker in desk.queue.workers()) == sorted([other, pid])
     assert workers.stop() == 0
     assert len(workers.events("worker.started")) == 4
 
 
 def test_the_log_says_that_a_worker_died_and_when_another_starts(desk: Desk) -> None:
-    workers = desk.start("worker start --log-format text")
+    workers = desk.start("worker start --log-format text", program=PATIENT)
     wait_until(lambda: "started, pid" in workers.output(), message="the worker is up")
     [worker] = desk.queue.workers()
     os.kill(worker.pid, signal.SIGKILL)
-    said = f"worker process {worker.pid} was killed by signal 9; restarting in 1 s"
+    said = f"worker process {worker.pid} was killed by signal 9; restarting in 60 s"
     wait_until(lambda: said in workers.output(), message=said)
     wait_until(
         lambda: [w.state for w in desk.queue.workers(restarting=True)] == ["restarting"],
@@ -297,7 +305,7 @@ def test_a_job_that_kills_its_workers_ends_failed_and_the_next_one_runs(desk: De
     assert "died" in (failed.error or "")
     healthy = enqueue(desk, "true")
     assert desk.wait(healthy, "completed", timeout=SOON).attempts == 1
-    assert workers.events("job.failed", job_id=poison, attempt=2)
+    workers.wait_for("job.failed", job_id=poison, attempt=2)
     assert workers.stop() == 0
 
 
@@ -338,7 +346,7 @@ def test_a_worker_that_stuck_handlers_have_used_up_is_recycled(desk: Desk, app: 
     assert desk.wait(greeting, "completed", timeout=SOON).result == "hello you"
     failed = desk.wait(stuck, "failed", timeout=SOON)
     assert (failed.error or "").startswith("TimedOut")
-    assert workers.events("worker.recycled", pid=used_up)
+    workers.wait_for("worker.recycled", pid=used_up)
     assert not workers.events("worker.died")
     assert len(workers.pids()) == 2
     assert not is_alive(used_up)
@@ -346,17 +354,17 @@ def test_a_worker_that_stuck_handlers_have_used_up_is_recycled(desk: Desk, app: 
 
 
 def test_a_stuck_handler_does_not_keep_a_worker_from_stopping(desk: Desk, app: Path) -> None:
+    desk.queue.set_config("shutdown_timeout", 600)
     workers = desk.workers("--app app:queue --concurrency 2", cwd=app)
     stuck = desk.queue.enqueue("stuck").id
     desk.wait(stuck, "failed", timeout=SOON)
-    asked = time.monotonic()
     assert workers.stop() == 0
-    assert time.monotonic() - asked < SOON
     assert len(workers.pids()) == 1
 
 
 def test_a_supervisor_that_waits_to_replace_a_worker_stops_at_once(desk: Desk) -> None:
-    workers = desk.workers()
+    workers = desk.start("worker start --log-format json", program=PATIENT)
+    workers.wait_for("worker.started")
     os.kill(workers.pids()[0], signal.SIGKILL)
     workers.wait_for("worker.died")
     assert workers.stop() == 0
@@ -432,16 +440,15 @@ def test_workers_that_a_job_detaches_survive_the_job(desk: Desk) -> None:
 
 
 def test_stop_reaches_a_worker_that_is_about_to_be_replaced(desk: Desk) -> None:
-    workers = desk.workers()
-    for number in (1, 2, 3):  # each time the pause is longer
-        pid = workers.wait_for("worker.started", number)["pid"]
-        desk.wait(enqueue(desk, "true"), "completed")  # so it has told its supervisor who it is
-        os.kill(pid, signal.SIGKILL)
-        workers.wait_for("worker.died", number)
+    workers = desk.start("worker start --log-format json", program=PATIENT)
+    pid = workers.wait_for("worker.started")["pid"]
+    desk.wait(enqueue(desk, "true"), "completed")  # so it has told its supervisor who it is
+    os.kill(pid, signal.SIGKILL)
+    workers.wait_for("worker.died")
     [worker] = desk.queue.workers(restarting=True)
     assert desk("worker stop").out == f"{worker.id} stopped\n"
     assert workers.wait() == 0
-    assert len(workers.pids()) == 3
+    assert len(workers.pids()) == 1
     assert desk.queue.store.list_workers() == []
 
 
@@ -452,9 +459,7 @@ def test_stop_does_not_wait_for_a_worker_that_was_killed_with_its_supervisor(des
     os.kill(pid, signal.SIGKILL)
     workers.signal(signal.SIGKILL)
     workers.wait()
-    asked = time.monotonic()
     desk("worker stop")
-    assert time.monotonic() - asked < SOON
     desk.wait_empty()
 
 
@@ -509,12 +514,11 @@ def test_stop_names_who_is_left_after_its_timeout(desk: Desk) -> None:
 
 
 def test_forced_stop_releases_jobs_and_gives_attempts_back(desk: Desk) -> None:
+    desk.queue.set_config("shutdown_timeout", 600)
     workers = desk.workers()
     job = enqueue(desk, "echo started; sleep 600")
     desk.wait_started(job)
-    asked = time.monotonic()
     desk("worker stop --force")
-    assert time.monotonic() - asked < SOON
     assert workers.wait() == 1
     released = desk.job(job)
     assert (released.status, released.attempts, released.errors) == ("pending", 0, ())
@@ -690,15 +694,14 @@ def test_the_first_signal_lets_running_jobs_finish(desk: Desk) -> None:
 
 
 def test_the_second_signal_releases_at_once(desk: Desk) -> None:
+    desk.queue.set_config("shutdown_timeout", 600)
     workers = desk.workers()
     job = enqueue(desk, "echo started; sleep 600")
     desk.wait_started(job)
     workers.signal(signal.SIGTERM)
     workers.wait_for("worker.stopping")
-    asked = time.monotonic()
     workers.signal(signal.SIGTERM)
-    assert workers.wait() == 1
-    assert time.monotonic() - asked < SOON
+    assert workers.wait(SOON) == 1
     released = desk.job(job)
     assert (released.status, released.attempts, released.errors) == ("pending", 0, ())
     desk.wait_empty()
@@ -706,6 +709,7 @@ def test_the_second_signal_releases_at_once(desk: Desk) -> None:
 
 def test_two_signals_that_come_together_are_two(desk: Desk) -> None:
     """Both reach a supervisor that is busy; what it passes on must not become one on the way."""
+    desk.queue.set_config("shutdown_timeout", 600)
     workers = desk.workers()
     job = enqueue(desk, "echo started; sleep 600")
     desk.wait_started(job)
@@ -785,16 +789,16 @@ def test_jobs_that_shutdown_timeout_cuts_short_are_given_back_with_exit_code_1(d
 
 def test_the_third_signal_kills_a_worker_that_does_not_answer(desk: Desk) -> None:
     """Its jobs are freed, and the exit code says that they did not finish."""
+    desk.queue.set_config("shutdown_timeout", 600)
     workers = desk.workers()
     job = enqueue(desk, "echo started; sleep 600")
     desk.wait_started(job)
     os.kill(workers.pids()[0], signal.SIGSTOP)
-    for _ in range(3):
-        workers.signal(signal.SIGTERM)
-        time.sleep(0.02)  # signals that come together are one
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # equal ones that come together are one
+        workers.signal(number)
     code = workers.wait(SOON)
-    assert workers.events("job.reaped", job_id=job, status="pending")
-    assert (desk.job(job).status, desk.job(job).attempts) == ("pending", 1)
+    assert workers.events("job.reaped", job_id=job, status="scheduled")
+    assert (desk.job(job).status, desk.job(job).attempts) == ("scheduled", 1)
     assert code == 1
     desk.wait_empty()
 

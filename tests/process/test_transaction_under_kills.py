@@ -14,8 +14,8 @@ from tests.process.oracle import Database
 from tests.process.programs import Program, Programs
 from tests.support import wait_until
 
-JOBS = 200
-KILLS = 20
+JOBS = 100
+KILLS = 10
 BETWEEN = 6
 """Jobs that complete between two kills."""
 

@@ -25,6 +25,7 @@ def item(id: str, type: str = "echo", status: str = "pending", **fields: Any) ->
         "type": type,
         "status": status,
         "priority": 0,
+        "group": None,
         "attempts": 0,
         "maxAttempts": 3,
         "version": 0,

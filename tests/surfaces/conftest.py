@@ -21,7 +21,9 @@ from tests.surfaces.support import Cli, Ran
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str) -> Iterator[Path]:
+def home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str, request: pytest.FixtureRequest
+) -> Iterator[Path]:
     """A QUEUECTL_HOME for this test alone, which is also in this process's environment."""
     for name in [name for name in os.environ if name.startswith("QUEUECTL_")]:
         monkeypatch.delenv(name)
@@ -30,7 +32,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str) -> Iterat
     monkeypatch.setenv("QUEUECTL_HOME", str(folder))
     monkeypatch.setenv("COLUMNS", "80")  # the width of help, whoever runs the tests
     if engine == "postgres":
-        with postgres.fresh_url() as url:
+        has_queue = {"queue", "empty_queue"} & set(request.fixturenames)
+        with postgres.lent_url() if has_queue else postgres.fresh_url() as url:
             monkeypatch.setenv("QUEUECTL_DATABASE_URL", url)
             yield folder
     else:

@@ -7,7 +7,9 @@ import os
 import shlex
 import signal
 import subprocess
+import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,13 @@ from holdfast import Job, Queue
 from holdfast.system.process_group import marked
 from tests.support import wait_until
 from tests.surfaces.support import QUEUECTL, Ran, Terminal, environment, queuectl
+
+PATIENT = (
+    sys.executable,
+    "-c",
+    "from holdfast.cli import main; from holdfast.supervisor import process as p; p.FIRST_PAUSE = 60; main()",
+)
+"""A queuectl whose supervisor waits for so long that no test sees it replace a dead process."""
 
 
 class Running:
@@ -102,13 +111,13 @@ class Desk:
         """Queue a command of the shell; returns the id."""
         return self(f"enqueue --command {shlex.quote(command)} {options}").out.strip()
 
-    def start(self, line: str, *, cwd: Path | None = None) -> Running:
+    def start(self, line: str, *, cwd: Path | None = None, program: Sequence[str] = QUEUECTL) -> Running:
         """Type a line that stays."""
         number = len(self._running)
         out, err = (self.home / f"typed-{number}.{end}" for end in ("out", "err"))
         with out.open("wb") as out_file, err.open("wb") as err_file:
             process = subprocess.Popen(
-                [*QUEUECTL, *shlex.split(line)],
+                [*program, *shlex.split(line)],
                 stdin=subprocess.DEVNULL,
                 stdout=out_file,
                 stderr=err_file,

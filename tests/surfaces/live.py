@@ -45,13 +45,17 @@ uvicorn.server.asyncio = _BriskAsyncio()  # type: ignore[assignment, attr-define
 
 
 @contextmanager
-def live(app: FastAPI, root_path: str = "") -> Iterator[str]:
+def live(app: FastAPI, root_path: str = "", *, shutdown_seconds: float = 5.0) -> Iterator[str]:
     """Serve an application from a thread; gives its address."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
     address = f"http://127.0.0.1:{listener.getsockname()[1]}"
     started = threading.Event()
     server = make_server(
-        app, root_path=root_path, events=Events(), shutdown_seconds=5.0, on_started=started.set
+        app,
+        root_path=root_path,
+        events=Events(),
+        shutdown_seconds=shutdown_seconds,
+        on_started=started.set,
     )
     loops: list[asyncio.AbstractEventLoop] = []
 

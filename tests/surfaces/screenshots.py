@@ -151,7 +151,7 @@ class Shop:
         self._queue.enqueue_batch(jobs)
 
     def _claim(self, host: str, type: str, limit: int = 1000) -> list[Claim]:
-        demand = Demand(type=type, limit=limit, max_attempts=3, pending=limit)
+        demand = Demand(type=type, limit=limit, max_attempts=3)
         return self._store.claim_jobs(host, [demand], limit=limit, lease_seconds=LEASE).claims
 
     def _failure(self, claim: Claim, status: Status) -> Decision:

@@ -186,7 +186,7 @@ class Terminal:
         deadline = time.monotonic() + timeout
         while self._read(max(0.0, deadline - time.monotonic())):
             assert time.monotonic() < deadline, f"not at its end within {timeout:g} s: {self.shown!r}"
-        self.code = self._process.wait(10)
+        self.code = self._process.wait(60)
         self.close()
         return Ran(self.code, self.shown, "")
 
@@ -201,7 +201,7 @@ class Terminal:
         self.hang_up()
         if self._process.poll() is None:
             self._process.kill()
-            self._process.wait(10)
+            self._process.wait(60)
 
     def _read(self, timeout: float) -> bool:
         """Read what is there or comes in time; False at the end."""

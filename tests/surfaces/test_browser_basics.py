@@ -128,7 +128,7 @@ def test_errors_and_requests_of_a_page_are_found(page: Page, serve: Serve, guard
         ("fetch('http://127.0.0.1:1/x').catch(() => 0)", "request failed: GET http://127.0.0.1:1/x"),
     ):
         visit(page, address, f"<script>{script}</script>")
-        wait_until(partial(is_found, guard, finding), 10, f"{finding}: {guard.findings}")
+        wait_until(partial(is_found, guard, finding), 30, f"{finding}: {guard.findings}")
         guard.findings.clear()
     guard.expected.append("")
 
@@ -141,7 +141,7 @@ def test_a_popup_is_watched_too(page: Page, serve: Serve, guard: Guard) -> None:
     visit(page, serve(), "<a href=/gone target=_blank>open</a>")
     with page.expect_popup():
         page.get_by_role("link").click()
-    wait_until(partial(is_found, guard, "status of 404"), 10, str(guard.findings))
+    wait_until(partial(is_found, guard, "status of 404"), 30, str(guard.findings))
     guard.expected.append("status of 404")
 
 
@@ -216,7 +216,7 @@ def test_a_page_can_be_used_from_any_thread(page: Page, serve: Serve) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert titles == [page.title()] * 4
 
 

@@ -75,6 +75,7 @@ def test_options_are_offered(cli: Cli) -> None:
         "--database",
         "--error",
         "--full",
+        "--group",
         "--help",
         "--json",
         "--limit",

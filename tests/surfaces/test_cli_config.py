@@ -26,6 +26,9 @@ DEFAULTS = {
     "stuck_seconds": "300",
     "concurrency": "10",
     "max_running": "none",
+    "group_concurrency": "none",
+    "fair": "false",
+    "prefetch": "none",
     "rate_limit": "0",
     "max_depth": "none",
     "max_payload_bytes": "1048576",
@@ -220,7 +223,7 @@ def test_running_worker_follows_a_setting(cli: Cli, jobs: Queue, start_worker: C
             return False
         return abs((shown.next_retry_at - shown.errors[0].finished_at).total_seconds() - 15_000) < 5
 
-    wait_until(delay_is_new, timeout=10, message="the new back-off")
+    wait_until(delay_is_new, timeout=30, message="the new back-off")
 
 
 # pause and resume

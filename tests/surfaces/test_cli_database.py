@@ -92,7 +92,7 @@ def test_backup_opens_as_a_queue(cli: Cli, jobs: Queue, tmp_path: Path) -> None:
         assert restored.config()["max_attempts"] == 9
         restored.register("echo", lambda payload: payload)
         assert restored.drain() == 1
-        assert restored.wait("waiting", timeout=5).result == {"n": 1}
+        assert restored.wait("waiting", timeout=60).result == {"n": 1}
     waiting = jobs.get("waiting")
     assert waiting is not None
     assert waiting.status == "pending"

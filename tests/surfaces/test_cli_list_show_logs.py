@@ -42,6 +42,7 @@ ITEM = {
     "timeout",
     "error",
     "progress",
+    "group",
     "parentId",
     "cancelRequested",
     "workerId",
@@ -572,7 +573,7 @@ def test_why_says_what_is_paused(cli: Cli, queue: Queue) -> None:
     queue.pause()
     queue.pause(type="ok")
     assert reasons(cli, "job1") == ["paused", "paused", "no_workers"]
-    assert cli("why", "job1").lines[:2] == ["the whole queue is paused", "its type is paused"]
+    assert cli("why", "job1").lines[:2] == ["ok is paused", "the whole queue is paused"]
 
 
 def test_why_says_the_schedule_and_its_instant(cli: Cli, queue: Queue) -> None:

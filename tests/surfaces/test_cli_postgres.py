@@ -69,7 +69,7 @@ def test_password_is_shown_nowhere_and_stopped_workers_leave_no_connection(
         assert len(started["workers"]) == 2
         assert SECRET not in command_lines()
         assert run("enqueue", "--id", "job1", "--command", "exit 3", "--max-attempts", "1") == "job1\n"
-        wait_until(lambda: json.loads(run("show", "job1", "--json"))["status"] == "failed", 20)
+        wait_until(lambda: json.loads(run("show", "job1", "--json"))["status"] == "failed", 30)
         assert 2 <= backends(schema) <= 2 * 4 + 2
         run("doctor", expect=1)  # the tests' server does not sync
         run("status", "--json")
@@ -79,7 +79,7 @@ def test_password_is_shown_nowhere_and_stopped_workers_leave_no_connection(
         run("worker", "stop")
     said.append(Path(started["log"]).read_text())
     assert SECRET not in "".join(said)
-    wait_until(lambda: not backends(schema), 10)
+    wait_until(lambda: not backends(schema), 30)
 
 
 @pytest.mark.parametrize(

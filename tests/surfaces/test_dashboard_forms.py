@@ -732,7 +732,8 @@ def test_rate_limits_are_set_for_all_and_for_a_type_and_reset(web: Reader, queue
     )
     assert (page.address, page.notice) == ("/controls", "rate_limit is now 10.")
     form = next(form for form in page.forms if {("key", "rate_limit"), ("type", "crawl")} <= set(form.fields))
-    assert form.value("value") == "10"
+    assert form.value("value") == ""
+    assert "10, shared with the whole queue" in page.section("types").text
     page = web.submit(form, changes={"value": "2.5"})
     assert page.notice == "rate_limit for crawl is now 2.5."
     assert queue.settings().get("rate_limit", "crawl") == 2.5

@@ -84,7 +84,7 @@ def failed_job(connection: sqlite3.Connection, id: str, text: str, at: int) -> N
     both = json.dumps({text: text, "list": [text, {"in": {text: text}}]})
     add_job(
         connection, id, at, status="failed", error=text, error_group=text[:200], key=text, payload=both,
-        result=both, started_at=at, attempts=1, parent_id=text,
+        result=both, started_at=at, attempts=1, parent_id=text, **{'"group"': text},
     )  # fmt: skip
     add_failure(connection, id, 1, at, text)
 
@@ -92,7 +92,7 @@ def failed_job(connection: sqlite3.Connection, id: str, text: str, at: int) -> N
 def running_job(connection: sqlite3.Connection, id: str, text: str, at: int, type: str = "plain") -> None:
     add_job(
         connection, id, at, status="processing", type=type, worker_id=text, started_at=at, key=text,
-        lease_expires_at=at + HOUR, progress=0.5, progress_message=text, attempts=1,
+        lease_expires_at=at + HOUR, progress=0.5, progress_message=text, attempts=1, **{'"group"': text},
     )  # fmt: skip
 
 
@@ -368,7 +368,7 @@ def test_each_text_is_put_in_place_as_a_text(
         assert (hostile["ran"], plain["ran"]) == ([], []), text
         assert hostile["title"].startswith("hostile-"), text
         assert (hostile["error"], hostile["traceback"]) == (shown, shown), text
-        assert hostile["facts"] == [shown], text
+        assert hostile["facts"] == [shown] * 2, text  # its group, and its key
         assert hostile["worker"] == shown, text
         if text != LONGEST:  # which is shown as one text, and cut
             assert hostile["names"] == list(names_in(payload)), text
@@ -398,7 +398,7 @@ def test_each_message_of_progress_is_a_text(
         first = next((line.strip() for line in text.splitlines() if line.strip()), "")
         assert difference(hostile["shape"], plain["shape"]) == "", text
         assert hostile["ran"] == [], text
-        assert hostile["facts"] == [parsed(text)] * 2, text  # its key, and its worker
+        assert hostile["facts"] == [parsed(text)] * 3, text  # its group, its key, and its worker
         if len(first) <= 200:
             assert hostile["message"] == parsed(first), text
 

@@ -16,6 +16,7 @@ from playwright.sync_api import Locator, Page
 from holdfast import Context, Job, Queue
 from holdfast.errors import StoreUnavailable
 from holdfast.jobs import install
+from holdfast.store.sqlite.database import Database
 from holdfast.web import create_app
 from tests.support import both_engines, wait_until
 from tests.surfaces.browser import Guard, NewPage, Serve, expect
@@ -23,7 +24,7 @@ from tests.surfaces.live import Served, live, write_lock
 
 TOKEN = "a token for the tests"
 BIG = 12345678901234567890
-SOON = 10.0
+SOON = 60.0
 
 StartWorker = Callable[..., Any]
 
@@ -794,8 +795,16 @@ def test_trouble_with_the_database_leaves_the_page_as_it_was_and_says_so(
 
 
 def test_a_change_that_the_database_does_not_take_is_told_and_the_page_stays(
-    page: Page, serve: Serve, home: Path, jobs: Queue, guard: Guard, failed: list[Job]
+    page: Page,
+    serve: Serve,
+    home: Path,
+    jobs: Queue,
+    guard: Guard,
+    failed: list[Job],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    transaction: Any = Database.transaction
+    monkeypatch.setitem(transaction.__wrapped__.__kwdefaults__, "patience", 0.3)
     guard.expected.append("status of 503")
     page.goto(f"{serve()}/jobs")
     mark(page)

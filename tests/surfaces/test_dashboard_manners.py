@@ -21,7 +21,7 @@ from tests.surfaces.browser import NARROW, OTHER_NAME, Guard, NewPage, Serve, ex
 TOKEN = "a token for the tests"
 READ_TOKEN = "a token that may look"
 NARROWEST = {"width": 320, "height": 640}
-SOON = 10.0
+SOON = 60.0
 LONG = "x" * 120
 
 StartWorker = Callable[..., Any]
@@ -342,7 +342,7 @@ def test_the_skip_link_is_first_can_be_seen_and_leads_to_the_content(page: Page,
     assert keys.unseen == []
     keys.press("Enter")
     expect(page.locator("main")).to_be_focused()
-    assert keys.tab() == "Search ID, key, error or a payload field"
+    assert keys.tab() == "Search ID, key, group, error or a payload field"
 
 
 def test_the_focus_is_seen_wherever_tab_goes(page: Page, serve: Serve, full: Queue) -> None:

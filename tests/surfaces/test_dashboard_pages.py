@@ -974,7 +974,7 @@ def test_why_is_told_in_every_state(web: Reader, queue: Queue) -> None:
         assert told == [reason.text[:1].upper() + reason.text[1:] for reason in queue.why(id)]
         assert told
     queue.pause("email")
-    assert "Its type is paused" in web.open("/jobs/ready").section("why").text
+    assert "Email is paused" in web.open("/jobs/ready").section("why").text
 
 
 def test_output_of_a_command_is_cut_at_a_whole_character(web: Reader, queue: Queue) -> None:

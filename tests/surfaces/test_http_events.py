@@ -27,7 +27,7 @@ from tests.surfaces.support import queuectl
 
 pytestmark = pytest.mark.slow
 
-SOON = 10.0
+SOON = 60.0
 """Seconds that are plenty for a message, on a machine that has other things to do."""
 
 THREAD = "holdfast-events"
@@ -341,7 +341,7 @@ def test_an_odd_name_follows_nothing_and_harms_no_other_stream(
 def test_a_head_of_the_stream_ends_and_leaves_the_connection_usable(api: httpx.Client) -> None:
     answer = api.head("/api/events", timeout=SOON)
     assert answer.status_code in (200, 405)
-    assert api.get("/healthz", timeout=5.0).json() == {"status": "ok"}
+    assert api.get("/healthz", timeout=SOON).json() == {"status": "ok"}
     wait_until(lambda: not watchers(), SOON, "nobody listens")
 
 
@@ -451,26 +451,29 @@ def test_what_changed_in_rounds_that_were_not_read_is_put_together() -> None:
 def test_rounds_that_others_cause_by_coming_and_going_do_not_raise_the_rate() -> None:
     """A round every 10 ms, each with something new: those of a quarter of a second are one message."""
 
-    async def read() -> list[Any]:
+    async def read() -> tuple[list[Any], float]:
         listener = Listener(Interest(), asyncio.get_running_loop())
-        over = time.monotonic() + 1.1
+        told: list[Any] = []
 
         async def tell() -> None:
             turn = 0
-            while time.monotonic() < over:
+            while len(told) < 4:
                 turn += 1
                 listener.tell({"turn": turn}, [])
                 await asyncio.sleep(0.01)
             listener.end()
 
+        began = time.monotonic()
         telling = asyncio.create_task(tell())
         async with asyncio.timeout(SOON):
-            told = [data(m) async for m in listener.messages() if m.startswith(b"event: stats")]
+            async for message in listener.messages():
+                if message.startswith(b"event: stats"):
+                    told.append(data(message))
             await telling
-        return told
+        return told, time.monotonic() - began
 
-    told = asyncio.run(read())
-    assert 3 <= len(told) <= 6
+    told, seconds = asyncio.run(read())
+    assert len(told) <= seconds / 0.25 + 2  # the first at once, and the last when it ends
     assert [message["turn"] for message in told] == sorted({message["turn"] for message in told})
 
 

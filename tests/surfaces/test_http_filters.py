@@ -168,8 +168,8 @@ WRONG: dict[str, str] = {
     "sort=finished&cursor=7.3": "cursor must be the nextCursor of an earlier page in the same order",
     "sort=created&cursor=7.3": "cursor must be the nextCursor of an earlier page in the same order",
     "sort=priority&cursor=1893456000000000.3": "cursor must be the nextCursor of an earlier page",
-    "q=it": "unknown parameter 'q'; allowed: cursor, error, full, limit, offset, order, parentId, search,"
-    " since, sort, status, type, until",
+    "q=it": "unknown parameter 'q'; allowed: cursor, error, full, group, limit, offset, order, parentId,"
+    " search, since, sort, status, type, until",
 }
 
 
@@ -395,7 +395,10 @@ def test_each_wrong_bulk_filter_is_refused_and_changes_nothing(varied: Queue, ap
         ({"search": "a" * 501}, "a search may have at most 500 characters"),
         ({"search": "payload.password:x"}, "is the name of a secret"),
         ({"sort": "age"}, "filter.sort"),
-        ({"ascending": True}, "unknown field 'ascending'; allowed: status, type, parentId, error, since,"),
+        (
+            {"ascending": True},
+            "unknown field 'ascending'; allowed: status, type, group, parentId, error, since,",
+        ),
     ]
     for filter, words in wrong:
         assert words in refused(bulk(api, filter, 0), 400, "invalid_request"), filter

@@ -31,7 +31,7 @@ from tests.surfaces.live import live
 
 pytestmark = pytest.mark.slow
 
-EXAMPLES = 50
+EXAMPLES = 25
 FEWER = 2
 """How many requests are made of each operation: without tokens, and with each of the tokens there are."""
 

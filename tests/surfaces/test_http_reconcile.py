@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -256,7 +255,7 @@ def test_progress_is_told_and_other_requests_are_answered_meanwhile(
     assert got(api.get("/api/report"))["stuck"] == []
     assert not answer.done()
     world.let_go()
-    report = got(answer.result(10))
+    report = got(answer.result(60))
     assert state(api) == {"running": None, "report": report}
 
 
@@ -270,7 +269,7 @@ def test_progress_counts_the_jobs_read(
     running = state(api)["running"]
     assert (running["done"], running["total"]) == (1, 3)
     world.let_go()
-    assert got(answer.result(10))["jobs"] == 3
+    assert got(answer.result(60))["jobs"] == 3
 
 
 # One at a time.
@@ -286,7 +285,7 @@ def test_who_asks_for_the_same_meanwhile_gets_the_same_report(
     others = [beside.submit(post, api, "make") for _ in range(3)]
     wait_until(lambda: len(orders) == 4, message="all of them wait")
     world.let_go()
-    reports = [got(answer.result(10)) for answer in (first, *others)]
+    reports = [got(answer.result(60)) for answer in (first, *others)]
     assert reports == [reports[0]] * 4
     assert world.checked == ["make-a"]
 
@@ -304,8 +303,8 @@ def test_who_asks_for_other_types_gets_a_report_of_its_own_afterwards(
     wait_until(lambda: len(orders) == 2, message="it waits for its turn")
     assert not second.done()
     world.let_go()
-    assert [entry["type"] for entry in got(first.result(10))["covered"]] == ["make"]
-    assert [entry["type"] for entry in got(second.result(10))["covered"]] == ["build"]
+    assert [entry["type"] for entry in got(first.result(60))["covered"]] == ["make"]
+    assert [entry["type"] for entry in got(second.result(60))["covered"]] == ["build"]
     assert world.checked == ["make-a", "build-b"]
 
 
@@ -326,7 +325,7 @@ def test_report_of_a_start_is_not_given_to_who_asks_for_everything(
     asked = beside.submit(post, api)
     wait_until(lambda: len(orders) == 2, message="it waits for its turn")
     world.let_go()
-    assert got(asked.result(10))["checked"] == 2
+    assert got(asked.result(60))["checked"] == 2
     assert sorted(world.checked) == ["cloud-b", "make-a", "make-a"]
 
 
@@ -339,7 +338,7 @@ def test_wrong_types_are_refused_at_once_while_one_is_under_way(
     world.wait_held()
     refused(post(api, "other"), 400, "invalid_request")
     world.let_go()
-    assert got(answer.result(10))["checked"] == 1
+    assert got(answer.result(60))["checked"] == 1
 
 
 # Who leaves, and what goes wrong.
@@ -379,7 +378,7 @@ def test_who_leaves_before_its_turn_starts_nothing(
         wait_until(lambda: len(orders) == 2, message="it waits for its turn")
     got(api.get("/healthz"))  # by now the server has heard of its end
     world.let_go()
-    got(first.result(10))
+    got(first.result(60))
     assert got(post(api, "make"))["checked"] == 1
     assert orders == [Asked(frozenset({type})) for type in ("make", "build", "make")]
     assert "build-b" not in world.checked
@@ -391,15 +390,13 @@ def test_server_that_stops_does_not_wait_and_says_so(
     world.make(queue, ["a", "b"])
     world.hold()
     with ExitStack() as server, ExitStack() as clients:
-        api = clients.enter_context(client(server.enter_context(live(create_app(queue)))))
+        address = server.enter_context(live(create_app(queue), shutdown_seconds=600.0))
+        api = clients.enter_context(client(address))
         answer = beside.submit(post, api)
         world.wait_held()
-        began = time.monotonic()
         server.close()
-        seconds = time.monotonic() - began
-        message = refused(answer.result(10), 503, "stopping")
+        message = refused(answer.result(60), 503, "stopping")
     assert message == "the server is shutting down; the reconciliation was interrupted"
-    assert seconds < 4  # it waits 5 s for other answers
     world.let_go()
     wait_until(lambda: all(thread.name != "holdfast-reconcile" for thread in threading.enumerate()))
     assert len(world.checked) == 1  # it has ended after the check that was under way
@@ -433,10 +430,10 @@ def test_process_of_a_server_ends_while_a_check_hangs(
         client(served.address) as api,
     ):
         answer = beside.submit(post, api)
-        wait_until((tmp_path / "held").exists, timeout=20, message="the check hangs")
+        wait_until((tmp_path / "held").exists, timeout=30, message="the check hangs")
         assert state(api)["running"] is not None
         assert served.stop() == 0
-        refused(answer.result(10), 503, "stopping")
+        refused(answer.result(60), 503, "stopping")
     assert "Traceback" not in served.errors()
 
 

@@ -1104,7 +1104,7 @@ def test_tokens_are_known_to_the_server_of_a_program_alone(home: Path) -> None:
     paths = os.pathsep.join([str(home), str(Path(holdfast.__file__).parents[1])])
     words = ["--app", "shop_app:queue", "--allow-type", "shell", "--read-token", "from-the-argument"]
     with Served(home, *words, QUEUECTL_TOKEN="from-the-environment", PYTHONPATH=paths) as served:
-        wait_until(lambda: served.events("worker.started"), timeout=20)
+        wait_until(lambda: served.events("worker.started"), timeout=30)
         assert served.address
         assert_both_tokens_are_taken_and_origins_of_other_ports_refused(served)
         assert_no_arguments_and_no_environment_but_the_server_s_have_them(served)
@@ -1131,7 +1131,7 @@ def assert_no_arguments_and_no_environment_but_the_server_s_have_them(served: Se
     with client(served.address, headers=headers) as made:
         task = {"type": "shell", "payload": {"command": "env; tr '\\0' '\\n' </proc/$PPID/environ"}}
         id = made.post("/api/tasks", json=task).json()["id"]
-        wait_until(lambda: made.get(f"/api/tasks/{id}").json()["status"] == "completed", timeout=20)
+        wait_until(lambda: made.get(f"/api/tasks/{id}").json()["status"] == "completed", timeout=30)
         output = made.get(f"/api/tasks/{id}/logs").json()["log"]
     assert "QUEUECTL_HOME=" in output
     assert "from-the-environment" not in output

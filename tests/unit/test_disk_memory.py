@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.store.disk_memory import DiskMemory
+from tests.support import open_files
 
 TEXTS = ["", " ", "a", "A", "ä", "a\u0308", "a\0b", "a\nb", "x" * 100_000, "x" * 99_999, "\U0001f40c"]
 
@@ -86,10 +87,10 @@ def test_it_is_closed_also_by_an_error_and_in_the_middle_of_its_records() -> Non
             for _ in memory.records():
                 raise KeyError
 
-    before = os.listdir("/proc/self/fd")
+    before = open_files()
     with pytest.raises(KeyError):
         leave()
-    assert len(os.listdir("/proc/self/fd")) == len(before)
+    assert not open_files() - before
 
 
 def test_it_may_be_made_in_one_thread_and_used_in_another() -> None:

@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
+from holdfast.core.job import MAX_GROUP_LENGTH
 from holdfast.core.settings import Settings
-from holdfast.enqueueing.enqueuer import MAX_KEY_LENGTH, Admission
+from holdfast.enqueueing.enqueuer import Admission
+from holdfast.enqueueing.options import MAX_KEY_LENGTH, OPTIONS, Option
 from holdfast.errors import ConfigError, InvalidPayload, UnknownType
 from holdfast.events import Events
 from holdfast.handlers.handler import Handler
+from holdfast.handlers.options import EnqueueOptions, ManyOptions
 from holdfast.handlers.registry import Registry
 from holdfast.store.records import NewJob
 
@@ -49,15 +52,35 @@ def test_a_job_gets_an_id_and_a_token_of_its_own() -> None:
 
 
 def test_all_options_are_taken_over() -> None:
-    new = admit(id="job1", priority=5, max_attempts=7, timeout=30, key="k", key_for=60, run_at=WHEN)
+    new = admit(
+        id="job1", group="c:42", priority=5, max_attempts=7, timeout=30, key="k", key_for=60, run_at=WHEN
+    )
     assert (new.id, new.priority, new.max_attempts, new.timeout) == ("job1", 5, 7, 30)
-    assert (new.key, new.key_for) == ("k", 60)
+    assert (new.key, new.key_for, new.group) == ("k", 60, "c:42")
     assert new.run_at == 1_893_542_400_000_000
 
 
 def test_what_enqueue_leaves_open_stays_open() -> None:
     new = admit()
     assert (new.max_attempts, new.timeout, new.run_at, new.delay, new.key) == (None, None, None, None, None)
+
+
+def test_type_checkers_know_the_options_of_the_table_and_no_others() -> None:
+    assert EnqueueOptions.__annotations__.keys() == OPTIONS.keys()
+    assert ManyOptions.__annotations__.keys() == {o.name for o in OPTIONS.values() if o.is_shared}
+    assert OPTIONS.keys() <= set(NewJob.__struct_fields__)
+
+
+@pytest.mark.parametrize("option", OPTIONS.values(), ids=OPTIONS)
+def test_an_option_names_only_others_of_the_table(option: Option) -> None:
+    assert {option.excludes, option.needs} <= {"", *OPTIONS}
+    assert option.meaning[0].islower()
+    assert not option.meaning.endswith(".")
+
+
+@pytest.mark.parametrize("group", ["c", "x" * MAX_GROUP_LENGTH, "customer:42", "Kundé 7 \U0001f600"])
+def test_any_printable_text_is_a_group(group: str) -> None:
+    assert admit(group=group).group == group
 
 
 class Word(str, Enum):  # noqa: UP042 -- prints its name, unlike a StrEnum
@@ -144,6 +167,12 @@ BAD: list[dict[str, Any]] = [
     {"key": "a\x00b"},
     {"key": "\ud800"},
     {"key_for": 60},
+    {"group": ""},
+    {"group": 5},
+    {"group": "x" * (MAX_GROUP_LENGTH + 1)},
+    {"group": "a\nb"},
+    {"group": "a\x00b"},
+    {"group": "\ud800"},
     {"key": "k", "key_for": -1},
     {"colour": "red"},
     {"type": "x"},
@@ -161,7 +190,7 @@ def test_a_bad_option_is_refused_in_one_line(options: dict[str, Any]) -> None:
 
 def test_an_unknown_option_lists_what_is_allowed() -> None:
     with pytest.raises(
-        ConfigError, match="there is no option 'prority'; allowed: id, priority, max_attempts"
+        ConfigError, match="there is no option 'prority'; allowed: id, priority, group, max_attempts"
     ):
         admit(prority=1)
 

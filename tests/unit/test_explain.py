@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from holdfast.core.clock import from_datetime
 from holdfast.core.explain import Facts, Reason, explain
 from holdfast.core.job import Job, Status
+from holdfast.core.starting import Hold
 
 NOW = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
 LATER = datetime(2030, 1, 2, 4, 0, 0, tzinfo=UTC)
@@ -99,7 +100,9 @@ def test_a_job_that_waits_for_a_retry_says_what_failed_and_until_when() -> None:
 
 
 def test_a_scheduled_job_also_says_what_will_hold_it_back_then() -> None:
-    reasons = explain(job(Status.SCHEDULED, run_at=LATER), replace(IDLE, paused_type=True, workers=0))
+    reasons = explain(
+        job(Status.SCHEDULED, run_at=LATER), replace(IDLE, holds=(Hold("paused", "crawl"),), workers=0)
+    )
     assert codes(reasons) == ["scheduled", "paused", "no_workers"]
 
 
@@ -108,11 +111,11 @@ def test_a_job_that_nothing_holds_back_is_ready() -> None:
 
 
 def test_a_paused_queue_is_a_reason() -> None:
-    assert pending(paused_all=True) == [Reason("paused", "the whole queue is paused")]
+    assert pending(holds=(Hold("paused"),)) == [Reason("paused", "the whole queue is paused")]
 
 
 def test_a_paused_type_is_a_reason() -> None:
-    assert pending(paused_type=True) == [Reason("paused", "its type is paused")]
+    assert pending(holds=(Hold("paused", "crawl"),)) == [Reason("paused", "crawl is paused")]
 
 
 def test_no_worker_at_all_is_a_reason() -> None:
@@ -130,23 +133,32 @@ def test_full_slots_are_a_reason() -> None:
 
 
 def test_max_running_is_a_reason_and_stands_for_full_slots() -> None:
-    reasons = pending(running=10, max_running=4, running_under_cap=4)
+    reasons = pending(running=10, holds=(Hold("max_running", "crawl", 4, 4),))
     assert codes(reasons) == ["max_running"]
     assert reasons[0].text == "4 jobs are already running, the most that max_running allows"
 
 
-def test_max_running_that_is_not_reached_is_no_reason() -> None:
-    assert codes(pending(running=3, max_running=4, running_under_cap=3)) == ["ready"]
+@pytest.mark.parametrize(("name", "whose"), [("craw", " of craw"), ("", " of the whole queue")])
+def test_a_limit_that_it_shares_with_others_names_whose_it_is(name: str, whose: str) -> None:
+    (reason,) = pending(holds=(Hold("max_running", name, 1, 1),))
+    assert reason.text == f"1 job is already running, the most that max_running{whose} allows"
+    (reason,) = pending(holds=(Hold("rate_limit", name, 0.5, wait=2.0),))
+    assert reason.text.startswith(f"rate limit of 0.5 jobs/s{whose} reached; ")
+
+
+@pytest.mark.parametrize(("used", "verb"), [(1, "is"), (2, "are")])
+def test_a_full_group_is_a_reason(used: int, verb: str) -> None:
+    job_of_group = job(Status.PENDING, group="customer:42")
+    facts = replace(IDLE, holds=(Hold("group_concurrency", "crawl", used, used),))
+    (reason,) = explain(job_of_group, facts)
+    assert reason.code == "group_concurrency"
+    assert reason.text == f"{used} of {used} jobs of customer:42 {verb} running"
 
 
 def test_a_rate_limit_is_a_reason_and_says_until_when() -> None:
-    (reason,) = pending(rate_limit=0.5, rate_wait=2.0)
+    (reason,) = pending(holds=(Hold("rate_limit", "crawl", 0.5, wait=2.0),))
     assert (reason.code, reason.until) == ("rate_limit", "2030-01-02T03:04:07Z")
     assert reason.text == "rate limit of 0.5 jobs/s reached; the next can start at 03:04:07 UTC (in 2 s)"
-
-
-def test_a_rate_limit_with_a_token_left_is_no_reason() -> None:
-    assert codes(pending(rate_limit=5.0, rate_wait=0.0)) == ["ready"]
 
 
 def test_jobs_before_it_are_a_reason_that_warns_of_strict_priorities() -> None:
@@ -155,13 +167,19 @@ def test_jobs_before_it_are_a_reason_that_warns_of_strict_priorities() -> None:
     assert reason.text == "7 jobs of its type are ahead of it; higher priorities always go first"
 
 
+def test_jobs_before_it_in_a_fair_type_are_a_reason_that_names_the_turns() -> None:
+    (reason,) = pending(ahead=7, fair=True)
+    assert reason.text == "7 jobs of its type are ahead of it; groups take turns within a priority"
+
+
 def test_many_jobs_before_it_are_not_counted_to_the_end() -> None:
     (reason,) = pending(ahead=10_000, ahead_capped=True)
     assert reason.text.startswith("more than 10000 jobs")
 
 
 def test_all_reasons_are_told_the_one_that_decides_first() -> None:
-    reasons = pending(paused_all=True, paused_type=True, running=10, rate_limit=1.0, rate_wait=1.0, ahead=3)
+    holds = Hold("paused", "crawl"), Hold("paused"), Hold("rate_limit", "crawl", 1.0, wait=1.0)
+    reasons = pending(holds=holds, running=10, ahead=3)
     assert codes(reasons) == ["paused", "paused", "slots_full", "rate_limit", "in_line"]
 
 
@@ -170,3 +188,14 @@ def test_every_state_is_explained_in_a_line(status: Status) -> None:
     reasons = explain(job(status, error="ValueError: a\nb"), IDLE)
     assert reasons
     assert all("\n" not in reason.text for reason in reasons)
+
+
+def test_a_job_that_has_lost_two_workers_says_that_it_waits_to_run_alone() -> None:
+    assert codes(pending(losses=1)) == ["ready"]
+    (reason,) = pending(losses=2)
+    assert reason.code == "runs_alone"
+    assert reason.text == (
+        "two workers were lost while it ran; it waits until a worker has nothing else to run"
+    )
+    (reason,) = pending(losses=3)
+    assert reason.text.startswith("3 workers were lost")

@@ -39,8 +39,8 @@ def test_no_field_of_a_filter_is_dropped_on_its_way_to_the_store() -> None:
     paging = {"limit", "offset", "after", "brief"}
     assert set(JobFilter.__struct_fields__) == (asked - {"status"}) | {"statuses"} | paging
     other = {
-        "statuses": ("failed",), "type": "a", "parent_id": "p", "error": "boom", "since": 1, "until": 2,
-        "sort": "priority", "ascending": True, "after": Place(1, 1),
+        "statuses": ("failed",), "type": "a", "group": "g", "parent_id": "p", "error": "boom", "since": 1,
+        "until": 2, "sort": "priority", "ascending": True, "after": Place(1, 1),
     }  # fmt: skip
     sql = {name: _sql(**{name: value}) for name, value in other.items()}
     assert set(sql) == set(JobFilter.__struct_fields__) - {"limit", "offset", "brief"}

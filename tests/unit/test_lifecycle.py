@@ -42,8 +42,8 @@ outcomes: st.SearchStrategy[Outcome] = st.one_of(
         permanent=st.booleans(),
         delay=st.none() | st.floats(0, 1e6),
     ),
-    st.builds(LeaseEnded, error=st.text(min_size=1)),
-    st.just(Released()),
+    st.builds(LeaseEnded, error=st.text(min_size=1), has_started=st.none() | st.booleans()),
+    st.builds(Released, has_started=st.booleans()),
     st.builds(Stopped, error=st.none() | st.text()),
 )
 backoffs = st.builds(
@@ -139,11 +139,28 @@ def test_no_outcome_lets_a_job_start_more_often_than_allowed(
 
 
 @given(attempts_made, attempts_made, outcomes, backoffs, chances)
-def test_only_a_release_gives_the_attempt_back(
+def test_only_an_attempt_that_was_released_or_has_not_started_is_given_back(
     attempts: int, max_attempts: int, outcome: Outcome, backoff: Backoff, chance: float
 ) -> None:
     decision = decide(attempts, outcome, Policy(max_attempts, backoff), chance)
-    assert decision.attempts_back == (1 if isinstance(outcome, Released) else 0)
+    has_not_started = isinstance(outcome, LeaseEnded) and not outcome.has_started
+    is_given_back = isinstance(outcome, Released) or has_not_started
+    assert decision.attempts_back == int(is_given_back)
+    assert not (is_given_back and decision.error)
+
+
+@given(attempts_made, attempts_made, outcomes, backoffs, chances)
+def test_only_a_lost_worker_counts_as_a_loss_and_only_what_ran_ends_the_row(
+    attempts: int, max_attempts: int, outcome: Outcome, backoff: Backoff, chance: float
+) -> None:
+    decision = decide(attempts, outcome, Policy(max_attempts, backoff), chance)
+    match outcome:
+        case LeaseEnded(has_started=False) | Released(has_started=False):
+            assert decision.loss == 0
+        case LeaseEnded():
+            assert decision.loss == 1
+        case _:
+            assert decision.loss is None
 
 
 @given(attempts_made, attempts_made, outcomes, backoffs, chances)
@@ -163,7 +180,9 @@ def test_only_a_scheduled_retry_waits(
         (Errored("boom"), ("fail", Status.SCHEDULED), ("fail", Status.FAILED)),
         (Errored("boom", permanent=True), ("fail", Status.FAILED), ("fail", Status.FAILED)),
         (Errored("later", delay=60.0), ("fail", Status.SCHEDULED), ("fail", Status.FAILED)),
-        (LeaseEnded("gone"), ("reap", Status.PENDING), ("reap", Status.FAILED)),
+        (LeaseEnded("gone"), ("reap", Status.SCHEDULED), ("reap", Status.FAILED)),
+        (LeaseEnded("gone", has_started=False), ("reap", Status.PENDING), ("reap", Status.PENDING)),
+        (LeaseEnded("gone", has_started=None), ("reap", Status.PENDING), ("reap", Status.PENDING)),
         (Released(), ("release", Status.PENDING), ("release", Status.PENDING)),
         (Stopped(), ("cancel", Status.CANCELLED), ("cancel", Status.CANCELLED)),
     ],
@@ -181,6 +200,7 @@ def test_together_the_outcomes_reach_every_arrow_out_of_processing() -> None:
         Completed(),
         Errored("boom"),
         LeaseEnded("gone"),
+        LeaseEnded("gone", has_started=False),
         Released(),
         Stopped(),
     ]
@@ -198,8 +218,15 @@ def test_a_failed_attempt_keeps_its_evidence() -> None:
     assert (decision.error, decision.traceback, decision.detail) == ("boom", "Traceback…", {"exitCode": 2})
 
 
-def test_a_failed_attempt_waits_as_its_back_off_says() -> None:
-    assert after(Errored("boom"), attempts=2).delay == 4.0
+@pytest.mark.parametrize("outcome", [Errored("boom"), LeaseEnded("gone")])
+def test_a_failed_attempt_waits_as_its_back_off_says(outcome: Outcome) -> None:
+    assert after(outcome, attempts=2).delay == 4.0
+
+
+def test_the_jobs_of_a_lost_worker_do_not_all_come_back_at_once() -> None:
+    jitter = Policy(3, Backoff(jitter=0.2))
+    delays = [decide(1, LeaseEnded("gone"), jitter, chance).delay for chance in (0.0, 1.0)]
+    assert delays == [pytest.approx(1.6), pytest.approx(2.4)]
 
 
 def test_a_delay_the_handler_chose_beats_the_back_off() -> None:

@@ -65,7 +65,7 @@ def test_many_large_payloads_results_and_errors_go_in_several_statements(
         jobs = queue.enqueue_many("echo", payloads)
         worker = queue.worker(concurrency=12).start()
         try:
-            done = [queue.wait(job.id, timeout=20) for job in jobs]
+            done = [queue.wait(job.id, timeout=60) for job in jobs]
         finally:
             worker.stop()
         for payload, job in zip(payloads, done, strict=True):

@@ -79,7 +79,7 @@ def pgbouncer() -> Iterator[Path]:
             stderr=subprocess.DEVNULL,
         )
         try:
-            wait_until(lambda: is_up(folder) or process.poll() is not None, 10)
+            wait_until(lambda: is_up(folder) or process.poll() is not None, 30)
             assert process.poll() is None, (folder / "log").read_text()
             yield folder
         finally:
@@ -169,19 +169,19 @@ def test_jobs_are_worked_off_by_two_workers(
         ids = [queue.enqueue("work", {"n": n}).id for n in range(30)]
         ids += [job.id for job in other.enqueue_many("work", [{"n": n} for n in range(30)])]
         for job_id in ids:
-            assert queue.wait(job_id, timeout=20).status == "completed"
+            assert queue.wait(job_id, timeout=60).status == "completed"
         assert queue.count(status="completed") == 60
-        wait_until(lambda: sum(len(recorder.all(JobCompleted)) for recorder in recorders) == 60, 10)
+        wait_until(lambda: sum(len(recorder.all(JobCompleted)) for recorder in recorders) == 60, 30)
         # Heartbeats, limits and pauses come through, too.
         before = {worker.id: worker.heartbeat_at for worker in queue.workers()}
         assert len(before) == 2
-        wait_until(lambda: all(w.heartbeat_at != before[w.id] for w in queue.workers()), 10)
+        wait_until(lambda: all(w.heartbeat_at != before[w.id] for w in queue.workers()), 30)
         queue.set_config("max_running", 1, type="work")
         queue.pause("work")
         held = other.enqueue("work", {"n": 1})
         assert queue.get(held.id).status == "pending"  # type: ignore[union-attr]
         queue.resume("work")
-        assert queue.wait(held.id, timeout=20).status == "completed"
+        assert queue.wait(held.id, timeout=60).status == "completed"
         for worker in workers:
             worker.stop(timeout=5)
 
@@ -204,8 +204,8 @@ def test_what_a_handler_writes_commits_with_its_job(
     start_worker(concurrency=4)
     good = [queue.enqueue("write", {"n": n}).id for n in range(8)]
     bad = queue.enqueue("write", {"n": -1}).id
-    assert {queue.wait(job_id, timeout=20).status for job_id in good} == {"completed"}
-    wait_until(lambda: queue.get(bad).status == "failed", 20)  # type: ignore[union-attr]
+    assert {queue.wait(job_id, timeout=60).status for job_id in good} == {"completed"}
+    wait_until(lambda: queue.get(bad).status == "failed", 30)  # type: ignore[union-attr]
     rows = database_of(queue).read(f"SELECT n FROM {schema}.app_rows ORDER BY n")
     assert [n for (n,) in rows] == list(range(8))
 

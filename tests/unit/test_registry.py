@@ -344,12 +344,12 @@ def test_handlers_announce_their_coming_and_going() -> None:
     assert heard == [HandlerRegistered(type="a", executor="thread"), HandlerUnregistered(type="a")]
 
 
-def test_what_is_declared_beats_the_decorator_and_a_lane_its_base() -> None:
+def test_what_is_declared_beats_the_decorator_and_a_lane_says_only_its_own() -> None:
     found = registry(keywords("a", send, options={"concurrency": 1, "max_attempts": 5}))
     found.declare("a", concurrency=2)
     found.declare("a:slow", concurrency=3)
     assert found.declared("a") == {"concurrency": 2, "max_attempts": 5}
-    assert found.declared("a:slow") == {"concurrency": 3, "max_attempts": 5}
+    assert found.declared("a:slow") == {"concurrency": 3}
     assert found.declared("b") == {}
 
 

@@ -23,6 +23,7 @@ SELECTIONS = st.builds(
     Selection,
     statuses=st.lists(st.sampled_from(STATES), unique=True).map(tuple),
     type=STRIPPED,
+    group=TEXT,
     q=STRIPPED,
     since=STRIPPED,
     until=STRIPPED,
@@ -204,7 +205,7 @@ def test_every_instant_that_can_be_is_taken(moment: datetime) -> None:
     st.sampled_from(["", "7d", "2030-01-01T10:00"]),
 )
 def test_pinned_selection_stands_still_and_ends_now(selection: Selection, since: str, until: str) -> None:
-    given = replace(selection, since=since, until=until, type="", q="")
+    given = replace(selection, since=since, until=until, type="", group="", q="")
     pinned = read(given.pinned(NOW).query())
     later = NOW + timedelta(days=3)
     end = NOW + timedelta(microseconds=1)

@@ -21,7 +21,7 @@ from holdfast.config import (
     parse_setting,
 )
 from holdfast.core.backoff import Backoff
-from holdfast.core.settings import Resolved, Settings
+from holdfast.core.settings import Depth, Limit, Resolved, Settings
 from holdfast.durations import parse_duration
 from holdfast.errors import ConfigError
 from holdfast.handlers.registry import parse_handler_options
@@ -51,6 +51,9 @@ DEFAULTS = {
     "retention_failed": None,
     "shutdown_timeout": 30,
     "transaction_seconds": 5,
+    "group_concurrency": None,
+    "fair": False,
+    "prefetch": None,
 }
 
 
@@ -132,6 +135,9 @@ BAD_VALUES: dict[str, list[object]] = {
     "retention_failed": [-1, "x", True],
     "shutdown_timeout": [-1, "x", None],
     "transaction_seconds": [0, -1, "x", None],
+    "group_concurrency": [0, -1, "x", 1.5],
+    "fair": ["x", 2, None, []],
+    "prefetch": [-1, 1001, "x", 1.5],
 }
 
 
@@ -232,8 +238,9 @@ def test_options_of_a_decorator_are_checked_like_settings() -> None:
 # From the strongest to the weakest: where it is said, its value, and the level it counts for.
 LEVELS = [
     ("stored for the lane", 1, "shell:media"),
+    ("declared for the lane", 6, "shell:media"),
     ("stored for the base", 2, "shell"),
-    ("declared", 3, "shell"),
+    ("declared for the base", 3, "shell"),
     ("stored for all", 4, ""),
     ("queue's default", 5, ""),
 ]
@@ -249,7 +256,9 @@ def settings(present: set[str]) -> Settings:
         stored["max_attempts", ""] = 4
 
     def declared(type: str) -> Mapping[str, Value]:
-        return {"max_attempts": 3} if "declared" in present and type.startswith("shell") else {}
+        said = {"shell:media": ("declared for the lane", 6), "shell": ("declared for the base", 3)}
+        where, value = said.get(type, ("", 0))
+        return {"max_attempts": value} if where in present else {}
 
     defaults: Mapping[str, Value] = {"max_attempts": 5} if "queue's default" in present else {}
     return Settings(stored, declared=declared, defaults=defaults)
@@ -267,6 +276,66 @@ def test_the_strongest_level_that_says_something_holds(present: set[str]) -> Non
 def test_each_level_holds_over_all_below_it(index: int) -> None:
     present = {name for name, _, _ in LEVELS[index:]}
     assert settings(present).get("max_attempts", "shell:media") == LEVELS[index][1]
+
+
+def test_what_code_says_for_a_lane_is_its_own_whatever_is_stored_for_its_base() -> None:
+    found = Settings(
+        {("max_running", "pay"): 9}, declared=lambda name: {"pay:eu": {"max_running": 2}}.get(name, {})
+    )
+    assert found.limits("pay:eu").max_running == Limit("pay:eu", 2)
+    assert found.limits("pay:us").max_running == found.limits("pay").max_running == Limit("pay", 9)
+
+
+@pytest.mark.parametrize("name", ["max_running", "group_concurrency", "rate_limit", "concurrency"])
+def test_a_limit_belongs_to_the_name_it_was_set_for(name: str) -> None:
+    field = {"group_concurrency": "group", "rate_limit": "rate", "concurrency": "slots"}.get(name, name)
+    found = Settings({(name, ""): 7, (name, "pay"): 3, (name, "pay:eu"): 1})
+    owners = {
+        type: getattr(found.limits(type), field) for type in ("pay", "pay:us", "pay:eu", "crawl", "a:b")
+    }
+    assert owners == {
+        "pay": Limit("pay", 3),
+        "pay:us": Limit("pay", 3),
+        "pay:eu": Limit("pay:eu", 1),
+        "crawl": Limit("", 7),
+        "a:b": Limit("", 7),
+    }
+
+
+@given(
+    st.dictionaries(st.sampled_from(["", "pay", "pay:eu", "pay:us", "a"]), st.none() | st.integers(1, 9)),
+    st.sampled_from(["pay", "pay:eu", "pay:us", "a", "a:b", "c:d"]),
+)
+def test_depth_counts_the_types_that_have_it_from_the_same_name(
+    stored: dict[str, int | None], type: str
+) -> None:
+    found = Settings({("max_depth", name): value for name, value in stored.items()})
+    depth = found.depth(type, lambda _: ())
+    owner = found.resolve("max_depth", type)
+    if owner.value is None:
+        assert depth is None
+    else:
+        assert depth is not None
+        assert (depth.size, depth.name) == (owner.value, owner.source)
+        for other in ("pay", "pay:eu", "pay:us", "pay:x", "a", "a:b", "c:d", "payment"):
+            same = owner.source == found.resolve("max_depth", other).source and (owner.source in stored)
+            assert depth.counts(other) == same
+
+
+def test_what_code_declares_is_apart_in_a_depth() -> None:
+    found = Settings(
+        {("max_depth", "pay"): 5}, declared=lambda name: {"max_depth": 2} if name == "pay:eu" else {}
+    )
+    depth = found.depth("pay", {"max_depth": {"pay:eu", "crawl"}}.__getitem__)
+    assert depth == Depth(5, "pay", ("pay:eu",))
+    assert found.depth("pay:eu", lambda _: {"pay:eu"}) == Depth(2, "pay:eu")
+
+
+def test_pauses_of_a_type_are_those_of_its_names() -> None:
+    found = Settings({}, paused=frozenset({"", "pay", "pay:eu"}))
+    assert found.limits("pay:eu").paused == ("pay:eu", "pay", "")
+    assert found.limits("pay:us").paused == found.limits("pay").paused == ("pay", "")
+    assert found.limits("crawl").paused == ("",)
 
 
 def test_a_type_does_not_see_what_is_stored_for_its_lane() -> None:

@@ -38,6 +38,7 @@ def job(**fields: Any) -> Job:
 FULL = job(
     status=Status.PROCESSING,
     priority=5,
+    group="customer:42",
     attempts=2,
     max_attempts=3,
     version=4,
@@ -73,6 +74,7 @@ ITEM = {
     "type": "email",
     "status": "processing",
     "priority": 5,
+    "group": "customer:42",
     "attempts": 2,
     "maxAttempts": 3,
     "version": 4,

@@ -11,7 +11,7 @@ import pytest
 from holdfast.system.threads import Threads
 from tests.support import wait_until
 
-PATIENCE = 10.0
+PATIENCE = 60.0
 
 
 def test_calls_beyond_the_number_of_threads_wait_in_line() -> None:

@@ -22,7 +22,7 @@ from holdfast.errors import (
     StoreUnavailable,
 )
 from holdfast.store.sqlite import SqliteStore
-from tests.support import both_engines
+from tests.support import both_engines, open_files
 from tests.worker.support import Spy, get
 
 
@@ -287,13 +287,13 @@ def test_bulk_that_is_closed_without_being_stored_leaves_nothing(
     spool.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(spool))
     queue.stats()
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_files()
     with queue.bulk() as bulk:
         for number in range(100):
             bulk.add(number, "work", {"text": "x" * 1000}, {})
-        assert len(os.listdir("/proc/self/fd")) > before
+        assert [name for name in open_files() if name.startswith(str(spool))]
     assert queue.count() == 0
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert not open_files() - before
     assert os.listdir(spool) == []
 
 

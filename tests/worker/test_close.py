@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ from holdfast import Queue
 from holdfast.errors import HoldfastError, StoreBusy
 from holdfast.events import Event, JobCompleted, StoreTrouble, WorkerCrashed
 from holdfast.worker import Worker
-from tests.support import Recorder, both_engines, wait_until
+from tests.support import Recorder, both_engines, open_files, wait_until
 from tests.worker.support import PATIENCE, Gate, Spy, get, run_script
 
 FAULTS = """
@@ -249,16 +248,17 @@ def test_worker_that_gets_no_thread_can_be_started_later(
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    def count_files() -> int:
-        """Open files after a start that fails."""
+    def fail() -> None:
         with pytest.raises(RuntimeError, match="can't start new thread"):
             worker.start()
-        return len(os.listdir("/proc/self/fd"))
 
     worker = queue.worker()
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
-        assert count_files() == count_files()
+        fail()
+        before = open_files()
+        fail()
+        assert not open_files() - before
     assert worker.stop()
     queue.close()
     with worker:

@@ -126,9 +126,9 @@ def test_drain_announces_every_transition(queue: Queue, recorder: Recorder) -> N
     job = queue.enqueue("work", delay=0.001)
     while queue.drain() == 0:
         pass
-    assert recorder.wait(JobPromoted, timeout=1).job_id == job.id
-    assert recorder.wait(JobClaimed, timeout=1).job_id == job.id
-    assert recorder.wait(JobCompleted, timeout=1).job_id == job.id
+    assert recorder.wait(JobPromoted, timeout=60).job_id == job.id
+    assert recorder.wait(JobClaimed, timeout=60).job_id == job.id
+    assert recorder.wait(JobCompleted, timeout=60).job_id == job.id
 
 
 def test_drain_leaves_no_worker_behind(queue: Queue) -> None:

@@ -155,8 +155,8 @@ def test_job_that_another_worker_runs_is_waited_for(
     job = queue.enqueue("work")
     start_worker(of=other_queue)
     gate.wait_entered()
-    looks = Spy(queue.store.list_paused)
-    queue.store.list_paused = looks  # type: ignore[method-assign]
+    looks = Spy(queue.store.list_busy_types)
+    queue.store.list_busy_types = looks  # type: ignore[method-assign]
     worker = start_worker(drain=True)
     looks.wait_called(2)
     assert worker.is_running

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import os
 import queue as queue_module
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,10 +20,12 @@ import pytest
 from holdfast import Context, Job, Queue
 from holdfast.context import Attempt, AttemptHost
 from holdfast.errors import ConfigError, UnknownType
+from holdfast.events import JobReleased
 from holdfast.handlers.handler import Handler
 from holdfast.handlers.options import Executor
 from holdfast.store.protocol import Store
 from holdfast.store.records import Claim
+from holdfast.worker import runner
 from holdfast.worker.executors.loop import LoopExecutor
 from holdfast.worker.run import Ending
 from tests.support import Recorder, both_engines, wait_until
@@ -491,5 +495,29 @@ def test_cancel_of_a_process_that_has_not_read_its_payload_does_not_block_the_wo
     job = queue.enqueue("name_of_payload_type", {"payload": "x" * 300_000})
     wait_until((tmp_path / "starting").exists)
     queue.cancel(job.id)
-    assert queue.wait(job.id, timeout=10).status == "cancelled"
+    assert queue.wait(job.id, timeout=60).status == "cancelled"
     assert run_one(queue, "quick").result == "done"
+
+
+def test_job_that_no_thread_can_be_started_for_is_given_back_and_loses_no_attempt(
+    queue: Queue, start_worker: StartWorker, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "NO_THREADS_PAUSE", 0.2)
+    start = threading.Thread.start
+    refused: list[float] = []
+
+    def start_unless_told(thread: threading.Thread) -> None:
+        if thread.name.startswith("holdfast-handler") and len(refused) < 3:
+            refused.append(time.monotonic())
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_unless_told)
+    queue.register("work", lambda payload: None)
+    job = queue.enqueue("work", max_attempts=1)
+    start_worker(concurrency=1)
+    done = queue.wait(job.id, timeout=PATIENCE)
+    assert (done.status, done.attempts, done.errors) == ("completed", 1, ())
+    assert len(recorder.all(JobReleased)) == 3
+    pauses = [later - earlier for earlier, later in itertools.pairwise(refused)]
+    assert min(pauses) >= 0.2, "it claims nothing for a moment"

@@ -35,14 +35,17 @@ pytestmark = pytest.mark.slow
 StartWorker = Callable[..., Any]
 
 
-def claim_elsewhere(queue: Queue, type: str = "work", *, seconds_ago: float = 60) -> Any:
-    """Claim a job for a worker that has been dead for so long."""
+def claim_elsewhere(
+    queue: Queue, type: str = "work", *, seconds_ago: float = 60, has_started: bool = True
+) -> Any:
+    """Claim a job for a worker of another machine that has been dead for so long."""
     demand = Demand(type=type, limit=1, max_attempts=3)
     (claim,) = queue.store.claim_jobs("dead", [demand], limit=1, lease_seconds=30).claims
     sql(
         queue,
-        "UPDATE holdfast_jobs SET lease_expires_at = lease_expires_at - ? WHERE seq = ?",
+        "UPDATE holdfast_jobs SET lease_expires_at = lease_expires_at - ?, has_started = ? WHERE seq = ?",
         round((30 + seconds_ago) * 1e6),
+        has_started,
         claim.seq,
     )
     return claim
@@ -245,6 +248,20 @@ def test_job_of_a_dead_worker_runs_again(
     assert (done.status, done.result) == ("completed", 2)
     assert done.errors[0].error.startswith("WorkerLost: worker dead died or lost its lease")
     reaped = recorder.wait(JobReaped)
+    assert (reaped.job_id, reaped.worker_id, reaped.status) == (job.id, "dead", "scheduled")
+
+
+@both_engines
+def test_job_of_a_lost_machine_of_which_no_start_is_known_loses_no_attempt(
+    queue: Queue, start_worker: StartWorker, recorder: Recorder, short_heartbeat: None
+) -> None:
+    queue.register("work", lambda payload, ctx: ctx.attempt)
+    job = queue.enqueue("work", max_attempts=1)
+    claim_elsewhere(queue, has_started=False)
+    start_worker()
+    done = queue.wait(job.id, timeout=PATIENCE)
+    assert (done.status, done.result, done.errors) == ("completed", 1, ())
+    reaped = recorder.wait(JobReaped)
     assert (reaped.job_id, reaped.worker_id, reaped.status) == (job.id, "dead", "pending")
 
 
@@ -292,7 +309,7 @@ def test_reaper_takes_an_expired_lease_only_at_the_second_look(
     assert reaper.sweep(5.0, settings) == []
     clock.now += 0.2
     assert [expired.id for expired, _ in reaper.sweep(5.0, settings)] == [job.id]
-    assert get(queue, job.id).status == "pending"
+    assert get(queue, job.id).status == "scheduled"
 
 
 def test_reaper_leaves_what_was_renewed_between_its_looks(
@@ -362,8 +379,8 @@ def test_worker_survives_trouble_while_it_starts(
 def test_worker_survives_trouble_while_it_is_idle(
     queue: Queue, start_worker: StartWorker, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks = Spy(queue.store.list_active_types)
-    monkeypatch.setattr(queue.store, "list_active_types", looks)
+    looks = Spy(queue.store.list_heads)
+    monkeypatch.setattr(queue.store, "list_heads", looks)
     queue.register("work", lambda payload: "done")
     worker = start_worker()
     looks.failures = [StoreUnavailable("no disk")] * 3
@@ -377,8 +394,8 @@ def test_worker_survives_trouble_while_it_is_idle(
 def test_outcome_survives_when_settings_cannot_be_read_at_its_end(
     queue: Queue, start_worker: StartWorker, gate: Gate, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    settings = Spy(queue.store.get_settings)
-    monkeypatch.setattr(queue.store, "get_settings", settings)
+    settings = Spy(queue.store.read_settings)
+    monkeypatch.setattr(queue.store, "read_settings", settings)
 
     @queue.job(name="thread")
     def in_thread() -> str:
@@ -525,7 +542,7 @@ def test_guard_refuses_an_outcome_whose_lease_was_reaped(queue: Queue) -> None:
         started_at=claim.created_at,
     )
     assert queue.store.finish_jobs([late]) == {}
-    assert get(queue, job.id).status == "pending"
+    assert get(queue, job.id).status == "scheduled"
 
 
 def test_lowered_lease_does_not_take_a_job_from_a_living_worker(
@@ -569,7 +586,9 @@ def test_dead_workers_job_comes_back_though_the_clock_was_set_back(
     queue.register("work", lambda payload, ctx: ctx.attempt)
     job = queue.enqueue("work")
     demand = Demand(type="work", limit=1, max_attempts=3)
-    queue.store.claim_jobs("dead", [demand], limit=1, lease_seconds=3)
+    (claim,) = queue.store.claim_jobs("dead", [demand], limit=1, lease_seconds=3).claims
+    name = (claim.seq, claim.version)
+    queue.store.heartbeat("dead", [name], state="running", lease_seconds=3, started={name})
     dead = WorkerRecord(id="dead", host="here", pid=1, state="running", concurrency=1, types=("work",))
     queue.store.register_worker(dead, [])
     ahead[0] = 0

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast import Queue
+from holdfast.core.starting import Usage
 from holdfast.errors import ConfigError
 from holdfast.events import StoreTrouble
 from holdfast.store.records import Claim, Demand
@@ -180,20 +181,20 @@ def test_max_running_of_all_counts_what_another_took_between_look_and_claim(
     ran: list[str] = []
     for type in ("a", "marker"):
         queue.register(type, lambda payload, ctx: ran.append(ctx.job.type))
-    look = queue.store.list_active_types
+    read = queue.store.read_usage
     taken: list[Claim] = []
 
-    def look_and_lose(**options: Any) -> Any:
-        seen = look(**options)
-        if options and not taken:  # with options it is the look, without them the turn
-            assert seen["a"].pending == 1
+    def read_and_lose() -> Usage:
+        seen = read()
+        if not taken and not queue.store.in_transaction:  # it is the look, and not the claim
+            assert seen.running == {}
             other_queue.enqueue("b")
             demand = Demand(type="b", limit=1, max_attempts=3)
             claimed = other_queue.store.claim_jobs("winner", [demand], limit=1, lease_seconds=3600)
             taken.extend(claimed.claims)
         return seen
 
-    monkeypatch.setattr(queue.store, "list_active_types", look_and_lose)
+    monkeypatch.setattr(queue.store, "read_usage", read_and_lose)
     loser = queue.enqueue("a", priority=9)
     start_worker()
     wait_until(lambda: taken)

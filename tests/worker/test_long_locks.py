@@ -86,7 +86,8 @@ def test_worker_that_starts_while_somebody_holds_the_lock_begins_when_it_is_free
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(database.Database.begin, "__defaults__", (0.05,))
-    monkeypatch.setattr(database.Database.transaction.__wrapped__, "__defaults__", (0.05,))  # type: ignore[attr-defined]
+    transaction: Any = database.Database.transaction
+    monkeypatch.setitem(transaction.__wrapped__.__kwdefaults__, "patience", 0.05)
     queue.register("work", lambda payload: None)
     job = queue.enqueue("work")
     lock.execute("BEGIN IMMEDIATE")

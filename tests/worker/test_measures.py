@@ -217,17 +217,17 @@ def test_loop_that_stands_still_shows_while_the_heartbeat_goes_on(
 ) -> None:
     queue.set_config("poll_interval", 0.1)
     queue.register("work", lambda payload: None)
-    look, blocked, go_on = queue.store.list_active_types, threading.Event(), threading.Event()
+    look, blocked, go_on = queue.store.list_heads, threading.Event(), threading.Event()
 
-    def stuck(*, unpaused: bool = False) -> Any:
-        if unpaused:  # the look before a turn; inside one the lock is held, and nobody could write
+    def stuck() -> Any:
+        if not queue.store.in_transaction:  # the look before a turn: inside one nobody else could write
             blocked.set()
             assert go_on.wait(PATIENCE)
-        return look(unpaused=unpaused)
+        return look()
 
     start_worker()
     wait_until(lambda: lag(queue) < 0.5, PATIENCE)
-    monkeypatch.setattr(queue.store, "list_active_types", stuck)
+    monkeypatch.setattr(queue.store, "list_heads", stuck)
     try:
         assert blocked.wait(PATIENCE)
         wait_until(lambda: lag(queue) > 0.6, PATIENCE)

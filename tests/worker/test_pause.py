@@ -26,8 +26,8 @@ StartWorker = Callable[..., Any]
 @pytest.fixture
 def looks(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> Spy:
     """Counts how often the worker of `queue` has looked for something to start."""
-    spy = Spy(queue.store.list_active_types)
-    monkeypatch.setattr(queue.store, "list_active_types", spy)
+    spy = Spy(queue.store.list_heads)
+    monkeypatch.setattr(queue.store, "list_heads", spy)
     return spy
 
 

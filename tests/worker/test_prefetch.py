@@ -31,8 +31,8 @@ def test_slow_handlers_hold_nothing_ahead(
 
     queue.register("work", work)
     queue.enqueue_many("work", [*([{}] * 4), *([{"block": True}] * 10)])
-    looks = Spy(queue.store.list_active_types)
-    monkeypatch.setattr(queue.store, "list_active_types", looks)
+    looks = Spy(queue.store.list_heads)
+    monkeypatch.setattr(queue.store, "list_heads", looks)
     start_worker(concurrency=2)
     gate.wait_entered(2)
     wait_until(lambda: queue.stats()["completed"] == 4)
@@ -251,3 +251,107 @@ def test_pace_is_forgotten_when_nothing_finishes() -> None:
 
 def test_unknown_pace_is_nothing_ahead() -> None:
     assert Pace().ahead(10) == 0
+
+
+# The setting prefetch.
+
+
+def quick_slots(concurrency: int, prefetch: dict[str, int | None], **caps: int) -> Slots:
+    """Slots that have seen hundreds of quick jobs a second, under limits by the name they are set for."""
+
+    def bound(type: str) -> tuple[str, int | None]:
+        names = (type, type.partition(":")[0])
+        name = next((name for name in names if name in prefetch), "")
+        return name, prefetch.get(name)
+
+    def cap(type: str) -> tuple[str, int]:
+        return (type, caps[type]) if type in caps else ("", concurrency)
+
+    slots = Slots(concurrency, cap, bound)
+    for type in ("a", "b"):
+        for seq in range(2000):
+            attempt = make_attempt(type, seq)
+            slots.hold([attempt])
+            assert slots.refill() == [attempt]
+            slots.free(attempt, 0.0001)
+    slots._measured -= 1.0 - (time.monotonic() - slots._measured)
+    slots.measure()
+    return slots
+
+
+def test_prefetch_bounds_what_a_type_holds_ready_beyond_its_free_slots() -> None:
+    slots = quick_slots(2, {"a": 3})
+    assert slots.room("a", prefetch=True) == 5
+    assert slots.room("b", prefetch=True) > 50
+    slots.hold([make_attempt("a", seq) for seq in range(5)])
+    assert slots.room("a", prefetch=True) == 0
+    slots.refill()
+    assert slots.room("a", prefetch=True) == 0
+    slots.take_back(lambda attempt: attempt.claim.seq == 4)
+    assert slots.room("a", prefetch=True) == 1
+
+
+def test_prefetch_of_nothing_holds_nothing() -> None:
+    slots = quick_slots(2, {"": 0})
+    assert slots.room("a", prefetch=True) == 2
+    assert slots.total_room() == (2, 2)
+    slots.hold([make_attempt("a", 1), make_attempt("b", 2)])
+    slots.refill()
+    assert slots.room("a", prefetch=True) == slots.room("b", prefetch=True) == 0
+    assert slots.total_room() == (0, 2)
+
+
+def test_lanes_share_the_prefetch_of_their_base_type_and_have_their_own_to_themselves() -> None:
+    slots = quick_slots(1, {"a": 4, "a:own": 2})
+    slots.hold([make_attempt("a:x", seq) for seq in range(3)])
+    slots.refill()
+    assert slots.room("a:y", prefetch=True) == slots.room("a", prefetch=True) == 2
+    assert slots.room("a:own", prefetch=True) == 2
+
+
+def test_prefetch_of_the_whole_queue_bounds_all_types_together() -> None:
+    slots = quick_slots(2, {"": 10, "a": 500})
+    assert slots.total_room() == (12, 7)
+    slots.hold([make_attempt("b", seq) for seq in range(12)])
+    slots.refill()
+    assert slots.total_room()[0] == 0
+
+
+@both_engines
+@pytest.mark.parametrize("scope", [None, "work"])
+def test_worker_holds_no_more_ready_than_prefetch_says(
+    queue: Queue, start_worker: StartWorker, gate: Gate, scope: str | None
+) -> None:
+    def work(payload: dict[str, Any]) -> None:
+        if payload.get("block"):
+            gate.enter()
+
+    queue.register("work", work)
+    queue.set_config("prefetch", 3, type=scope)
+    jobs = queue.enqueue_many("work", [*([{}] * 400), {"block": True}, *([{}] * 50)])
+    most = 0
+
+    def look() -> bool:
+        nonlocal most
+        most = max(most, queue.stats()["processing"])
+        return gate.entered > 0
+
+    start_worker(concurrency=1)
+    wait_until(look)
+    assert most <= 4
+    assert queue.stats()["processing"] <= 4
+    gate.open()
+    assert queue.wait(jobs[-1].id, timeout=PATIENCE).status == "completed"
+
+
+def test_prefetch_can_be_an_option_of_a_type(queue: Queue, start_worker: StartWorker, gate: Gate) -> None:
+    def work(payload: dict[str, Any]) -> None:
+        if payload.get("block"):
+            gate.enter()
+
+    queue.register("work", work, prefetch=0)
+    queue.enqueue_many("work", [*([{}] * 400), {"block": True}, *([{}] * 50)])
+    start_worker(concurrency=1)
+    gate.wait_entered()
+    wait_until(lambda: queue.stats()["completed"] == 400)
+    assert queue.stats()["processing"] == 1

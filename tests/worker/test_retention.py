@@ -34,7 +34,7 @@ def test_idle_worker_goes_on_deleting_without_waiting_for_its_next_sweep(
     finished: Queue, start_worker: StartWorker, recorder: Recorder
 ) -> None:
     start_worker()
-    recorder.wait(JobsPruned, 6, timeout=15)
+    recorder.wait(JobsPruned, 6, timeout=60)
     assert finished.count() == 0
 
 

@@ -76,7 +76,7 @@ def test_short_back_off_is_not_stretched_to_the_next_poll(queue: Queue, start_wo
     queue.set_config("heartbeat_interval", 1200)
     queue.register("fail", _raise, max_attempts=3)
     start_worker()
-    assert queue.wait(queue.enqueue("fail").id, timeout=10).attempts == 3
+    assert queue.wait(queue.enqueue("fail").id, timeout=60).attempts == 3
 
 
 def test_retry_chooses_its_own_delay(queue: Queue, start_worker: StartWorker, recorder: Recorder) -> None:
@@ -261,8 +261,8 @@ def test_exit_in_a_task_that_an_async_handler_started_leaves_the_worker_working(
     gate.wait_entered()
     job = queue.enqueue("boom")
     gate.open()
-    assert queue.wait(running.id, timeout=10).status == "completed"
-    assert queue.wait(job.id, timeout=10).is_finished
+    assert queue.wait(running.id, timeout=60).status == "completed"
+    assert queue.wait(job.id, timeout=60).is_finished
     assert run_one(queue, "bystander").result == "fine"
     assert worker.is_running
 

@@ -200,7 +200,7 @@ def test_worker_works_again_when_its_stuck_handlers_have_returned(
     recorder.wait(WorkerExhausted)
     job = queue.enqueue("next")
     gate.open()
-    assert queue.wait(job.id, timeout=10).result == "done"
+    assert queue.wait(job.id, timeout=60).result == "done"
 
 
 def test_jobs_held_behind_stuck_handlers_are_given_back(
@@ -217,7 +217,7 @@ def test_jobs_held_behind_stuck_handlers_are_given_back(
     recorder.wait(WorkerExhausted)
     start_worker(other_queue)
     for job in jobs[301:]:
-        assert queue.wait(job.id, timeout=10).status == "completed"
+        assert queue.wait(job.id, timeout=60).status == "completed"
 
 
 def test_worker_that_may_be_recycled_stops_when_it_is_used_up(

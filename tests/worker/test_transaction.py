@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -237,8 +238,8 @@ def test_process_that_dies_after_the_block_changes_nothing(
     queue.job(executor="process")(handlers.insert_and_die)
     start_worker()
     job = run_one(queue, "insert_and_die", {"value": "x"})
-    recorder.wait(JobCompleted, timeout=10, job_id=job.id)
-    assert recorder.wait(HandlerErrorIgnored, timeout=5, job_id=job.id).error.startswith("ProcessDied")
+    recorder.wait(JobCompleted, timeout=60, job_id=job.id)
+    assert recorder.wait(HandlerErrorIgnored, timeout=60, job_id=job.id).error.startswith("ProcessDied")
     assert get(queue, job.id).status == "completed"
     assert rows(queue) == ["x"]
 
@@ -899,7 +900,7 @@ def test_block_waits_for_a_store_that_can_not_be_reached_yet(
 ) -> None:
     """As in a handler's own process, which opens the store for its first block."""
     monkeypatch.setattr(transaction, "_PAUSE", 0.01)
-    read = queue.store.get_settings
+    read = queue.store.read_settings
     refusals = iter([StoreUnavailable("too many clients")] * 3)
 
     def refuse_at_first() -> Any:
@@ -909,7 +910,7 @@ def test_block_waits_for_a_store_that_can_not_be_reached_yet(
 
     def forget() -> None:
         queue._settings = None
-        monkeypatch.setattr(queue.store, "get_settings", refuse_at_first)
+        monkeypatch.setattr(queue.store, "read_settings", refuse_at_first)
 
     @queue.job(max_attempts=1)
     def thread(ctx: Context) -> None:
@@ -964,17 +965,19 @@ def test_worker_goes_on_while_a_job_is_inside_its_block(
 
 @on_postgres
 def test_process_without_work_leaves_its_connections_to_others(
-    queue: Queue, start_worker: StartWorker
+    queue: Queue, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    name = f"t{uuid4().hex}"
+    monkeypatch.setenv("PGAPPNAME", name)  # other tests share the server
     register(queue, "process")
     queue.job(name="child")(lambda value: None)
     start_worker()
     assert run_one(queue, "insert", {"value": "a"}).status == "completed"
     of_blocks = (
         "SELECT count(*) FROM pg_stat_activity"
-        " WHERE query LIKE '%holdfast_end_reset%' AND pid <> pg_backend_pid()"
+        " WHERE strpos(query, 'holdfast_end_reset') > 0 AND application_name = ? AND pid <> pg_backend_pid()"
     )
-    wait_until(lambda: sql(queue, of_blocks) == [(0,)], PATIENCE)
+    wait_until(lambda: sql(queue, of_blocks, name) == [(0,)], PATIENCE)
     assert run_one(queue, "insert", {"value": "b"}).status == "completed"
     assert sorted(rows(queue)) == ["a", "b"]
 

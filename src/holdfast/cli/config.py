@@ -7,6 +7,7 @@ from typing import Any
 from holdfast.cli.command import Call, Command, argument, type_argument
 from holdfast.cli.output import Column, print_json, print_table
 from holdfast.config import SETTINGS, find_setting
+from holdfast.core.settings import Settings
 from holdfast.observe import shapes, words
 
 _key = argument("key KEY", "name of the setting")
@@ -18,8 +19,8 @@ def list_settings(call: Call) -> None:
     """List all settings with their current values."""
     type = call.arguments.type
     values = call.queue.config(type)
-    stored = call.queue.settings().stored
-    shape = shapes.settings(values, stored, type)
+    settings = call.queue.settings()
+    shape = shapes.settings(values, settings.stored, type)
     if call.wants_json:
         print_json(shape)
         return
@@ -30,7 +31,7 @@ def list_settings(call: Call) -> None:
         Column("ALLOWED", spare=True),
     ]
     rows: list[tuple[Any, ...]] = [
-        (name, words.setting(value), _source(stored, name, type), SETTINGS[name].allowed)
+        (name, words.setting(value), _source(settings, name, type or ""), SETTINGS[name].allowed)
         for name, value in values.items()
     ]
     if type is None:
@@ -74,10 +75,12 @@ def _answer(call: Call, text: str) -> None:
     call.answer(shapes.setting(name, value, type), line)
 
 
-def _source(stored: Any, name: str, type: str | None) -> str:
-    if type and (name, type) in stored:
-        return f"type {type}"
-    return "set" if (name, "") in stored else "default"
+def _source(settings: Settings, name: str, type: str) -> str:
+    """Whose value it is: a lane's may be that of its base type."""
+    owner = settings.resolve(name, type).source
+    if (name, owner) in settings.stored:
+        return f"type {owner}" if owner else "set"
+    return f"code of {owner}" if owner else "default"
 
 
 @Command("queuectl pause", "queuectl pause --type send_email", arguments=(type_argument,), makes_queue=True)
@@ -93,8 +96,11 @@ def resume(call: Call) -> None:
 
     Use the same --type as for the pause: the queue and each type are paused separately.
     """
-    call.queue.resume(call.arguments.type)
-    _tell(call, {"paused": False}, "the whole queue", " is no longer paused")
+    type = call.arguments.type
+    call.queue.resume(type)
+    others = call.queue.refresh_settings().limits(type or "").paused
+    still = "".join(f", but {name or 'the whole queue'} still is" for name in others[:1])
+    _tell(call, {"paused": False}, "the whole queue", f" is no longer paused{still}")
 
 
 @Command(

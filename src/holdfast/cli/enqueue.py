@@ -9,14 +9,15 @@ from typing import Any
 
 from holdfast.cli.command import Call, Command, Parser, UsageError, declare
 from holdfast.core.job import base_type
+from holdfast.enqueueing.options import OPTIONS
 from holdfast.jobs import SHELL
 
 # What a job may say, by the names of the flags. All of it stands in a JSON object too.
-_OPTIONS = ("id", "key", "run_at", "timeout", "delay", "key_for", "priority", "max_attempts")
 _COMMAND = ("command", "cwd", "env", "limits")
-_KEYS = (*_COMMAND, "lane", "type", "payload", *_OPTIONS)
-# What the specifications and the HTTP API call some of them.
-_OTHER_NAMES = {"max_retries": "max_attempts", "run_after": "run_at", "idempotency_key": "key"}
+_KEYS = (*_COMMAND, "lane", "type", "payload", *OPTIONS)
+# What the HTTP API and the specifications call some of them.
+_OTHER_NAMES = {option.http_name: name for name, option in OPTIONS.items() if option.http_name}
+_OTHER_NAMES["max_retries"] = "max_attempts"
 
 
 def _arguments(parser: Parser) -> None:
@@ -30,22 +31,23 @@ def _arguments(parser: Parser) -> None:
     what("--payload JSON", "payload of the job, a JSON object (default: {})")
     what("--file FILE", "read jobs from a file, one JSON object per line; - is stdin")
     what("--chunk N", "with --file: commit every N lines (default: one commit, up to 100000 lines)", type=int)
-    how_to_run = parser.add_argument_group("job options")
-    how = partial(declare, how_to_run)
-    how("--id ID", "your own id for the job (default: a UUID)")
-    how("--priority N", "higher priorities run first (default: 0)", type=int)
-    how("--max-attempts N", "maximum number of attempts (default: the setting max_attempts)", type=int)
-    how("--timeout S", "time limit for each attempt: 30, 30s, 5m")
-    when = partial(declare, how_to_run.add_mutually_exclusive_group())
-    when("--delay S", "wait at least this long before the first attempt: 10s, 2h")
-    when("--run-at ISO", "don't start before this time: 2030-01-31T09:00:00Z")
-    how("--key KEY", "deduplication key: returns the unfinished job that has it")
-    how("--key-for S", "keep the key for this long after the job has finished: 1d")
+    _declare_options(parser.add_argument_group("job options"))
+
+
+def _declare_options(flags: Any) -> None:
+    """A flag for each option of a job; those that exclude each other are mutually exclusive."""
+    either = {o.excludes: flags.add_mutually_exclusive_group() for o in OPTIONS.values() if o.excludes}
+    for option in OPTIONS.values():
+        where = either.get(option.excludes or option.name, flags)
+        example = f", such as {option.example}" if option.kind in ("duration", "instant") else ""
+        how = {"type": int} if option.kind == "whole" else {}
+        declare(where, f"--{option.name.replace('_', '-')} {option.metavar}", option.help + example, **how)
 
 
 @Command(
     "queuectl enqueue --command 'echo hi'",
     "queuectl enqueue --command './thumbs.sh' --lane media --priority 5 --timeout 10m --key thumbs:42",
+    "queuectl enqueue --command './export.sh' --group customer:42",
     """queuectl enqueue '{"id": "job1", "command": "sleep 2", "delay": "10s"}'""",
     """queuectl enqueue --type send_email --payload '{"to": "a@b.c"}'""",
     "queuectl enqueue --file jobs.jsonl",
@@ -115,11 +117,12 @@ def job_from(given: Mapping[str, Any]) -> tuple[str, dict[str, Any], dict[str, A
         if value is not None:
             said[key] = value
     type, payload = _what(said)
-    options = {name: said[name] for name in _OPTIONS if name in said}
-    if "run_at" in options:
-        from holdfast.core.clock import parse_instant
+    options = {name: said[name] for name in OPTIONS if name in said}
+    for name in options:
+        if OPTIONS[name].kind == "instant":
+            from holdfast.core.clock import parse_instant
 
-        options["run_at"] = parse_instant("run_at", options["run_at"])
+            options[name] = parse_instant(name, options[name])
     return type, payload, options
 
 

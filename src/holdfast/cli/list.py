@@ -14,6 +14,7 @@ from holdfast.observe import shapes, words
 
 FILTERS = {
     "type": "--type T",
+    "group": "--group NAME",
     "parent_id": "--parent-id --parent ID",
     "error": "--error TEXT",
     "search": "--search TEXT",
@@ -39,6 +40,7 @@ page_arguments = (
 @Command(
     "queuectl list --status failed --status cancelled",
     "queuectl list --type send_email --limit 10 --json",
+    "queuectl list --group customer:42 --status pending",
     "queuectl list --search 'timeout payload.user.id:42' --since 1d",
     arguments=(
         argument(
@@ -98,10 +100,12 @@ def print_jobs(call: Call, status: list[str] | None) -> None:
 
 
 def _print_rows(jobs: list[Job], now: datetime, shown: Shown) -> None:
+    has_groups = any(job.group is not None for job in jobs)
     columns = [
         Column("ID", whole=True),
         Column("STATUS", whole=True),
         Column("TYPE"),
+        *([Column("GROUP")] if has_groups else []),
         Column("TRIES", right=True, whole=True),
         Column("AGE", right=True, whole=True),
         Column("DETAIL", below=True),
@@ -111,6 +115,7 @@ def _print_rows(jobs: list[Job], now: datetime, shown: Shown) -> None:
             job.id,
             job.status.value,
             job.type,
+            *([job.group or ""] if has_groups else []),
             str(job.attempts) if job.limit_is_open else f"{job.attempts}/{job.max_attempts}",
             words.age(job.created_at, now),
             _what(job, now, shown),

@@ -87,6 +87,7 @@ def _optional_fields(job: Job, now: datetime, children: list[str]) -> list[tuple
         progress = f"{job.progress.fraction:.0%} {job.progress.message or ''}".strip()
     return [
         ("priority", str(job.priority) if job.priority else ""),
+        ("group", job.group or ""),
         (
             "key",
             (job.key or "")

@@ -69,6 +69,9 @@ def _plain(view: Overview) -> list[tuple[object, ...]]:
     lines.append(("workers", view.counts["workers"]))
     for type, counts in view.counts["by_type"].items():
         lines.append(("type", type, *(f"{state.value} {counts[state]}" for state in Status)))
+    for group in view.groups:
+        counts = f"waiting {group.waiting}", f"running {group.running}"
+        lines.append(("group", group.group, f"type {group.type}", *counts))
     lines += [(word,) for word in _notices(view)]
     return lines
 
@@ -109,7 +112,8 @@ def _screen(queue: Queue, view: Overview, width: int, height: int | None = None)
     else:
         workers = Text("no worker is running", style="bright_black")
     if height is None:
-        return Group(_type_table(view, width, None), Text(), workers, Text(), *notices)
+        groups = [Text(), _group_table(view, width)] if view.groups else []
+        return Group(_type_table(view, width, None), *groups, Text(), workers, Text(), *notices)
     head = Text(f"{view.now:%Y-%m-%d %H:%M:%S} UTC, press Ctrl-C to exit", style="bright_black")
     above = [head, *notices, Text()]
     below = 1 + min(workers.plain.count("\n") + 1, height // 3)
@@ -130,6 +134,12 @@ def _type_table(view: Overview, width: int, room: int | None) -> Any:
     everything = "all" if len(shown) == len(by_type) else f"all ({len(by_type)})"
     rows.append(_type_row(everything, view.counts, *view.rates.values()))
     return table(columns, rows, width)
+
+
+def _group_table(view: Overview, width: int) -> Any:
+    """The groups with the most jobs waiting or running."""
+    columns = [Column("GROUP"), Column("TYPE"), *(Column(n, right=True) for n in ("WAITING", "RUNNING"))]
+    return table(columns, [(g.group, g.type, g.waiting, g.running) for g in view.groups], width)
 
 
 def _business(counts: dict[str, int]) -> tuple[int, int]:

@@ -8,7 +8,11 @@ from msgspec import Struct
 
 from holdfast.core.clock import SECOND, from_datetime, to_datetime, to_iso
 from holdfast.core.job import Job, Status
+from holdfast.core.starting import Hold
 from holdfast.durations import rounded_down
+
+MOST_LOSSES = 2
+"""How many workers in a row a job may lose; after that, it runs alone in its process."""
 
 
 class Facts(Struct, frozen=True, kw_only=True):
@@ -17,20 +21,19 @@ class Facts(Struct, frozen=True, kw_only=True):
     now: int
     worker: str | None = None
     """Where the job is running, for people: host and pid, if the worker is known."""
-    paused_all: bool = False
-    paused_type: bool = False
+    holds: tuple[Hold, ...] = ()
+    """The pauses and the limits over all processes that keep it from starting."""
     workers: int = 0
     workers_for_type: int = 0
     slots_for_type: int = 0
     running: int = 0
     slots: int = 0
     running_in_all: int = 0
-    max_running: int | None = None
-    running_under_cap: int = 0
-    rate_limit: float = 0.0
-    rate_wait: float = 0.0
+    losses: int = 0
+    """How many workers in a row were lost while they ran it."""
     ahead: int = 0
     ahead_capped: bool = False
+    fair: bool = False
 
 
 class Reason(Struct, frozen=True):
@@ -57,7 +60,7 @@ def explain(job: Job, facts: Facts) -> list[Reason]:
         case Status.SCHEDULED:
             return [_scheduled(job, facts), *_standing(facts)]
         case Status.PENDING:
-            return _pending(facts)
+            return _pending(job, facts)
 
 
 def _error(job: Job) -> str:
@@ -102,11 +105,7 @@ def _scheduled(job: Job, facts: Facts) -> Reason:
 
 def _standing(facts: Facts) -> list[Reason]:
     """Reasons that would hold the job back however long it waits."""
-    reasons = []
-    if facts.paused_all:
-        reasons.append(Reason("paused", "the whole queue is paused"))
-    if facts.paused_type:
-        reasons.append(Reason("paused", "its type is paused"))
+    reasons = [Reason("paused", _paused(hold)) for hold in facts.holds if hold.kind == "paused"]
     if not facts.workers:
         reasons.append(Reason("no_workers", "no worker is running"))
     elif not facts.workers_for_type:
@@ -114,25 +113,48 @@ def _standing(facts: Facts) -> list[Reason]:
     return reasons
 
 
-def _pending(facts: Facts) -> list[Reason]:
+def _paused(hold: Hold) -> str:
+    return f"{hold.name} is paused" if hold.name else "the whole queue is paused"
+
+
+def _pending(job: Job, facts: Facts) -> list[Reason]:
     reasons = _standing(facts)
-    if facts.max_running is not None and facts.running_under_cap >= facts.max_running:
-        running = "1 job is" if facts.running_under_cap == 1 else f"{facts.running_under_cap} jobs are"
-        reasons.append(Reason("max_running", f"{running} already running, the most that max_running allows"))
+    if facts.losses >= MOST_LOSSES:
+        reasons.append(Reason("runs_alone", _alone(facts.losses)))
+    limited = {hold.kind: hold for hold in facts.holds}
+    if (hold := limited.get("max_running")) is not None:
+        running = "1 job is" if hold.used == 1 else f"{hold.used} jobs are"
+        text = f"{running} already running, the most that max_running{_of(hold, job)} allows"
+        reasons.append(Reason("max_running", text))
     elif facts.slots_for_type and facts.running >= facts.slots_for_type:
         reasons.append(Reason("slots_full", _slots_in_use(facts.slots_for_type, "slot", " for its type")))
     elif facts.slots and facts.running_in_all >= facts.slots:
         reasons.append(Reason("slots_full", _slots_in_use(facts.slots, "worker slot")))
-    if facts.rate_limit and facts.rate_wait > 0:
-        free_at = facts.now + round(facts.rate_wait * SECOND)
+    if (hold := limited.get("group_concurrency")) is not None:
+        verb = "is" if hold.used == 1 else "are"
+        text = f"{hold.used} of {hold.size:g} jobs of {job.group} {verb} running"
+        reasons.append(Reason("group_concurrency", text))
+    if (hold := limited.get("rate_limit")) is not None:
+        free_at = facts.now + round((hold.wait or 0.0) * SECOND)
         when = _clock_time(to_datetime(free_at), facts.now)
-        text = f"rate limit of {facts.rate_limit:g} jobs/s reached; the next can start at {when}"
+        text = f"rate limit of {hold.size:g} jobs/s{_of(hold, job)} reached; the next can start at {when}"
         reasons.append(Reason("rate_limit", text, to_iso(free_at)))
     if facts.ahead:
         count = f"more than {facts.ahead}" if facts.ahead_capped else str(facts.ahead)
         who = "1 job of its type is" if facts.ahead == 1 else f"{count} jobs of its type are"
-        reasons.append(Reason("in_line", f"{who} ahead of it; higher priorities always go first"))
+        order = "groups take turns within a priority" if facts.fair else "higher priorities always go first"
+        reasons.append(Reason("in_line", f"{who} ahead of it; {order}"))
     return reasons or [Reason("ready", "ready; starts as soon as a worker picks it up")]
+
+
+def _alone(losses: int) -> str:
+    count = "two" if losses == MOST_LOSSES else str(losses)
+    return f"{count} workers were lost while it ran; it waits until a worker has nothing else to run"
+
+
+def _of(hold: Hold, job: Job) -> str:
+    """Whose limit it is, where that is not the job's own type."""
+    return "" if hold.name == job.type else f" of {hold.name}" if hold.name else " of the whole queue"
 
 
 def _slots_in_use(count: int, kind: str, whose: str = "") -> str:

@@ -12,7 +12,7 @@ from msgspec.structs import force_setattr, replace
 from holdfast.core import check
 from holdfast.core.clock import read_iso
 from holdfast.core.error_group import error_group
-from holdfast.core.job import Status, check_type, parse_status
+from holdfast.core.job import Status, check_group, check_type, parse_status
 from holdfast.core.search import Search, parse_search
 from holdfast.durations import LONGEST_DURATION, parse_duration
 from holdfast.errors import ConfigError
@@ -47,6 +47,7 @@ class FilterWords(TypedDict, total=False):
 
     status: StatusWord | Iterable[StatusWord] | None
     type: str | None
+    group: str | None
     parent_id: str | None
     error: str | None
     since: Moment | None
@@ -61,12 +62,13 @@ class Filter(Struct, frozen=True, kw_only=True):
 
     `error` matches failed jobs with similar errors: numbers are ignored. `since` and `until` apply to the
     creation time, or with `sort="finished"` to the finish time; each is an instant, or a duration before now.
-    `search` finds words and "phrases" in id, key and error, and payload fields (`payload.user.id:42`).
+    `search` finds words and "phrases" in id, key, group and error, and payload fields (`payload.user.id:42`).
     The latest or highest come first, unless `ascending`.
     """
 
     status: StatusWord | Iterable[StatusWord] | None = ()
     type: str | None = None
+    group: str | None = None
     parent_id: str | None = None
     error: str | None = None
     since: Moment | None = None
@@ -85,6 +87,8 @@ class Filter(Struct, frozen=True, kw_only=True):
             raise ConfigError(f"must be True or False, not {shown(self.ascending)}", option="ascending")
         if self.type is not None:
             force_setattr(self, "type", check_type(self.type))
+        if self.group is not None:
+            force_setattr(self, "group", check_group("group", self.group))
         if self.parent_id is not None:
             force_setattr(self, "parent_id", check.printable_text("parent_id", self.parent_id))
         if self.error is not None:  # a group's own group is itself
@@ -116,11 +120,12 @@ class Filter(Struct, frozen=True, kw_only=True):
 MEANINGS = {
     "status": "only these states, or retrying; repeatable",
     "type": "only this type",
+    "group": "only jobs of this group",
     "parent_id": "only jobs that this job enqueued",
     "error": "only failed jobs with this error; numbers and ids in it are ignored",
     "since": "created at or after this time; 1h means an hour ago",
     "until": "created before this time; 1h means an hour ago",
-    "search": f'words and "phrases" in id, key or error, or payload.FIELD:VALUE; reads up to'
+    "search": f'words and "phrases" in id, key, group or error, or payload.FIELD:VALUE; reads up to'
     f" {MOST_SEARCHED:,} jobs",
     "sort": "sort key; finished lists only finished jobs, and since and until refer to that time",
 }

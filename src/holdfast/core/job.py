@@ -74,6 +74,7 @@ class Job(Struct, frozen=True, kw_only=True, rename="camel"):
     payload: dict[str, Any]
     status: Status
     priority: int = 0
+    group: str | None = None
     attempts: int = 0
     max_attempts: int | None = None
     limit_is_open: bool = False
@@ -141,9 +142,26 @@ def check_type(value: object) -> str:
     return str.__str__(value)
 
 
+MAX_GROUP_LENGTH = 256
+
+
+def check_group(name: str, value: object) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_GROUP_LENGTH or not value.isprintable():
+        raise ConfigError(
+            f"must be 1 to {MAX_GROUP_LENGTH} printable characters, not {shown(value)}", option=name
+        )
+    return str.__str__(value)
+
+
 def base_type(type: str) -> str:
     """The type whose handler runs a lane: shell for shell:media."""
     return type.partition(":")[0]
+
+
+def names_of(type: str) -> tuple[str, ...]:
+    """The names whose settings and pauses hold for a type, its own first: pay:eu, pay, and "" for all."""
+    base = base_type(type)
+    return (type, base, "") if type != base else (type, "") if type else ("",)
 
 
 def parse_status(word: object) -> Status | str:

@@ -32,8 +32,11 @@ TRANSITIONS: tuple[Transition, ...] = (
     Transition(Status.PROCESSING, "complete", Status.COMPLETED),
     Transition(Status.PROCESSING, "fail", Status.SCHEDULED, "attempts left: back-off"),
     Transition(Status.PROCESSING, "fail", Status.FAILED, "no attempts left, or permanent"),
-    Transition(Status.PROCESSING, "reap", Status.PENDING, "lease expired, attempts left"),
-    Transition(Status.PROCESSING, "reap", Status.FAILED, "lease expired, no attempts left"),
+    Transition(
+        Status.PROCESSING, "reap", Status.PENDING, "worker lost before the start: the attempt is not counted"
+    ),
+    Transition(Status.PROCESSING, "reap", Status.SCHEDULED, "worker lost, attempts left: back-off"),
+    Transition(Status.PROCESSING, "reap", Status.FAILED, "worker lost, no attempts left"),
     Transition(Status.PROCESSING, "release", Status.PENDING, "the attempt is not counted"),
     Transition(Status.PROCESSING, "cancel", Status.CANCELLED, "the handler stopped, or its lease expired"),
     Transition(Status.FAILED, "retry", Status.PENDING, "attempts = 0"),
@@ -63,13 +66,19 @@ class Errored(Struct, frozen=True, tag=True):
 
 
 class LeaseEnded(Struct, frozen=True, tag=True):
-    """The worker that held the attempt is gone. `error` is the evidence."""
+    """The worker that held the attempt is gone. `error` is the evidence.
+
+    `has_started` is None where nobody knows whether the handler has begun.
+    """
 
     error: str
+    has_started: bool | None = True
 
 
 class Released(Struct, frozen=True, tag=True):
     """The worker released the attempt, either not started or stopped at a safe point."""
+
+    has_started: bool = False
 
 
 class Stopped(Struct, frozen=True, tag=True):
@@ -92,6 +101,8 @@ class Decision(Struct, frozen=True):
     detail: dict[str, Any] | None = None
     result: str | None = None
     attempts_back: int = 0
+    loss: int | None = None
+    """How many more workers in a row were lost with the job. None ends the row: it ran and none was lost."""
 
 
 class Policy(Struct, frozen=True):
@@ -101,7 +112,10 @@ class Policy(Struct, frozen=True):
     backoff: Backoff
 
 
-RELEASE = Decision("release", Status.PENDING, attempts_back=1)
+RELEASE = Decision("release", Status.PENDING, attempts_back=1, loss=0)
+"""The end of an attempt that has not started."""
+
+_RELEASE_STARTED = Decision("release", Status.PENDING, attempts_back=1)
 
 
 def completion(result: str | None) -> Decision:
@@ -118,12 +132,11 @@ def decide(attempts: int, outcome: Outcome, policy: Policy, chance: float) -> De
         case Completed():
             return completion(outcome.result)
         case Released():
-            return RELEASE
+            return _RELEASE_STARTED if outcome.has_started else RELEASE
         case Stopped():
             return Decision("cancel", Status.CANCELLED, error=outcome.error)
         case LeaseEnded():
-            status = Status.PENDING if attempts < policy.max_attempts else Status.FAILED
-            return Decision("reap", status, error=outcome.error)
+            return _reaping(attempts, outcome, policy, chance)
         case Errored():
             final = outcome.permanent or attempts >= policy.max_attempts
             delay = 0.0
@@ -137,3 +150,18 @@ def decide(attempts: int, outcome: Outcome, policy: Policy, chance: float) -> De
                 traceback=outcome.traceback,
                 detail=outcome.detail,
             )
+
+
+def _reaping(attempts: int, lost: LeaseEnded, policy: Policy, chance: float) -> Decision:
+    """What started counts as failed; what did not, or may not have, is given back.
+
+    The latter is noted as a loss all the same, so that a job can't kill workers for ever where nobody is left
+    to say that it had started: after some losses it is claimed as one that starts.
+    """
+    if not lost.has_started:
+        loss = 0 if lost.has_started is False else 1
+        return Decision("reap", Status.PENDING, attempts_back=1, loss=loss)
+    if attempts >= policy.max_attempts:
+        return Decision("reap", Status.FAILED, error=lost.error, loss=1)
+    delay = policy.backoff.delay(attempts, chance)
+    return Decision("reap", Status.SCHEDULED, delay=delay, error=lost.error, loss=1)

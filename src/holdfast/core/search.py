@@ -49,7 +49,7 @@ class Field(Struct, frozen=True):
 
 
 class Search(Struct, frozen=True):
-    """Words and phrases that all must be found in a job's id, key or error, and fields of its payload."""
+    """Words and phrases that must all be found in a job's id, key, group or error, and payload fields."""
 
     words: tuple[str, ...] = ()
     fields: tuple[Field, ...] = ()

@@ -2,65 +2,167 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from msgspec import Struct
 
 from holdfast.config import SETTINGS, Value
 from holdfast.core.backoff import Backoff
-from holdfast.core.job import base_type
+from holdfast.core.job import base_type, names_of
 from holdfast.core.lifecycle import Policy
+
+_MOST_CACHED = 10_000
+"""Beyond so many types, what was looked up is forgotten."""
+
+
+_MOST_OWNERS = 50_000
 
 
 class Resolved(Struct, frozen=True):
-    """A value and the level it was found at.
-
-    `source` is the type, the base type of a lane, or "" for the whole queue: types that get a limit from the
-    same source share it.
-    """
+    """A value and the name it was set for: a type, a lane, or "" for the whole queue."""
 
     value: Any
     source: str
 
 
-class Settings(Struct, eq=False):
-    """All settings as they stand: what is stored, over what the code says, over the defaults.
+class Limit(Struct, frozen=True):
+    """A limit and whose it is: the types that have it from the same name share it."""
 
-    For a type the order is: stored for it, stored for the base type of a lane, the decorator's, stored for
-    the whole queue, the queue's own defaults, the built-in default. (A job's own option comes before all.)
+    name: str
+    size: float
+
+
+class Depth(Struct, frozen=True):
+    """How many jobs may wait of all types that have this from the same name.
+
+    `apart` are the names below it that have their own.
+    """
+
+    size: int
+    name: str
+    apart: tuple[str, ...] = ()
+
+    def counts(self, type: str) -> bool:
+        """Whether a type shares it."""
+        for name in names_of(type):
+            if name == self.name:
+                return True
+            if name in self.apart:
+                return False
+        return False
+
+
+class Limits(Struct, frozen=True):
+    """All that decides whether a job of a type may start, as far as settings say it.
+
+    None stands for no limit. `slots` holds in each worker process, the others over all of them. `paused` are
+    the names by whose pauses the type is held.
+    """
+
+    slots: Limit
+    max_running: Limit | None
+    rate: Limit | None
+    group: Limit | None
+    fair: bool
+    paused: tuple[str, ...]
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether workers have to agree on who starts a job of it."""
+        return self.max_running is not None or self.rate is not None or self.group is not None
+
+    @property
+    def may_be_held(self) -> bool:
+        """Whether a worker may claim a job of it before it has a slot: that takes room from nobody else."""
+        return self.max_running is None and self.rate is None
+
+
+class Settings(Struct, eq=False):
+    """All settings as they stand: what is stored, over what the code says, over the defaults; and the pauses.
+
+    A value belongs to the name it was set for. For a lane these names are asked in turn: its own, that of its
+    base type, and the whole queue; for each, first what is stored, then what the code says. (A job's own
+    option comes before all.)
     """
 
     stored: Mapping[tuple[str, str], Value]
     declared: Callable[[str], Mapping[str, Value]] = lambda _: {}
     defaults: Mapping[str, Value] = {}
+    paused: frozenset[str] = frozenset()
+    version: int | None = None
+    """Which change of the stored settings and pauses this is: after another, a claim by these is refused."""
     _cache: dict[tuple[str, str], Resolved] = {}
+    _limits: dict[str, Limits] = {}
+    _owners: dict[str, str] = {}
+    _named: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        self._named = frozenset(type for _, type in self.stored)
 
     def get(self, name: str, type: str = "") -> Any:
         return self.resolve(name, type).value
 
     def resolve(self, name: str, type: str = "") -> Resolved:
+        type = self._owner(type)
         found = self._cache.get((name, type))
         if found is None:
             found = self._cache[name, type] = self._find(name, type)
         return found
 
-    def _find(self, name: str, type: str) -> Resolved:
-        stored = self.stored
-        if type:
+    def _owner(self, type: str) -> str:
+        """The name to ask for: of a lane that has nothing of its own, its base type.
+
+        So what is looked up grows with what is set, not with the lanes that ever were.
+        """
+        found = self._owners.get(type)
+        if found is None:
+            if len(self._owners) >= _MOST_OWNERS:
+                self._owners.clear()
             base = base_type(type)
-            if (name, type) in stored:
-                return Resolved(stored[name, type], type)
-            if (name, base) in stored:
-                return Resolved(stored[name, base], base)
-            declared = self.declared(type)
+            has_own = type in self.paused or type in self._named or bool(self.declared(type))
+            found = self._owners[type] = type if has_own else base
+        return found
+
+    def _find(self, name: str, type: str) -> Resolved:
+        for owner in names_of(type):
+            if (name, owner) in self.stored:
+                return Resolved(self.stored[name, owner], owner)
+            declared = self.declared(owner) if owner else self.defaults
             if name in declared:
-                return Resolved(declared[name], base)
-        if (name, "") in stored:
-            return Resolved(stored[name, ""], "")
-        if name in self.defaults:
-            return Resolved(self.defaults[name], "")
+                return Resolved(declared[name], owner)
         return Resolved(SETTINGS[name].default, "")
+
+    def limits(self, type: str) -> Limits:
+        """What holds for a type, and with whom it shares it."""
+        type = self._owner(type)
+        found = self._limits.get(type)
+        if found is None:
+            if len(self._limits) >= _MOST_CACHED:
+                self._limits.clear()
+                self._cache.clear()
+            found = self._limits[type] = Limits(
+                slots=self._limit("concurrency", type) or Limit("", 1),
+                max_running=self._limit("max_running", type),
+                rate=self._limit("rate_limit", type),
+                group=self._limit("group_concurrency", type),
+                fair=bool(self.get("fair", type)),
+                paused=tuple(name for name in names_of(type) if name in self.paused),
+            )
+        return found
+
+    def _limit(self, name: str, type: str) -> Limit | None:
+        found = self.resolve(name, type)
+        return Limit(found.source, found.value) if found.value else None
+
+    def depth(self, type: str, declaring: Callable[[str], Collection[str]]) -> Depth | None:
+        """How many jobs may wait, if that is limited. `declaring` gives the names with an option."""
+        found = self.resolve("max_depth", type)
+        if found.value is None:
+            return None
+        own = {name for option, name in self.stored if option == "max_depth"} | {*declaring("max_depth")}
+        apart = sorted(name for name in own if name != found.source and found.source in names_of(name))
+        return Depth(found.value, found.source, tuple(apart))
 
     def backoff(self, type: str) -> Backoff:
         return Backoff(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -13,9 +12,10 @@ from weakref import WeakKeyDictionary
 from holdfast.core import check
 from holdfast.core.clock import to_datetime
 from holdfast.core.ids import new_id
-from holdfast.core.job import Job, check_id, check_type
+from holdfast.core.job import Job, check_type
 from holdfast.core.payload import decode, encode_payload
 from holdfast.core.settings import Settings
+from holdfast.enqueueing.options import OPTIONS, check_options, checked, with_defaults
 from holdfast.enqueueing.shared_commits import SharedCommits
 from holdfast.errors import BatchRefused, ConfigError, HoldfastError, NestedWrite
 from holdfast.events import Events, JobEnqueued
@@ -34,22 +34,6 @@ BATCH = 10_000
 """Jobs that enqueue_many puts into one commit."""
 
 _BREATH = 0.002
-MAX_KEY_LENGTH = 512
-_INTEGERS = range(-(2**31), 2**31)
-
-
-OPTIONS = ("id", "priority", "max_attempts", "timeout", "delay", "run_at", "key", "key_for")
-"""The options of one job, besides its type and payload."""
-_KNOWN = frozenset(OPTIONS)
-_WHEN = frozenset({"run_at", "delay"})
-"""Options that are mutually exclusive."""
-
-
-def check_options(names: AbstractSet[str]) -> None:
-    """Unknown ones are an error that lists the known ones. What is given for these is checked by `admit`."""
-    unknown = names - _KNOWN
-    if unknown:
-        raise ConfigError(f"there is no option {min(unknown, key=str)!r}; allowed: {', '.join(OPTIONS)}")
 
 
 class Admission:
@@ -76,27 +60,19 @@ class Admission:
             check_options(options.keys())
         type = check_type(type)
         text, defaults = self._prepared(type, payload, settings)
-        if defaults:
-            options = _with_defaults(options, defaults)
+        values = checked(with_defaults(options, defaults) if defaults else options)
         entropy = os.urandom(20)  # at once: each call lets go of the interpreter lock
-        run_at, delay = _when(options)
-        key, key_for = _key(options)
-        id = options.get("id")
+        has_new_id = "id" not in values
+        if has_new_id:
+            values["id"] = new_id(entropy[12:])
         return NewJob(
-            id=new_id(entropy[12:]) if id is None else check_id(id),
+            **values,
             type=type,
             payload=text,
             token=entropy[:12].hex(),
-            priority=check.whole_number("priority", options.get("priority", 0), _INTEGERS),
-            max_attempts=_max_attempts(options.get("max_attempts")),
-            key=key,
-            key_for=key_for,
-            run_at=run_at,
-            delay=delay,
-            timeout=check.optional_duration("timeout", options.get("timeout"), above_zero=True),
             parent_id=parent_id,
-            max_depth=settings.get("max_depth", type),
-            has_new_id=id is None,
+            max_depth=settings.depth(type, self._registry.names_with),
+            has_new_id=has_new_id,
         )
 
     def admit_again(self, job: Job, payload: object, settings: Settings) -> tuple[str, str | None]:
@@ -108,7 +84,7 @@ class Admission:
             before = {}
         if job.key is None or before.get("key") != job.key or "key" not in defaults:
             return text, None
-        return text, _key({"key": defaults["key"]})[0]
+        return text, checked({"key": defaults["key"]}).get("key")
 
     def _prepared(self, type: str, payload: object, settings: Settings) -> tuple[str, dict[str, Any]]:
         """The payload's text as it is stored, and the options that its handler gives the job.
@@ -130,15 +106,6 @@ class Admission:
                 f"prepare= of {type!r} must return a payload and a dict of options, not {shown(prepared)}"
             )
         return encode_payload(prepared[0], limit), prepared[1]
-
-
-def _with_defaults(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The options, filled in with the handler's where the caller set none."""
-    check_options(defaults.keys())
-    said = {name for name, value in options.items() if value is not None}
-    if said & _WHEN:
-        said |= _WHEN
-    return {**options, **{name: value for name, value in defaults.items() if name not in said}}
 
 
 class Enqueuer:
@@ -224,7 +191,7 @@ class Enqueuer:
         connection: Any,
     ) -> list[Job]:
         check_options(options.keys())
-        if options.get("id") is not None or options.get("key") is not None:
+        if any(value is not None and not OPTIONS[name].is_shared for name, value in options.items()):
             raise ConfigError("id and key each identify one job; enqueue those jobs one by one")
         if connection is None:
             self._refuse_nested()
@@ -316,29 +283,3 @@ def as_inserted(new: NewJob, verdict: Verdict) -> Job:
     values["run_at"] = None if verdict.run_at is None else to_datetime(verdict.run_at)
     created_at = to_datetime(verdict.created_at)
     return Job(**values, status=verdict.status, created_at=created_at, updated_at=created_at)
-
-
-def _when(options: Mapping[str, Any]) -> tuple[int | None, float | None]:
-    run_at, delay = options.get("run_at"), options.get("delay")
-    if run_at is None:
-        return None, check.optional_duration("delay", delay)
-    if delay is not None:
-        raise ConfigError("and delay are mutually exclusive", option="run_at")
-    return check.instant("run_at", run_at), None
-
-
-def _key(options: Mapping[str, Any]) -> tuple[str | None, float | None]:
-    key, key_for = options.get("key"), options.get("key_for")
-    if key is None:
-        if key_for is not None:
-            raise ConfigError("needs a key", option="key_for")
-        return None, None
-    if not isinstance(key, str) or not 0 < len(key) <= MAX_KEY_LENGTH or not key.isprintable():
-        raise ConfigError(
-            f"must be 1 to {MAX_KEY_LENGTH} printable characters, not {shown(key)}", option="key"
-        )
-    return str.__str__(key), check.optional_duration("key_for", key_for)
-
-
-def _max_attempts(given: object) -> int | None:
-    return None if given is None else check.whole_number("max_attempts", given, range(1, 2**31))

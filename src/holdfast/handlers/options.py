@@ -23,6 +23,9 @@ class HandlerOptions(TypedDict, total=False):
     concurrency: int
     rate_limit: float
     max_running: int | None
+    group_concurrency: int | None
+    fair: bool
+    prefetch: int | None
     max_depth: int | None
     max_payload_bytes: int
     max_result_bytes: int
@@ -37,6 +40,7 @@ class ManyOptions(TypedDict, total=False):
     """Options that several jobs can share, in `enqueue_many`."""
 
     priority: int
+    group: str | None
     max_attempts: int | None
     timeout: Duration | None
     delay: Duration | None

@@ -82,8 +82,14 @@ class Registry:
         with self._lock:
             return list(self._handlers.values())
 
-    def declared(self, type: str) -> Mapping[str, Value]:
-        """The options that the code sets for a type."""
-        handler = self.find(type)
-        said = {**self._options.get(base_type(type), {}), **self._options.get(type, {})}
+    def declared(self, name: str) -> Mapping[str, Value]:
+        """The options that the code sets for a type or lane by this very name."""
+        handler = self._handlers.get(name)
+        said = self._options.get(name, {})
         return {**handler.options, **said} if handler else said
+
+    def names_with(self, option: str) -> set[str]:
+        """The types and lanes for which the code sets an option."""
+        with self._lock:
+            names = {*self._handlers, *self._options}
+        return {name for name in names if option in self.declared(name)}

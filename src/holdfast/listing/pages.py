@@ -197,7 +197,7 @@ def _parts(
 
 def _fitting(store: Store, rows: Sequence[Placed], wanted: Search) -> list[Placed]:
     """The rows that match a search; payloads are read only if the search needs them."""
-    found = [row for row in rows if wanted.finds(row.job.id, row.job.key, row.job.error)]
+    found = [row for row in rows if wanted.finds(row.job.id, row.job.key, row.job.group, row.job.error)]
     if not wanted.fields or not found:
         return found
     payloads = store.list_payloads([row.job.id for row in found])

@@ -136,6 +136,7 @@ _WORDINGS: dict[type[Event], Callable[[Any], str]] = {
     e.SupervisorStopping: lambda v: f"stopping {_processes(v.workers)}: {v.reason}",
     e.WorkerPaused: lambda v: f"worker {v.worker_id} paused",
     e.WorkerResumed: lambda v: f"worker {v.worker_id} resumed",
+    e.StartsUnmarked: lambda v: f"can't note which jobs this worker starts: {v.error}",
     e.WorkerExhausted: lambda v: (
         f"worker {v.worker_id} has no usable slots left: {plain_plural(v.stuck, 'handler')} would not stop"
     ),

@@ -29,6 +29,10 @@ _TOTALS = (
 )
 
 
+FORGOTTEN = "(no longer there)"
+"""Stands for the types that have no jobs left and that no worker knows."""
+
+
 def render(queue: Queue) -> bytes:
     """All metrics, in Prometheus' text format."""
     return generate_latest(_Queue(queue))
@@ -42,9 +46,11 @@ class _Queue(Collector):
         queue = self._queue
         now = queue.now()
         enqueued = queue.enqueued()
+        forgotten = enqueued.pop("", 0)
         yield from _depth(queue, enqueued)
         yield _oldest(queue, now)
-        yield _by_type("holdfast_jobs_enqueued", "Jobs enqueued", enqueued.items())
+        counted = {**enqueued, FORGOTTEN: forgotten} if forgotten else enqueued
+        yield _by_type("holdfast_jobs_enqueued", "Jobs enqueued", counted.items())
         totals = sums(queue.statistics(), enqueued)
         for name, text in _TOTALS:
             yield _by_type(f"holdfast_jobs_{name}", text, ((t, getattr(m, name)) for t, m in totals.items()))

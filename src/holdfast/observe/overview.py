@@ -14,6 +14,7 @@ from holdfast.core.job import Job, Status, base_type
 from holdfast.store.records import (
     BUCKETS,
     ErrorGroup,
+    GroupActivity,
     Minute,
     ReusedKey,
     Running,
@@ -24,6 +25,10 @@ from holdfast.store.records import (
 
 if TYPE_CHECKING:
     from holdfast.queue import Queue
+
+
+MOST_GROUPS = 10
+"""Groups that are shown: those with the most jobs waiting or running."""
 
 
 class Rates(Struct, frozen=True, kw_only=True):
@@ -47,6 +52,7 @@ class Overview(Struct, frozen=True, kw_only=True):
     without_worker: dict[str, int]
     oldest: Waiting | None
     rates: dict[str, Rates]
+    groups: list[GroupActivity]
 
 
 def overview(queue: Queue) -> Overview:
@@ -66,6 +72,7 @@ def overview(queue: Queue) -> Overview:
         without_worker=without_worker(counts, workers),
         oldest=queue.oldest_waiting(),
         rates=rates(queue.statistics(1), now),
+        groups=queue.busiest_groups(MOST_GROUPS),
     )
 
 

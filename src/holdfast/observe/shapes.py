@@ -21,7 +21,7 @@ from holdfast.core.job import Failure, Instant, Job, JobId, Status
 from holdfast.core.redact import redact
 from holdfast.listing.pages import Page
 from holdfast.observe.overview import Answers, Durations, Overview
-from holdfast.store.records import ErrorGroup, ReusedKey, Running, Waiting, WorkerRecord
+from holdfast.store.records import ErrorGroup, GroupActivity, ReusedKey, Running, Waiting, WorkerRecord
 
 WHOLE = ("payload", "result", "errors")
 """The fields that a task has in addition to those of a list item."""
@@ -202,6 +202,9 @@ class Stats(QueueCounts):
         dict[str, int], Meta(description="waiting jobs of types that no running worker handles")
     ]
     oldest_waiting: Waiting | None
+    busiest_groups: Annotated[
+        list[GroupActivity], Meta(description="the groups with the most jobs waiting or running")
+    ]
 
 
 def overview(view: Overview) -> Shape:
@@ -215,6 +218,7 @@ def overview(view: Overview) -> Shape:
             stuck=[_shape(job) for job in view.stuck],
             without_worker=view.without_worker,
             oldest_waiting=view.oldest,
+            busiest_groups=view.groups,
         )
     )
 

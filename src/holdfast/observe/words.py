@@ -69,6 +69,8 @@ def setting(value: object) -> str:
     """A setting's value as a person would write it."""
     if value is None:
         return "none"
+    if isinstance(value, bool):
+        return "true" if value else "false"
     return f"{value:.15g}" if isinstance(value, float) else str(value)
 
 

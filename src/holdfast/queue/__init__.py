@@ -131,7 +131,7 @@ class Queue(Operating):
         """Store a job and return it. When this returns, the job is durable.
 
         With `connection`, the job is inserted in that connection's transaction and stored by the caller's own
-        commit. Options: id, priority, max_attempts, timeout, delay, run_at, key, key_for.
+        commit. Options: id, priority, group, max_attempts, timeout, delay, run_at, key, key_for.
         """
         return self.enqueuer(connection).enqueue(type, payload, options, connection)
 

@@ -7,7 +7,7 @@ from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from holdfast.core.job import Job, check_type
-from holdfast.enqueueing.enqueuer import check_options
+from holdfast.enqueueing.options import check_options
 from holdfast.errors import ConfigError
 from holdfast.handlers.handler import Handler
 from holdfast.text import shown
@@ -50,7 +50,7 @@ class JobFunction(Generic[P, R]):
         return self.queue.enqueue_many(self.type, payloads, atomic=atomic, **self.options)
 
     def with_options(self, **options: Unpack[CallOptions]) -> JobFunction[P, R]:
-        """The same function with options for its jobs (priority, delay, key, lane, connection, …)."""
+        """The same function with options for its jobs (priority, group, delay, key, lane, connection, …)."""
         return JobFunction(self.queue, self.handler, {**self._given, **options})
 
     def _payload(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

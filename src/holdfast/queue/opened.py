@@ -197,14 +197,20 @@ class OpenQueue:
     def refresh_settings(self) -> Settings:
         """The current settings, read now."""
         generation = self.registry.generation
-        found = self.store.get_settings()
+        found = self.store.read_settings()
         # Others are of a newer release, or no settings at all.
-        stored = {(name, type): value for (name, type), value in found.items() if name in SETTINGS}
+        stored = {key: value for key, value in found.values.items() if key[0] in SETTINGS}
         known = self._settings
-        if known is not None and known[1] == generation and known[2].stored == stored:
+        if known is not None and known[1] == generation and known[2].version == found.version:
             settings = known[2]  # with all that it has looked up already
         else:
-            settings = Settings(stored, declared=self.registry.declared, defaults=self.defaults)
+            settings = Settings(
+                stored,
+                declared=self.registry.declared,
+                defaults=self.defaults,
+                paused=found.paused,
+                version=found.version,
+            )
         self._settings = time.monotonic(), generation, settings
         return settings
 

@@ -26,6 +26,7 @@ from holdfast.store.records import (
     RESTARTING,
     ErrorGroup,
     Finding,
+    GroupActivity,
     LogTail,
     Minute,
     ReusedKey,
@@ -71,12 +72,15 @@ class Reading(OpenQueue):
         *,
         status: StatusWord | Iterable[StatusWord] | None = None,
         type: str | None = None,
+        group: str | None = None,
         parent_id: str | None = None,
         limit: int = 50,
         offset: int = 0,
     ) -> list[Job]:
         """Jobs, newest first, without their history."""
-        return self.page(status=status, type=type, parent_id=parent_id, limit=limit, offset=offset).jobs
+        return self.page(
+            status=status, type=type, group=group, parent_id=parent_id, limit=limit, offset=offset
+        ).jobs
 
     def page(
         self,
@@ -205,12 +209,23 @@ class Reading(OpenQueue):
         """The keys that more than one job has had, most used first."""
         return self.store.list_reused_keys(check.whole_number("limit", limit, listing.AMOUNTS))
 
+    def busiest_groups(self, limit: int = 10) -> list[GroupActivity]:
+        """The groups with the most jobs that wait or run, for each type; at most `limit`.
+
+        It looks at the first 100,000 waiting jobs.
+        """
+        return self.store.busiest_groups(check.whole_number("limit", limit, listing.AMOUNTS))
+
     def finished_since(self, moment: datetime) -> dict[str, dict[Status, int]]:
         """How many jobs finished since then, by type and state."""
         return self.store.count_finished(check.instant("moment", moment))
 
     def enqueued(self) -> dict[str, int]:
-        """How many jobs were ever enqueued, by type."""
+        """How many jobs were ever enqueued, by type.
+
+        A lane that has no jobs left is counted in its base type after a while, and a type that no worker
+        knows either under "".
+        """
         return self.store.count_enqueued()
 
     def statistics(self, minutes: int | None = None) -> list[Minute]:

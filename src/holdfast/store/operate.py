@@ -26,7 +26,8 @@ FROM clock WHERE j.id = ?2 AND j.status = 'processing' RETURNING id
 
 RETRIED = """
 status = 'pending', attempts = 0, due_at = clock.now, updated_at = clock.now, finished_at = NULL,
-    cancel_requested = false, result = NULL, progress = NULL, progress_message = NULL, error_group = NULL
+    cancel_requested = false, result = NULL, progress = NULL, progress_message = NULL, error_group = NULL,
+    losses = 0
 """
 RETRY = f"""
 WITH {{clock}}

@@ -12,7 +12,7 @@ from holdfast.core.clock import microseconds
 from holdfast.core.error_group import error_group
 from holdfast.core.job import FINISHED, Status
 from holdfast.core.payload import same_json
-from holdfast.errors import KeyTaken
+from holdfast.errors import KeyTaken, QueueFull
 from holdfast.store.database import Session
 from holdfast.store.records import Finish, NewJob, Verdict
 
@@ -47,7 +47,7 @@ def link_taken(session: Session, parent_seq: int, verdicts: Sequence[Verdict]) -
 
 ENDING = (
     "seq", "version", "worker_id", "status", "final", "delay", "error", "attempts_back", "expired_only",
-    "error_group",
+    "error_group", "loss",
 )  # fmt: skip
 
 
@@ -65,6 +65,7 @@ def ending(finish: Finish) -> tuple[Any, ...]:
         decision.attempts_back,
         finish.expired_only,
         error_group(decision.error or "") if decision.status is Status.FAILED else None,
+        decision.loss,
     )
 
 
@@ -87,3 +88,16 @@ def failures(finishes: Sequence[Finish]) -> list[tuple[Any, ...]]:
         for finish in finishes
         if finish.decision.error is not None
     ]
+
+
+def queue_full(job: NewJob) -> QueueFull:
+    """The error for a job for which its max_depth leaves no room."""
+    assert job.max_depth is not None
+    return QueueFull(job.type, job.max_depth.size, job.max_depth.name)
+
+
+def lanes_within(name: str) -> tuple[str, str, str]:
+    """A name, and from which to before which others the types lie that may inherit from it."""
+    if not name:
+        return "", "", "\U0010ffff"
+    return name, f"{name}:", f"{name};"

@@ -35,7 +35,7 @@ def list_placed(reader: Reader, filter: JobFilter) -> Page:
     with reader.snapshot():
         query = Query(reader, filter)
         is_whole = _is_whole(query) and filter.sort == CREATED
-        if is_whole or filter.parent_id is not None or depth > DEEPEST:
+        if is_whole or _is_of_few(filter) or depth > DEEPEST:
             return _from_table(query)
         try:
             if filter.sort == PRIORITY:
@@ -93,6 +93,11 @@ def _is_whole(query: Query) -> bool:
     return is_whole and (query.filter.type is None or query.reader.reads_whole_types)
 
 
+def _is_of_few(filter: JobFilter) -> bool:
+    """Whether the jobs are to be found among those of one parent or one group, which an index holds."""
+    return filter.parent_id is not None or filter.group is not None
+
+
 def _table(query: Query, *, by_instants: bool = True) -> tuple[str, list[Any]]:
     """The table itself, read along the index that the filter is narrowest in, and the parameters of that."""
     filter, window, by_index = query.filter, query.window, query.reader.by_index
@@ -102,10 +107,12 @@ def _table(query: Query, *, by_instants: bool = True) -> tuple[str, list[Any]]:
         filter = replace(filter, since=None, until=None)
     if filter.parent_id is not None:
         index = by_index("holdfast_jobs_parent")
+    elif filter.group is not None:
+        index = by_index("holdfast_jobs_group")
     else:
         index = by_index(None if filter.type is None else "holdfast_jobs_type")
     where, parameters = conditions(filter)
-    bounds, limits = within(window)
+    bounds, limits = within(window, query.seq)
     return f"FROM holdfast_jobs {index}{where or ' WHERE true'}{bounds}", [*parameters, *limits]
 
 
@@ -189,7 +196,7 @@ def count_matching(reader: Reader, filter: JobFilter, cap: int) -> int:
     words = words_of(filter)
     if cap <= 0 or not words:
         return 0
-    is_plain = (filter.parent_id, filter.since, filter.until, filter.after) == (None,) * 4
+    is_plain = not _is_of_few(filter) and (filter.since, filter.until, filter.after) == (None,) * 3
     if is_plain and filter.error is not None and filter.type is not None:
         sql = "SELECT jobs FROM holdfast_errors WHERE type = ? AND error_group = ?"
         row = reader.read_one(sql, (filter.type, filter.error))
@@ -201,7 +208,7 @@ def count_matching(reader: Reader, filter: JobFilter, cap: int) -> int:
     with reader.snapshot():
         query = Query(reader, filter)
         is_whole = _is_whole(query) and filter.sort != FINISHED_AT
-        if is_whole or filter.parent_id is not None or (filter.after and filter.sort != CREATED):
+        if is_whole or _is_of_few(filter) or (filter.after and filter.sort != CREATED):
             return _count_in_table(query, cap)
         try:
             return _count_in_ranges(query, query.all_ranges(), cap)
@@ -211,7 +218,7 @@ def count_matching(reader: Reader, filter: JobFilter, cap: int) -> int:
 
 def _count_in_table(query: Query, cap: int) -> int:
     # By the index alone, as below: a look at each row's instant would have to fetch the row.
-    by_instants = query.filter.sort == FINISHED_AT or query.filter.parent_id is not None
+    by_instants = query.filter.sort == FINISHED_AT or _is_of_few(query.filter)
     source, parameters = _table(query, by_instants=by_instants)
     sql = f"SELECT count(*) FROM (SELECT 1 {source} LIMIT ?) AS found"
     return int(query.reader.read_one(sql, (*parameters, cap))[0])

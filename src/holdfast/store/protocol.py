@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from holdfast.core.lifecycle import Decision
-from holdfast.store.records import Activity, Claim, Finding, LogTail, NewJob, Verdict
+from holdfast.core.starting import Head, Usage
+from holdfast.store.records import Claim, Finding, LogTail, NewJob, Verdict
 from holdfast.store.writes import Writes
 
 
@@ -93,8 +94,12 @@ class Store(Writes):
         """The same through a connection that can only be awaited."""
 
     @abstractmethod
-    def list_active_types(self, *, unpaused: bool = False) -> dict[str, Activity]:
-        """The types that have pending or running jobs; with `unpaused`, only those that may start."""
+    def list_heads(self) -> list[Head]:
+        """Where the first waiting job of each type stands."""
+
+    @abstractmethod
+    def read_usage(self) -> Usage:
+        """What runs now, and the state of all rate limits."""
 
     @abstractmethod
     def list_cancelled(self, worker_id: str) -> set[tuple[int, int]]:

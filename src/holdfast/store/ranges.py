@@ -103,6 +103,7 @@ def conditions(filter: JobFilter) -> tuple[str, list[Any]]:
         moment = "finished_at"
     for condition, value in (
         ("type = ?", filter.type),
+        ('"group" = ?', filter.group),
         ("parent_id = ?", filter.parent_id),
         ("error_group = ?", filter.error),
         (f"{moment} >= ?", filter.since),
@@ -147,6 +148,9 @@ class Query:
         self.window = _window_of(reader, filter)
         self.sign = -1 if filter.ascending else 1
         """What ranks priorities, so that the first in the list rank highest."""
+        is_of_group = filter.group is not None and filter.parent_id is None
+        self.seq = reader.seq_within if is_of_group else "seq"
+        """How `seq` stands in the index along which the table itself is read."""
 
     def all_ranges(self) -> list[Range]:
         """Where the jobs lie. Raises TooManyRanges."""
@@ -261,7 +265,7 @@ class Query:
         sort, direction = self.filter.sort, "ASC" if self.filter.ascending else "DESC"
         if part is not None and part.index != RUNNING and sort != FINISHED_AT:
             return f"{self.reader.seq_within} {direction}"
-        return f"seq {direction}" if sort == CREATED else f"{KEYS[sort]} {direction}, seq {direction}"
+        return f"{self.seq} {direction}" if sort == CREATED else f"{KEYS[sort]} {direction}, seq {direction}"
 
 
 # Priorities are found by leaps, not by reading all that wait; by all types together, the highest first.

@@ -16,6 +16,7 @@ from holdfast.store.database import Database
 from holdfast.store.records import (
     ErrorGroup,
     Expired,
+    GroupActivity,
     JobFilter,
     Line,
     Minute,
@@ -24,6 +25,7 @@ from holdfast.store.records import (
     ReusedKey,
     Running,
     StopRequest,
+    StoredSettings,
     TypeRecord,
     Waiting,
     WorkerRecord,
@@ -49,6 +51,13 @@ EXPIRED = f"""
 WITH {{clock}} {_LEASED} lease_expires_at <= (SELECT now FROM clock) ORDER BY lease_expires_at LIMIT 1000
 """
 
+# Jobs that have lost two workers in a row: each waits until a worker has nothing else to run.
+SUSPECT_TYPES = """
+SELECT DISTINCT type FROM (
+    SELECT type FROM holdfast_jobs {by_index} WHERE status = 'pending' AND losses >= 2
+    ORDER BY priority DESC, seq LIMIT 1000) AS suspects
+"""
+
 OLDEST = f"SELECT {WAITING.columns} FROM holdfast_jobs WHERE status = 'pending' ORDER BY due_at, seq LIMIT 1"
 
 # In one statement: a retry that becomes due meanwhile must not be missed in both. From type to type by leaps:
@@ -63,6 +72,27 @@ WITH RECURSIVE retrying (type) AS (
     FROM retrying WHERE retrying.type IS NOT NULL)
 SELECT type FROM holdfast_counts WHERE pending > 0 OR processing > 0
 UNION SELECT type FROM retrying WHERE type IS NOT NULL
+"""
+
+_SETTINGS = """
+SELECT 'setting', name, type, value FROM holdfast_settings
+UNION ALL SELECT 'pause', NULL, type, NULL FROM holdfast_pauses
+UNION ALL SELECT 'version', NULL, NULL, CAST(settings_version AS text) FROM holdfast_schema
+"""
+
+_GROUPS_READ = 100_000
+# Of the jobs that wait so many at most are read, those first that are claimed first of their types.
+BUSIEST_GROUPS = f"""
+WITH parts (type, name, waiting, running) AS (
+    SELECT type, "group", 1, 0 FROM (
+        SELECT type, "group" FROM holdfast_jobs {{by_waiting}}
+        WHERE status = 'pending' AND "group" IS NOT NULL
+        ORDER BY type, priority DESC, "group", {{seq}} LIMIT {_GROUPS_READ}) AS waiting
+    UNION ALL
+    SELECT type, "group", 0, 1 FROM holdfast_jobs {{by_running}}
+    WHERE status = 'processing' AND "group" IS NOT NULL)
+SELECT type, name, sum(waiting), sum(running) FROM parts GROUP BY type, name
+ORDER BY count(*) DESC, type, name LIMIT ?
 """
 
 _FINISHED = """
@@ -98,6 +128,16 @@ class Reads(ABC):
         """The types that have a job that is pending, running or waiting for a retry."""
         sql = _BUSY_TYPES.format(by_index=self.database.by_index("holdfast_jobs_retrying"))
         return {row[0] for row in self.database.read(sql)}
+
+    def list_suspect_types(self) -> set[str]:
+        """The types of the pending jobs that have lost two workers in a row, and have to run alone."""
+        sql = SUSPECT_TYPES.format(by_index=self.database.by_index("holdfast_jobs_suspect"))
+        return {row[0] for row in self.database.read(sql)}
+
+    def count_losses(self, job_id: str) -> int:
+        """How many workers in a row were lost while they ran a job."""
+        row = self.database.read_one("SELECT losses FROM holdfast_jobs WHERE id = ?", (job_id,))
+        return int(row[0]) if row else 0
 
     def list_expired(self) -> list[Expired]:
         rows = self.database.read(EXPIRED.format(clock=self.database.clock), (self._instant(),))
@@ -236,6 +276,19 @@ class Reads(ABC):
             )
         )
 
+    def busiest_groups(self, limit: int) -> list[GroupActivity]:
+        """The groups with most jobs that wait or run, of each type; of a million that wait, of the first."""
+        words = self.database
+        sql = BUSIEST_GROUPS.format(
+            by_waiting=words.by_index("holdfast_jobs_grouped"),
+            by_running=words.by_index("holdfast_jobs_busy_groups"),
+            seq=words.seq_within,
+        )
+        return [
+            GroupActivity(type=type, group=group, waiting=int(waiting), running=int(running))
+            for type, group, waiting, running in words.read(sql, (max(0, limit),))
+        ]
+
     def count_finished(self, since: int) -> dict[str, dict[Status, int]]:
         """How many jobs finished since then, by type and state."""
         counts: dict[str, dict[Status, int]] = {}
@@ -283,8 +336,16 @@ class Reads(ABC):
 
     def get_settings(self) -> dict[tuple[str, str], Value]:
         """Stored values by (name, type); the type is "" for the whole queue."""
-        rows = self.database.read("SELECT name, type, value FROM holdfast_settings")
-        return {(name, type): json.loads(value) for name, type, value in rows}
+        return self.read_settings().values
+
+    def read_settings(self) -> StoredSettings:
+        """The stored settings and the pauses, as of one moment."""
+        rows = self.database.read(_SETTINGS)
+        return StoredSettings(
+            values={(name, type): json.loads(value) for kind, name, type, value in rows if kind == "setting"},
+            paused=frozenset(type for kind, _, type, _ in rows if kind == "pause"),
+            version=next(int(value) for kind, _, _, value in rows if kind == "version"),
+        )
 
     def list_paused(self) -> dict[str, int]:
         """The paused types and since when; "" stands for all."""

@@ -5,14 +5,19 @@ Times are microseconds on the store's own clock, except those for people, which 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from enum import IntEnum
 from typing import Annotated, Any, Self
 
 from msgspec import Meta, Struct
 
+from holdfast.config import Value
 from holdfast.core.filter import CREATED
 from holdfast.core.job import Instant, Job, JobId, Status
 from holdfast.core.lifecycle import Decision
+from holdfast.core.settings import Depth
+from holdfast.core.starting import Head
 from holdfast.errors import HoldfastError
 
 
@@ -27,6 +32,7 @@ class NewJob(Struct, frozen=True, kw_only=True):
     payload: str
     token: str
     priority: int = 0
+    group: str | None = None
     max_attempts: int | None = None
     key: str | None = None
     key_for: float | None = None
@@ -34,7 +40,7 @@ class NewJob(Struct, frozen=True, kw_only=True):
     delay: float | None = None
     timeout: float | None = None
     parent_id: str | None = None
-    max_depth: int | None = None
+    max_depth: Depth | None = None
     has_new_id: bool = False
     """Whether its id was made for it just now, so that no other job can have it."""
 
@@ -51,28 +57,23 @@ class Verdict(Struct, frozen=True, kw_only=True):
 
 
 class Demand(Struct, frozen=True, kw_only=True):
-    """How many jobs of a type a worker can take, and under which limits.
-
-    A cap with the same name is shared: the types that name it are counted together.
-    """
+    """How many jobs of a type a worker has room for, and what holds for those that leave it open."""
 
     type: str
     limit: int
     max_attempts: int
-    pending: int = 0
     timeout: float | None = None
-    rate: float = 0.0
-    rate_name: str = ""
-    max_running: int | None = None
-    running_name: str = ""
-    running_types: frozenset[str] = frozenset()
 
 
-class Activity(Struct, frozen=True):
-    """How many jobs of a type are pending and how many run, over all workers."""
+class StoredSettings(Struct, frozen=True):
+    """The stored values by (name, type), the paused types, and which change of both this is.
 
-    pending: int
-    running: int
+    The type "" stands for the whole queue.
+    """
+
+    values: dict[tuple[str, str], Value]
+    paused: frozenset[str]
+    version: int
 
 
 class Claim(Struct, frozen=True):
@@ -93,12 +94,31 @@ class Claim(Struct, frozen=True):
 
 
 class Claimed(Struct, frozen=True):
-    """The claims made, and in how many seconds a rate limit lets the next one through."""
+    """The claims made, and what became of the rest that was asked for.
+
+    `wait` is in how many seconds a rate limit lets the next job start. If it `is_stale`, the settings or the
+    pauses have changed since they were read, and nothing was claimed.
+    """
 
     claims: list[Claim]
     wait: float | None = None
     limited: frozenset[str] = frozenset()
-    """The types that had more to take, had a rate limit or max_running let it through."""
+    """The types of which a limit over all processes kept a job from starting."""
+    heads: Mapping[str, Head] | None = None
+    """Where the lines of the types now begin that were asked for; those of which nothing can be taken now are
+    left out. None where there was only one."""
+    used_up: AbstractSet[str] = frozenset()
+    """The types whose limits let no job start now."""
+    is_stale: bool = False
+    is_alone: bool = False
+    """Whether the job claimed has lost two workers, and must run alone in its process."""
+
+
+class Answer(Struct):
+    """What has become of a turn's finishes, as `finish_jobs` says it, and of its claim."""
+
+    ended: dict[tuple[int, int], Status] = {}
+    claimed: Claimed = Claimed([])
 
 
 class Finish(Struct, frozen=True, kw_only=True):
@@ -120,7 +140,7 @@ class Finish(Struct, frozen=True, kw_only=True):
 
 
 class Expired(Struct, frozen=True):
-    """An attempt whose lease has run out."""
+    """An attempt whose lease has run out. If it `has_started`, its handler has begun for sure."""
 
     seq: int
     id: str
@@ -131,6 +151,7 @@ class Expired(Struct, frozen=True):
     worker_id: str
     lease_expires_at: int
     started_at: int
+    has_started: bool = False
 
 
 class Beat(Struct, frozen=True):
@@ -303,6 +324,7 @@ class JobFilter(Struct, frozen=True, kw_only=True):
 
     statuses: tuple[str, ...] = ()
     type: str | None = None
+    group: str | None = None
     parent_id: str | None = None
     error: str | None = None
     since: int | None = None
@@ -329,6 +351,15 @@ class ErrorGroup(Struct, frozen=True, kw_only=True, rename="camel"):
     error: Annotated[str, Meta(examples=["TimeoutError: no answer after # s"])]
     jobs: int
     last_at: Instant
+
+
+class GroupActivity(Struct, frozen=True, kw_only=True, rename="camel"):
+    """How many jobs of a group wait and run, of one type."""
+
+    type: str
+    group: str
+    waiting: int
+    running: int
 
 
 class Line(Struct, frozen=True):

@@ -143,7 +143,9 @@ _LARGE = {"payload": "'{}'", "result": "NULL"}
 BRIEF_COLUMNS = ", ".join(_LARGE.get(name, f'"{name}"') for name in JOB_NAMES)
 """The same without what may be large, which then is not even read."""
 
-_HIDDEN = {"key_held": "b", "key_until": "i", "error_group": "s", "token": "s"}
+_HIDDEN = {
+    "key_held": "b", "key_until": "i", "error_group": "s", "token": "s", "has_started": "b", "losses": "i",
+}  # fmt: skip
 
 NEW_JOB_NAMES = tuple(
     name for name in NewJob.__struct_fields__ if name in {*_JOB.names, *_HIDDEN} - {"run_at"}

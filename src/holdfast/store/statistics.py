@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 from holdfast.store.database import Session
@@ -14,16 +15,25 @@ _SINGLE_MINUTES = f"{_ALL_MINUTES} AND (worker_id <> '' OR minute % {HOUR} <> 0)
 _STORED = "minute = ? AND type = ? AND worker_id = ''"
 
 _KEY = ("minute", "type", "worker_id")
+_VALUES = f"({', '.join('?' * len(MINUTE.names))})"
 _WRITE = f"""
-INSERT INTO holdfast_statistics ({MINUTE.columns}) VALUES ({", ".join("?" * len(MINUTE.names))})
+INSERT INTO holdfast_statistics ({MINUTE.columns}) VALUES {{values}}
 ON CONFLICT ({", ".join(_KEY)}) DO UPDATE
 SET {", ".join(f"{name} = excluded.{name}" for name in MINUTE.names if name not in _KEY)}
 """
+_WRITE_ONE = _WRITE.format(values=_VALUES)
+_AT_ONCE = 50
+"""Rows of one statement, where there are many: of ten thousand lanes, say."""
+_WRITE_MANY = _WRITE.format(values=", ".join([_VALUES] * _AT_ONCE))
 
 
 def write(session: Session, minutes: Sequence[Minute]) -> None:
     """Replace rows by their new sums."""
-    session.each(_WRITE, [MINUTE.row(minute) for minute in minutes])
+    rows = [MINUTE.row(minute) for minute in minutes]
+    whole = len(rows) - len(rows) % _AT_ONCE
+    parts = [rows[start : start + _AT_ONCE] for start in range(0, whole, _AT_ONCE)]
+    session.each(_WRITE_MANY, [[*chain.from_iterable(part)] for part in parts])
+    session.each(_WRITE_ONE, rows[whole:])
 
 
 def fold_hours(session: Session, before_minute: int) -> None:

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from holdfast.config import Value
 from holdfast.core.clock import microseconds
 from holdfast.core.job import Job, Status
-from holdfast.store import statistics
+from holdfast.core.settings import Settings
+from holdfast.store import names, statistics
 from holdfast.store.database import PATIENCE, Session
 from holdfast.store.prune import PrunePass
 from holdfast.store.reads import Reads
 from holdfast.store.records import (
+    Answer,
     Beat,
     Claimed,
     Demand,
@@ -28,33 +30,11 @@ from holdfast.store.records import (
     TypeRecord,
     WorkerRecord,
 )
+from holdfast.store.redating import REDATE, REDATE_WORKERS
 from holdfast.store.rows import TYPE, WORKER
 
 Ended = dict[tuple[int, int], Status]
 Retried = tuple[int, list[tuple[str, str]], int | None]
-
-_REDATE = """
-WITH {clock}, ahead AS MATERIALIZED (
-    SELECT j.seq, coalesce(w.heartbeat_at, j.started_at) AS heard_at
-    FROM clock CROSS JOIN holdfast_jobs AS j {by_leases}
-    LEFT JOIN holdfast_workers AS w ON w.id = j.worker_id
-    WHERE j.status = 'processing' AND j.lease_expires_at > clock.now + ?2
-        AND coalesce(w.heartbeat_at, j.started_at) > clock.now
-    {skip_locked_jobs})
-UPDATE holdfast_jobs AS j SET
-    lease_expires_at = clock.now + CASE WHEN j.lease_expires_at - ahead.heard_at > ?2
-        THEN j.lease_expires_at - ahead.heard_at ELSE ?2 END,
-    started_at = CASE WHEN j.started_at > clock.now THEN clock.now ELSE j.started_at END
-FROM clock, ahead WHERE j.seq = ahead.seq
-"""
-_REDATE_WORKERS = """
-WITH {clock}
-UPDATE holdfast_workers AS w SET heartbeat_at = clock.now,
-    turned_at = CASE WHEN w.turned_at > clock.now THEN clock.now ELSE w.turned_at END
-FROM clock WHERE w.id IN (
-    SELECT o.id FROM holdfast_workers AS o WHERE o.heartbeat_at > (SELECT now FROM clock)
-    {skip_locked_workers})
-"""
 
 _TIMES = ("started_at", "heartbeat_at", "turned_at")
 _REGISTERED = [name for name in WORKER.names if name not in _TIMES]
@@ -86,6 +66,10 @@ WITH {clock}
 INSERT INTO holdfast_pauses (type, paused_at) SELECT ?2, clock.now FROM clock WHERE true
 ON CONFLICT DO NOTHING
 """
+
+
+# In the transaction of each change of a setting or a pause: claims that don't know of it are refused.
+_CHANGED = "UPDATE holdfast_schema SET settings_version = settings_version + 1"
 
 
 class Writes(Reads):
@@ -132,10 +116,20 @@ class Writes(Reads):
     # The turn.
 
     def claim_jobs(
-        self, worker_id: str, demands: Sequence[Demand], *, limit: int, lease_seconds: float
+        self,
+        worker_id: str,
+        demands: Sequence[Demand],
+        settings: Settings | None = None,
+        *,
+        limit: int,
+        lease_seconds: float,
+        alone: bool = False,
     ) -> Claimed:
-        """Take pending jobs: by priority, then in the order they came, within every limit. Paused types
-        are left alone."""
+        """Take pending jobs: by priority, then in the order they came, within every limit and pause.
+
+        The settings say which hold, by default those that are stored. With `alone`, a job that has to run
+        alone comes first, and nothing else with it.
+        """
         if not demands or limit <= 0:
             return Claimed([])
         with self.database.transaction() as session:
@@ -143,10 +137,17 @@ class Writes(Reads):
                 session,
                 worker_id,
                 demands,
+                settings or self._stored_settings(),
                 limit=limit,
                 lease_seconds=lease_seconds,
+                alone=alone,
                 now=self._instant(),
             )
+
+    def _stored_settings(self) -> Settings:
+        """What holds where no code says anything else."""
+        stored = self.read_settings()
+        return Settings(stored.values, paused=stored.paused, version=stored.version)
 
     def finish_jobs(self, finishes: Sequence[Finish]) -> Ended:
         """Write the outcomes of attempts; return the state each accepted one led to, by (seq, version).
@@ -160,24 +161,29 @@ class Writes(Reads):
         with self.database.transaction() as session:
             return self._finish_jobs(session, finishes, self._instant())
 
+    @contextmanager
     def finish_and_claim(
         self,
         finishes: Sequence[Finish],
         worker_id: str,
         demands: Sequence[Demand],
+        settings: Settings | None = None,
         *,
         limit: int,
         lease_seconds: float,
-        meanwhile: Callable[[], None],
-    ) -> tuple[Ended, Claimed]:
+    ) -> Iterator[Answer]:
         """Both, without a pause between them if the ends are plain completions.
 
-        `meanwhile` is called once, where there is a server while it is at work.
+        The answer is there at the end of the block. Where there is a server, it is at work meanwhile, and the
+        block can't use this thread's connection.
         """
+        answer = Answer()
         with self.database.transaction():
-            meanwhile()
-            ended = self.finish_jobs(finishes)
-            return ended, self.claim_jobs(worker_id, demands, limit=limit, lease_seconds=lease_seconds)
+            yield answer
+            answer.ended = self.finish_jobs(finishes)
+            answer.claimed = self.claim_jobs(
+                worker_id, demands, settings, limit=limit, lease_seconds=lease_seconds
+            )
 
     def write_progress(
         self, worker_id: str, reports: Iterable[tuple[int, int, float, str | None]]
@@ -222,17 +228,22 @@ class Writes(Reads):
         *,
         state: str,
         lease_seconds: float,
+        started: Collection[tuple[int, int]] = frozenset(),
         turn_age: float = 0.0,
         patience: float = math.inf,
     ) -> Beat:
         """Renew the leases of the (seq, version) held, and show that the worker lives.
+
+        For those `started` it is noted that their handlers have begun.
 
         Its loop last came round `turn_age` seconds ago. It waits for a lock as long as the lease allows, but
         not longer than `patience`.
         """
         # Not more patient than the lease allows: the worker must still have time to stop its handlers.
         with self.database.transaction(patience=min(PATIENCE, lease_seconds / 6, patience)) as session:
-            return self._heartbeat(session, worker_id, held, state, turn_age, lease_seconds, self._instant())
+            return self._heartbeat(
+                session, worker_id, held, started, state, turn_age, lease_seconds, self._instant()
+            )
 
     def redate_leases(self, lease_seconds: float) -> None:
         """Let leases and heartbeats from the future begin now: the clock has been set back since.
@@ -241,8 +252,8 @@ class Writes(Reads):
         of (or, where those are forgotten, their claims were made) in the future. The living renew anyway.
         """
         with self.database.transaction() as session:
-            session.rows(self._worded(_REDATE), [self._instant(), microseconds(lease_seconds)])
-            session.rows(self._worded(_REDATE_WORKERS), [self._instant()])
+            session.rows(self._worded(REDATE), [self._instant(), microseconds(lease_seconds)])
+            session.rows(self._worded(REDATE_WORKERS), [self._instant()])
 
     def register_worker(self, worker: WorkerRecord, types: Sequence[TypeRecord]) -> None:
         told = dict(zip(WORKER.names, WORKER.row(worker), strict=True))
@@ -312,11 +323,13 @@ class Writes(Reads):
                 " ON CONFLICT (name, type) DO UPDATE SET value = excluded.value",
                 [name, type, json.dumps(value)],
             )
+            session.rows(_CHANGED)
             session.wakes = True
 
     def unset_setting(self, name: str, type: str) -> bool:
         with self.database.transaction() as session:
             session.wakes = True
+            session.rows(_CHANGED)
             return (
                 session.count("DELETE FROM holdfast_settings WHERE name = ? AND type = ?", [name, type]) > 0
             )
@@ -324,6 +337,7 @@ class Writes(Reads):
     def set_paused(self, type: str, paused: bool) -> None:
         with self.database.transaction() as session:
             session.wakes = True
+            session.rows(_CHANGED)
             if paused:
                 session.rows(self._worded(_PAUSE), [self._instant(), type])
             else:
@@ -345,6 +359,16 @@ class Writes(Reads):
         with self.database.transaction() as session:
             if self._may_fold(session):
                 statistics.fold_all(session, before_minute)
+
+    def forget_names(self) -> None:
+        """Forget types that have no jobs left, and rate limits that nothing has started under for long."""
+        with self.database.transaction() as session:
+            if self._may_fold(session):
+                self._forget_types(session)
+                names.forget_limits(session, self.now(), self.database.skip_locked("l", "name"))
+
+    def _forget_types(self, session: Session) -> None:
+        names.forget_types(session, self.database.among_texts)
 
     def _may_fold(self, _session: Session) -> bool:
         """Whether nobody else adds up the same rows."""

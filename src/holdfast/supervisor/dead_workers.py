@@ -16,6 +16,7 @@ from holdfast.errors import DatabaseReplaced, StoreError
 from holdfast.queue import Queue
 from holdfast.store.records import RESTARTING, StopRequest
 from holdfast.supervisor.process import Notice
+from holdfast.system.start_marks import remove_marks
 from holdfast.worker.maintenance import count_loss, events_of_loss, reap
 from holdfast.worker.statistics import Statistics
 
@@ -79,6 +80,7 @@ class DeadWorkers:
             try:
                 self._reap(worker_id, queue, stopping)
                 if not queue.store.list_held(worker_id):
+                    remove_marks(worker_id)
                     return
                 lease_ends_at = min(lease_ends_at, time.monotonic() + queue.settings().lease_seconds)
             except DatabaseReplaced:

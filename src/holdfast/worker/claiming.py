@@ -4,18 +4,39 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Collection
+from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.context import Attempt
 from holdfast.core.job import base_type
 from holdfast.core.settings import Settings
+from holdfast.core.starting import Lines, Room, Usage
 from holdfast.handlers.handler import Handler
-from holdfast.store.records import Activity, Claim, Demand, TypeRecord, WorkerRecord
+from holdfast.store.records import Claim, Demand, TypeRecord, WorkerRecord
 from holdfast.worker.slots import Slots
 
 if TYPE_CHECKING:
     from holdfast.queue import Queue
+
+
+LIMITED_PAUSE = 0.1
+"""Seconds after which a worker looks again whether max_running or a group lets it start more."""
+
+
+LOOK_SHARE = 20
+"""What a look has found is good for this many times as long as it took."""
+
+
+NOTHING_RUNS = Usage()
+
+
+class Asked(NamedTuple):
+    """What a worker asks for; and what it does not, as limits keep it, with when to look at that again."""
+
+    demands: list[Demand]
+    limited: frozenset[str] = frozenset()
+    wait: float | None = None
 
 
 class Claiming:
@@ -28,6 +49,7 @@ class Claiming:
         self.slots = slots
         self._types = types
         self._handlers: dict[str, Handler] = {}
+        """Those that serve what was asked for last; a type may lose its handler meanwhile."""
 
     def served(self, type: str) -> Handler | None:
         """The handler that runs a type here, if this worker serves it."""
@@ -35,41 +57,63 @@ class Claiming:
             return None
         return self._registry.find(type)
 
-    def demands(self, active: Mapping[str, Activity], settings: Settings) -> list[Demand]:
-        """How many jobs of each type with pending jobs can be claimed."""
-        demands = []
-        for type, activity in active.items():
-            handler = self.served(type) if activity.pending else None
-            if handler is None:
-                continue
-            demand = self._demand(type, active, settings)
-            if demand.limit > 0:
-                self._handlers[type] = handler
-                demands.append(demand)
-        return demands
+    def look(self, settings: Settings) -> Lines:
+        """The lines of the types that this worker serves."""
+        began = time.monotonic()
+        heads = [head for head in self._store.list_heads() if self.served(head.type)]
+        looked = time.monotonic()
+        return Lines(heads, settings, fresh_until=looked + LOOK_SHARE * (looked - began))
 
-    def _demand(self, type: str, active: Mapping[str, Activity], settings: Settings) -> Demand:
-        rate = settings.resolve("rate_limit", type)
-        running = settings.resolve("max_running", type)
-        sharing: frozenset[str] = frozenset()
-        if running.value is not None:
-            sharing = frozenset(
-                t for t in active if settings.resolve("max_running", t).source == running.source
-            )
-        # Limits over all processes are kept by the database, so nothing is taken ahead of its start.
-        unlimited = not rate.value and running.value is None
-        return Demand(
-            type=type,
-            limit=self.slots.room(type, prefetch=unlimited),
-            max_attempts=settings.get("max_attempts", type),
-            pending=active[type].pending,
-            timeout=settings.get("job_timeout", type),
-            rate=rate.value,
-            rate_name=rate.source,
-            max_running=running.value,
-            running_name=running.source,
-            running_types=sharing,
+    def ask(self, lines: Lines, limit: int, usage: Usage = NOTHING_RUNS) -> Asked:
+        """What to ask for, for up to `limit` jobs of the types whose jobs come first.
+
+        What may start beside what runs elsewhere, the claim decides; by the usage given it need not be asked.
+        """
+        settings = lines.settings
+        room = self._room(lines, usage)
+        types = lines.first(limit, room)
+        served = {type: self.served(type) for type in types}
+        self._handlers = {type: handler for type, handler in served.items() if handler is not None}
+        demands = [
+            _demand(type, self.slots.room(type, prefetch=settings.limits(type).may_be_held), settings)
+            for type in self._handlers
+        ]
+        return Asked(demands, frozenset(room.limited), self.until_next(room.wait(), room.limited, settings))
+
+    def ask_for_one(self, types: Collection[str], settings: Settings) -> list[Demand]:
+        """What to ask for, for one job that has to run alone."""
+        served = {type: self.served(type) for type in sorted(types)}
+        self._handlers = {type: handler for type, handler in served.items() if handler is not None}
+        return [_demand(type, 1, settings) for type in self._handlers]
+
+    def until_next(self, wait: float | None, limited: Collection[str], settings: Settings) -> float | None:
+        """In how many seconds to look again for jobs that limits keep, where the first rate limit lets one
+        start after `wait`. Of jobs that end in other processes nobody is told, where they share a server."""
+        if not self._store.is_shared:
+            return wait
+        limits = [settings.limits(type) for type in limited]
+        if not any(each.max_running is not None or each.group is not None for each in limits):
+            return wait
+        return LIMITED_PAUSE if wait is None else min(wait, LIMITED_PAUSE)
+
+    def usage(self, lines: Lines) -> Usage:
+        """What runs in all processes, if any of these types has a limit for that."""
+        is_shared = any(lines.settings.limits(type).is_shared for type in lines.samples())
+        return self._store.read_usage() if is_shared else NOTHING_RUNS
+
+    def _room(self, lines: Lines, usage: Usage) -> Room:
+        settings = lines.settings
+        slots = (
+            (type, self.slots.room(type, prefetch=settings.limits(type).may_be_held))
+            for type in lines.samples()
         )
+        return Room(settings, usage, self._store.now(), slots)
+
+    def register(self, worker_id: str, state: str) -> int:
+        """Publish the worker and its types; returns the generation of the handlers that these are of."""
+        generation = self._registry.generation
+        self._store.register_worker(*self.describe_worker(worker_id, state))
+        return generation
 
     def describe_worker(self, worker_id: str, state: str) -> tuple[WorkerRecord, list[TypeRecord]]:
         """What this worker publishes about itself and its types: those named, or all with a handler."""
@@ -93,15 +137,22 @@ class Claiming:
 
     def is_drained(self) -> bool:
         """Whether no job of our types is pending, running or waiting for a retry; paused ones apart."""
-        paused = self._store.list_paused()
+        settings = self._queue.refresh_settings()
         busy = self._store.list_busy_types()
-        return "" in paused or not any(self.served(type) for type in busy if type not in paused)
+        return not any(self.served(type) for type in busy if not settings.limits(type).paused)
 
-    def attempt(
-        self, claim: Claim, leased_until: float, on_progress: Callable[[Attempt, float, str | None], None]
-    ) -> Attempt:
+    def attempt(self, claim: Claim, claimed_at: float, leased_until: float) -> Attempt:
         """The attempt to run for a claim that was made on our demand."""
         attempt = Attempt(claim, self._handlers[claim.type], self._queue)
+        attempt.claimed = claimed_at
         attempt.leased_until = leased_until
-        attempt.on_progress = on_progress
         return attempt
+
+
+def _demand(type: str, limit: int, settings: Settings) -> Demand:
+    return Demand(
+        type=type,
+        limit=limit,
+        max_attempts=settings.get("max_attempts", type),
+        timeout=settings.get("job_timeout", type),
+    )

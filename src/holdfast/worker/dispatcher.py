@@ -10,45 +10,33 @@ it only reads; it writes when there is something to write.
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 import time
-from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
-
 from holdfast import events as e
-from holdfast.context import LOST, Attempt
 from holdfast.core.clock import lease_clock
 from holdfast.core.settings import Settings
 from holdfast.errors import DatabaseReplaced, QueueClosed, StoreError
 from holdfast.store.records import Claimed, StopRequest
+from holdfast.system.start_marks import StartMarks, remove_old_marks
 from holdfast.worker.claiming import Claiming
+from holdfast.worker.following import Following, Options
 from holdfast.worker.heartbeat import Heartbeat
+from holdfast.worker.looking import Looking
 from holdfast.worker.outbox import Outbox
-from holdfast.worker.runner import GRACE, Runner
+from holdfast.worker.runner import Runner
 from holdfast.worker.slots import Slots
+from holdfast.worker.suspects import Suspects
 from holdfast.worker.trouble import Trouble
 from holdfast.worker.turn import Turn
 
 if TYPE_CHECKING:
     from holdfast.queue import Queue
 
-SETTINGS_PAUSE = 0.25
 MAX_BACK_OFF = 5.0
 MAX_CLAIM = 10_000
-
-
-class Options(Struct, frozen=True, kw_only=True):
-    """A worker's options: see Worker."""
-
-    concurrency: int | None = None
-    types: Collection[str] | None = None
-    batch_size: int | None = None
-    recycle: bool = False
-    drain: bool = False
 
 
 class Dispatcher:
@@ -60,27 +48,29 @@ class Dispatcher:
         self._events = queue.events
         self._id = worker_id
         self._options = options
-        self._settings = queue.refresh_settings()
-        self._slots = Slots(options.concurrency or self._settings.get("concurrency"), self._cap)
+        self._following = Following(queue, options)
+        self._slots = Slots(self._following.concurrency, self._following.slots, self._following.prefetch)
         self._claiming = Claiming(queue, self._slots, options.types)
+        self._looking = Looking(self._claiming)
         self._watch = self._store.watch(for_work=True)
-        self._outbox = Outbox()
+        self._marks = StartMarks(worker_id)
+        self._outbox = Outbox(self._marks)
         self.heartbeat = Heartbeat(worker_id, self._store, self._events, self)
         is_steady = self.heartbeat.is_steady
-        self._turn = Turn(queue, worker_id, self._outbox, self._claiming, self._in_hand, is_steady)
-        self._maintenance = self._turn.maintenance
         self._runner = Runner(queue, worker_id, self._slots, self._outbox, self._watch.wake)
+        self._turn = Turn(queue, worker_id, self._outbox, self._claiming, self._runner.in_hand, is_steady)
+        self._maintenance = self._turn.maintenance
+        self._suspects = Suspects(self._store, self._claiming)
+        self.leased, self.lose, self.cancel = self._runner.leased, self._runner.lose, self._runner.cancel
+        self.touch = self._marks.touch
         # The loop's own.
         self._stepped_at = time.monotonic()
         self._registered = -1
-        self._settings_at = self._next_poll = 0.0
-        self._rate_at = math.inf
+        self._next_poll = 0.0
         self._trouble = Trouble(worker_id, self._events)
         self._back_off = 0.0
-        self._look = True
-        self._settings_stale = True
-        self.exhausted = False
-        """Whether every slot, or every slot of a type, is held by a handler that would not stop."""
+        self._goes_on = False
+        self._has_room = True
         self._closed = False
         # Set by other threads.
         self.paused = False
@@ -93,40 +83,28 @@ class Dispatcher:
     def cut_short(self) -> int:
         return self._runner.cut_short
 
+    @property
+    def is_exhausted(self) -> bool:
+        return self._runner.is_exhausted
+
     def stop(self, timeout: float | None = None) -> None:
         """Stop claiming, and let running jobs finish within `timeout` seconds; the rest are released."""
-        seconds = float(self._settings.get("shutdown_timeout")) if timeout is None else timeout
+        seconds = float(self._following.settings.get("shutdown_timeout")) if timeout is None else timeout
         deadline = time.monotonic() + seconds
         self._stop_at = deadline if self._stop_at is None else min(self._stop_at, deadline)
         self._watch.wake()
 
     def set_paused(self, paused: bool) -> None:
         self.paused = paused
-        self._look = True
+        self._looking.is_due = True
         kind = e.WorkerPaused if paused else e.WorkerResumed
         self._events.emit(kind(worker_id=self._id))
         self._watch.wake()
 
-    def _note_progress(self, attempt: Attempt, fraction: float, message: str | None) -> None:
-        if self._outbox.note_progress(attempt, fraction, message):
-            self._watch.wake()
-
-    def _known(self) -> set[tuple[int, int]]:
-        """The (seq, version) of all attempts that this process has started or holds ready."""
-        return self._runner.let_go | self._in_hand()
-
-    def _in_hand(self) -> set[tuple[int, int]]:
-        """The (seq, version) of all attempts that it has not given up."""
-        return {attempt.name for attempt in self.leased()}
-
-    def _cap(self, type: str) -> tuple[str, int]:
-        found = self._settings.resolve("concurrency", type)
-        return found.source, found.value if found.source else self._slots.concurrency
-
     # For the heartbeat.
 
     def lease_settings(self) -> Settings:
-        return self._settings
+        return self._following.settings
 
     def state(self) -> str:
         return "stopping" if self._stop_at is not None else "paused" if self.paused else "running"
@@ -134,27 +112,9 @@ class Dispatcher:
     def turn_age(self) -> float:
         return time.monotonic() - self._stepped_at
 
-    def leased(self) -> list[Attempt]:
-        # In the order that an attempt goes, so that one that moves on meanwhile is seen twice, not missed.
-        held = self._slots.held()
-        running = [attempt for attempt in self._slots.running() if not attempt.written_off]
-        return [
-            attempt
-            for attempt in (*held, *running, *self._outbox.attempts())
-            if not attempt.committed and attempt.stop_reason != LOST
-        ]
-
-    def lose(self, attempts: Sequence[Attempt]) -> None:
-        self._runner.lose(attempts)
-        self._watch.wake()
-
-    def cancel(self, claims: Collection[tuple[int, int]]) -> None:
-        self._runner.cancel(claims)
-        self._watch.wake()
-
     def forget(self) -> None:
         self._registered = -1
-        self._look = True
+        self._looking.is_due = True
         self._watch.wake()
 
     # The loop.
@@ -166,6 +126,9 @@ class Dispatcher:
                 self._register()
             except StoreError as error:  # the lock is held, or the connection was lost: the loop does it
                 self._cope_with(error)
+            remove_old_marks()
+            if self._marks.trouble is not None:
+                self._events.emit(e.StartsUnmarked(worker_id=self._id, error=str(self._marks.trouble)))
             self.heartbeat.start()
             self._events.emit(
                 e.WorkerStarted(worker_id=self._id, pid=os.getpid(), concurrency=self._slots.concurrency)
@@ -185,6 +148,7 @@ class Dispatcher:
         """Release the loop's resources."""
         self._runner.close()
         self._watch.close()
+        self._marks.close(keep=bool(self.leased()))
 
     def _step(self) -> None:
         """One iteration: a turn if needed, then deferred work, then timeouts and cancellations."""
@@ -197,21 +161,37 @@ class Dispatcher:
     def _work(self, now: float) -> None:
         try:
             changed = self._watch.changed() or now >= self._next_poll
-            self._look = self._look or changed
+            self._looking.is_due |= changed
             if self._registered != self._queue.registry.generation:
-                self._settings_stale = True
-                self._settings_at = 0.0
+                self._following.hurry()
                 self._follow_settings(now)
+            self._make_room(now)
             if self._sees_work(now) or self._turn_needed(now):
                 self._take_turn()
                 self._trouble.recovered()
             if changed:
                 self._catch_up(now)
+            if self._suspects.may_claim() and self._may_claim() and not self._outbox.attempts():
+                self._run_one_alone(now)
             self._follow_settings(now)
             if self._options.drain and self._stop_at is None and self._is_drained():
                 self.stop()
         except StoreError as error:
             self._cope_with(error)
+
+    def _make_room(self, now: float) -> None:
+        before = self._has_room
+        self._has_room = not self._suspects.keep_room(now) and now >= self._runner.no_threads_until
+        self._looking.is_due |= self._has_room and not before
+
+    def _run_one_alone(self, now: float) -> None:
+        """Run a job that has to run alone: nothing here could be lost with it, not even an outcome."""
+        leased_until = lease_clock() + self._following.settings.vouched_seconds
+        claimed = self._turn.take_alone(self._suspects, self._following.settings)
+        self._hold(claimed, now, leased_until)
+        self._start_held()
+        self._turn.announce(claimed)
+        self._make_room(now)
 
     def _enforce(self, now: float) -> None:
         self._runner.enforce(now)
@@ -221,18 +201,15 @@ class Dispatcher:
                 self.heartbeat.hurry()  # tells the others that we are stopping
             self._runner.wind_down(now, self._stop_at)
             return
-        stuck = self._runner.stuck()
-        before, self.exhausted = self.exhausted, bool(stuck) and self._slots.are_used_up_by(stuck)
-        if self.exhausted and not before:
-            self._events.emit(e.WorkerExhausted(worker_id=self._id, stuck=len(stuck)))
-            if self._options.recycle:
-                self.stop()
+        if self._runner.find_exhausted() and self._options.recycle:
+            self.stop()
 
     def _catch_up(self, now: float) -> None:
         """Read what others may have changed, apart from pending jobs."""
-        self._next_poll = now + float(self._settings.get("poll_interval"))
-        self._settings_stale = True
+        self._next_poll = now + float(self._following.settings.get("poll_interval"))
+        self._following.is_outdated = True
         self._maintenance.look()
+        self._suspects.look(now, self._following.settings)
         if self._slots.running():
             self._runner.cancel(self._store.list_cancelled(self._id))
         request = self._store.get_stop_request(self._id)
@@ -240,69 +217,63 @@ class Dispatcher:
             self.stop(0.0 if request is StopRequest.AT_ONCE else None)
 
     def _follow_settings(self, now: float) -> None:
-        if not self._settings_stale or now < self._settings_at + SETTINGS_PAUSE:
-            return
-        self._settings_stale = False
-        self._settings_at = now
-        settings = self._queue.refresh_settings()
-        if settings is not self._settings:
-            self._settings = settings
-            self._slots.concurrency = self._options.concurrency or int(settings.get("concurrency"))
+        if self._following.refresh(now):
+            self._slots.follow(self._following.concurrency)
             self._start_held()
             self.heartbeat.hurry()  # the lease may have become shorter
-            self._look = True
+            self._looking.is_due = True
         if self._registered != self._queue.registry.generation:
             self._register()
 
     def _turn_needed(self, now: float) -> bool:
-        turn = self._turn
-        return self._outbox.is_due(now) or turn.uncertain or turn.goes_on or self._maintenance.is_due()
+        is_due = self._outbox.is_due(now) or self._maintenance.is_due()
+        return is_due or self._turn.uncertain or self._goes_on
 
     def _sees_work(self, now: float) -> bool:
         """Check, without writing, whether there is anything that this worker could claim now."""
-        if now >= self._rate_at:
-            self._rate_at = math.inf
-            self._look = True
-        if not self._look:
-            return False
-        self._look = False
-        if not self._may_claim():
-            return False
-        self._turn.seen = self._store.list_active_types(unpaused=True)
-        return bool(self._claiming.demands(self._turn.seen, self._settings))
+        if self._may_claim_more():
+            return self._looking.finds_work(self._following.settings, now)
+        self._looking.skip()
+        return False
 
     def _may_claim(self) -> bool:
         return self._stop_at is None and not self.paused
 
+    def _may_claim_beside(self) -> bool:
+        """Whether jobs may be claimed beside those that run."""
+        return self._may_claim() and self._has_room
+
+    def _may_claim_more(self) -> bool:
+        return self._may_claim() and self._has_room
+
     def _take_turn(self) -> None:
         began = time.monotonic()
-        leased_until = lease_clock() + self._settings.vouched_seconds
-        claimed = self._turn.take(
-            self._settings,
-            claim_limit=(self._options.batch_size or MAX_CLAIM) if self._may_claim() else 0,
-            known=self._known,
-            meanwhile=self._proceed,
-        )
+        leased_until = lease_clock() + self._following.settings.vouched_seconds
+        with self._turn.take(
+            self._following.settings,
+            self._looking.lines,
+            claim_limit=(self._options.batch_size or MAX_CLAIM) if self._may_claim_more() else 0,
+            known=self._runner.known,
+        ) as taken:
+            self._proceed()
+        claimed, self._goes_on = taken.claimed, taken.goes_on
+        self._looking.note(claimed, taken.lines, self._options.batch_size)
+        if claimed.is_stale:
+            self._following.hurry()
         self._hold(claimed, began, leased_until)
         # Where a server does the work, there is time to run while it is at the next turn.
         if not self._store.is_shared or not self._is_pressed():
             self._proceed()
-        self._turn.announce(claimed)
-        if not self._store.is_shared:
-            self._turn.seen = None  # what a subscriber enqueues in this thread, the watch does not see
+        has_told = self._turn.announce(claimed)
+        if has_told and not self._store.is_shared:
+            self._looking.is_due = True  # what a subscriber enqueues in this thread, the watch does not see
 
     def _hold(self, claimed: Claimed, claimed_at: float, leased_until: float) -> None:
         """Hold ready what was claimed."""
-        # A batch that came back full may have left more that could start.
-        self._look = self._look or len(claimed.claims) == self._options.batch_size
-        if claimed.wait is not None:
-            self._rate_at = time.monotonic() + claimed.wait
-        attempts = [
-            self._claiming.attempt(claim, leased_until, self._note_progress) for claim in claimed.claims
-        ]
-        for attempt in attempts:
-            attempt.claimed = claimed_at
-        self._slots.hold(attempts)
+        attempts = [self._claiming.attempt(claim, claimed_at, leased_until) for claim in claimed.claims]
+        if claimed.is_alone:
+            self._suspects.runs(attempts[0])
+        self._runner.hold(attempts, on_begin=self._marks.begin)
 
     def _proceed(self) -> None:
         """Continue with the work that the last turn left for this process."""
@@ -317,19 +288,12 @@ class Dispatcher:
     # Beginning, ending, trouble.
 
     def _register(self) -> None:
-        generation = self._queue.registry.generation
-        worker, types = self._claiming.describe_worker(self._id, self.state())
-        self._store.register_worker(worker, types)
-        self._registered = generation
+        self._registered = self._claiming.register(self._id, self.state())
 
     def _is_done(self) -> bool:
         if self._closed or self._stop_at is None:
             return self._closed
-        # What can't be written long after the deadline is left to its lease.
-        if time.monotonic() > self._stop_at + GRACE + float(self._settings.lease_seconds):
-            return True
-        is_written = self._outbox.is_done(self._stop_at, GRACE) and not self._slots.held()
-        return is_written and self._runner.winding_down and self._runner.is_idle()
+        return self._runner.is_done(self._stop_at, self._following.settings.lease_seconds)
 
     def _is_drained(self) -> bool:
         """Whether nothing is left to do; jobs running here finish, even if their type is paused by now."""
@@ -352,13 +316,13 @@ class Dispatcher:
             self._closed = True
             self._runner.cut_short += len(self.leased())  # left to their leases
             return
-        longest = self._settings.lease_seconds / 6 if self.leased() else MAX_BACK_OFF
+        longest = self._following.settings.lease_seconds / 6 if self.leased() else MAX_BACK_OFF
         self._back_off = time.monotonic() + self._trouble.back_off(error, longest)
-        self._look = True
+        self._looking.is_due = True
 
     def _is_pressed(self) -> bool:
         """Whether the next turn follows at once."""
-        return self._outbox.is_filling() or self._turn.goes_on
+        return self._outbox.is_filling() or self._goes_on
 
     def _sleep(self) -> None:
         now = time.monotonic()
@@ -368,16 +332,17 @@ class Dispatcher:
             time.sleep(min(self._back_off - now, 0.05))
             return
         try:
-            at_once = self._look or self._is_pressed()
+            at_once = self._looking.is_due or self._is_pressed()
             self._watch.wait(0.0 if at_once else self._seconds_to_sleep(now))
         except StoreError as error:
             self._cope_with(error)
 
     def _seconds_to_sleep(self, now: float) -> float:
         """Seconds until something has to be done even if nothing wakes us."""
-        moments = [self._next_poll, self._rate_at, *self._outbox.moments(), *self._runner.moments()]
-        if self._settings_stale:
-            moments.append(self._settings_at + SETTINGS_PAUSE)
+        moments = [self._next_poll, self._looking.next_at, *self._outbox.moments(), *self._runner.moments()]
+        moments += self._suspects.moments(now)
+        if (moment := self._following.next_at()) is not None:
+            moments.append(moment)
         if self._stop_at is not None:
             moments.append(self._stop_at if now < self._stop_at else now + 0.1)
         due = now + self._maintenance.seconds_until_due()

@@ -16,6 +16,8 @@ from holdfast.core.job import Status
 from holdfast.core.lifecycle import Released
 from holdfast.core.settings import Settings
 from holdfast.errors import NestedWrite, ResultIgnored, Retry, StoreBusy
+from holdfast.store.records import Claimed
+from holdfast.system.start_marks import StartMarks
 from holdfast.worker.claiming import Claiming
 from holdfast.worker.heartbeat import Heartbeat
 from holdfast.worker.maintenance import PROMOTE_BATCH
@@ -58,6 +60,7 @@ class Drainer:
         self._queue = queue
         self._store = queue.store
         self._id = new_id()
+        self._marks = StartMarks(self._id)
         self._attempt: Attempt | None = None
         self.raised: BaseException | None = None
         """What the last handler raised; not Retry, which is an answer rather than an error."""
@@ -70,17 +73,18 @@ class Drainer:
 
     def run_one(self) -> bool:
         """Run the next job; False if there is none that can start now."""
-        settings = self._queue.settings()
+        settings = self._queue.refresh_settings()
         leased_until = lease_clock() + settings.vouched_seconds
         with self._store.transaction():
             promoted = self._store.promote_jobs(PROMOTE_BATCH)
-            demands = self._claiming.demands(self._store.list_active_types(), settings)
-            claimed = self._store.claim_jobs(self._id, demands, limit=1, lease_seconds=settings.lease_seconds)
+            claimed = self._claim(settings)
         for id, type in promoted:
             self._queue.events.emit(e.JobPromoted(job_id=id, type=type))
         if not claimed.claims:
             return False
-        attempt = self._claiming.attempt(claimed.claims[0], leased_until, self._progress)
+        attempt = self._claiming.attempt(claimed.claims[0], time.monotonic(), leased_until)
+        attempt.on_progress = self._progress
+        attempt.on_begin = self._marks.begin
         self._attempt = attempt
         self._settler.announce_claims(claimed.claims)
         attempt.start(self._store.now)
@@ -91,6 +95,21 @@ class Drainer:
             self._settle(attempt, Committed() if attempt.committed else Released())
             raise
         return True
+
+    def _claim(self, settings: Settings) -> Claimed:
+        """One job: first of those that have to run alone, because nothing else runs here."""
+        suspects = self._store.list_suspect_types()
+        if suspects:
+            demands = self._claiming.ask_for_one(suspects, settings)
+            claimed = self._store.claim_jobs(
+                self._id, demands, settings, limit=1, lease_seconds=settings.lease_seconds, alone=True
+            )
+            if claimed.claims:
+                return claimed
+        demands = self._claiming.ask(self._claiming.look(settings), 1).demands
+        return self._store.claim_jobs(
+            self._id, demands, settings, limit=1, lease_seconds=settings.lease_seconds
+        )
 
     def _settle(self, attempt: Attempt, ending: Ending) -> None:
         ended = [Ended(attempt, ending)]
@@ -104,12 +123,14 @@ class Drainer:
                 raise StoreBusy(_PATIENCE)
             time.sleep(_PAUSE)
         self._attempt = None
+        self._marks.end([attempt.mark])
         self._settler.count(ended, accepted)
         self._settler.announce(ended, accepted)
 
     def close(self) -> None:
         self._heartbeat.stop()
         self._settler.leave()
+        self._marks.close(keep=self._attempt is not None)
 
     # For the heartbeat.
 
@@ -134,6 +155,9 @@ class Drainer:
         for attempt in self.leased():
             if attempt.name in claims:
                 attempt.stop_reason = CANCELLED
+
+    def touch(self) -> None:
+        self._marks.touch()
 
     def forget(self) -> None:
         pass  # it will be gone soon

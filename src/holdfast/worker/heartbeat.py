@@ -43,6 +43,9 @@ class Holder(Protocol):
     def forget(self) -> None:
         """The database no longer knows the worker."""
 
+    def touch(self) -> None:
+        """A heartbeat was written."""
+
 
 class Heartbeat:
     """Renews the leases of a holder until stopped."""
@@ -104,6 +107,7 @@ class Heartbeat:
             beat = self._store.heartbeat(
                 self._worker_id,
                 [attempt.name for attempt in attempts],
+                started={attempt.name for attempt in attempts if attempt.has_begun},
                 state=self._holder.state(),
                 lease_seconds=settings.lease_seconds,
                 turn_age=self._holder.turn_age(),
@@ -123,6 +127,7 @@ class Heartbeat:
             else:
                 attempt.leased_until = leased_until
         self._trouble.recovered()
+        self._holder.touch()
         if lost:
             self._holder.lose(lost)  # an outcome that was just written is no longer ours either, and no loss
         if beat.cancelled:

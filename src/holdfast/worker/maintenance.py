@@ -6,6 +6,7 @@ two at once are harmless, because every write is guarded.
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from holdfast.errors import WorkerLost
 from holdfast.store.protocol import Store
 from holdfast.store.prune import PrunePass
 from holdfast.store.records import HOUR, Expired, Finish
+from holdfast.system.start_marks import Started, read_started, remove_marks
 from holdfast.worker.statistics import Statistics
 
 if TYPE_CHECKING:
@@ -61,6 +63,7 @@ class Maintenance:
         self._next_sweep = self._next_fold = 0.0
         self._next_due_at: int | None = 0
         self._done: list[e.Event] = []
+        self._forgotten: list[str] = []
 
     def promotion_due(self) -> bool:
         """Whether a scheduled job is due, by what was last read."""
@@ -106,17 +109,21 @@ class Maintenance:
 
     def forget(self) -> None:
         """The last `run` was not committed."""
-        self._done = []
+        self._done, self._forgotten = [], []
         self._next_due_at = 0
         self._reaper.forget()
 
-    def announce(self) -> None:
+    def announce(self) -> bool:
+        """Tell what was committed. Returns whether there was anything to tell."""
         self._reaper.looked()
+        while self._forgotten:
+            remove_marks(self._forgotten.pop())
         done, self._done = self._done, []
         for event in done:
             if isinstance(event, e.JobReaped):
                 count_loss(self._statistics, event.type, Status(event.status), self._store.now())
             self._events.emit(event)
+        return bool(done)
 
     def _sweep(self, settings: Settings) -> None:
         heartbeat = settings.heartbeat_seconds
@@ -124,15 +131,19 @@ class Maintenance:
         self._store.redate_leases(settings.lease_seconds)
         # The same lock may have kept the living from renewing: they come first.
         if self._is_steady():
-            for reaped, status in self._reaper.sweep(heartbeat, settings):
-                self._done += events_of_loss(reaped, status)
-        self._store.remove_silent_workers(max(60.0, 3 * settings.lease_seconds))
+            reaped = self._reaper.sweep(heartbeat, settings)
+            for lost, status in reaped:
+                self._done += events_of_loss(lost, status)
+            if reaped:
+                self.look()  # some of them wait
+        self._forgotten += self._store.remove_silent_workers(max(60.0, 3 * settings.lease_seconds))
 
     def _fold(self) -> None:
         self._next_fold = time.monotonic() + _FOLD_EVERY
         minute = self._store.now() // (60 * SECOND)
         self._store.fold_hours(minute - MINUTES_KEPT)
         self._store.fold_statistics(minute - HOURS_KEPT)
+        self._store.forget_names()
 
 
 class Pruner:
@@ -220,17 +231,29 @@ class Reaper:
 def reap(
     store: Store, attempts: Sequence[Expired], settings: Settings, *, expired_only: bool
 ) -> list[tuple[Expired, Status]]:
-    """End attempts of a lost worker; return those that were still its own, with the state of each job."""
+    """End attempts of lost workers; return those that were still their own, with the state of each job.
+
+    Those that had not started are given back. A worker of this host has left word of it; of others it is
+    known what their heartbeats said.
+    """
     finishes = []
+    started = {worker_id: read_started(worker_id) for worker_id in {lost.worker_id for lost in attempts}}
     for lost in attempts:
         last_seen = to_datetime(lost.lease_expires_at - microseconds(settings.lease_seconds))
         evidence = WorkerLost(lost.worker_id, f"{last_seen:%Y-%m-%d %H:%M:%S} UTC")
         policy = settings.policy(lost.type, lost.max_attempts)
-        decision = decide(lost.attempts, LeaseEnded(f"WorkerLost: {evidence}"), policy, 0.0)
+        ending = LeaseEnded(f"WorkerLost: {evidence}", _has_started(lost, started[lost.worker_id]))
+        decision = decide(lost.attempts, ending, policy, random.random())
         finishes.append(finish_held(lost, decision, expired_only=expired_only))
     ended = store.finish_jobs(finishes)
     freed = {name: status for name, status in ended.items() if status is not Status.PROCESSING}
     return [(x, freed[x.seq, x.version]) for x in attempts if (x.seq, x.version) in freed]
+
+
+def _has_started(lost: Expired, started: Started | None) -> bool | None:
+    """Whether the handler had begun; None if nobody knows."""
+    known = None if started is None else started.knows((lost.seq, lost.version))
+    return (lost.has_started or None) if known is None else known
 
 
 def finish_held(held: Expired, decision: Decision, *, expired_only: bool = False) -> Finish:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from holdfast.context import Attempt
 from holdfast.core.job import Status
+from holdfast.system.start_marks import StartMarks
 from holdfast.worker.settle import Ended
 
 PROGRESS_PAUSE = 0.25
@@ -27,7 +28,8 @@ class Outbox:
     What a turn gathers is offered again by the next one, until `written` says that the database has it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, marks: StartMarks | None = None) -> None:
+        self._marks = marks
         self._fresh: deque[Ended] = deque()
         self._offered: list[Ended] = []
         self._held_up: list[Ended] = []
@@ -94,7 +96,9 @@ class Outbox:
     ) -> None:
         """What was gathered is committed, except what somebody's open transaction stands in the way of."""
         self._held_up += held_up
-        self._offered = []
+        offered, self._offered = self._offered, []
+        if self._marks is not None:
+            self._marks.end([end.attempt.mark for end in offered if not held_up or end not in held_up])
         if held_up:
             self._held_up_until = time.monotonic() + HELD_UP_PAUSE
         if progress:

@@ -51,7 +51,8 @@ def begin_call(attempt: Attempt, passing: tuple[type[BaseException], ...] = ()) 
     """Check the payload and call the handler; its value, its coroutine, or how the attempt ended.
 
     What is named in `passing` is not an outcome but goes through to the caller. That the job is ours is seen
-    to last of all: this process may have stood still since it took the job.
+    to last of all: this process may have stood still since it took the job. Then the start is noted, so that
+    it is known even if this process is killed: from here on the attempt counts.
     """
     handler = attempt.handler
     try:
@@ -65,6 +66,7 @@ def begin_call(attempt: Attempt, passing: tuple[type[BaseException], ...] = ()) 
     refusal = ending_unstarted(attempt)
     if refusal is not None:
         return refusal
+    attempt.begin()
     try:
         return handler.call(bound, attempt.context)
     except passing:

@@ -7,6 +7,7 @@ and its slot is written off until the handler returns.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextvars import Context
@@ -14,19 +15,22 @@ from typing import TYPE_CHECKING
 
 from holdfast import events as e
 from holdfast.context import CANCELLED, LOST, STOPPING, TIMED_OUT, Attempt
-from holdfast.core.lifecycle import Errored, Released, Stopped
+from holdfast.core.lifecycle import Released, Stopped
 from holdfast.store.scope import handler_of
 from holdfast.worker.executors import Executor
 from holdfast.worker.executors.loop import LoopExecutor
 from holdfast.worker.executors.processes import ProcessExecutor
 from holdfast.worker.executors.threads import ThreadExecutor
 from holdfast.worker.outbox import Outbox
-from holdfast.worker.run import Committed, Ending, LetGo, describe, ending_despite_error, ending_of_stop
+from holdfast.worker.run import Committed, Ending, LetGo, ending_despite_error, ending_of_stop
 from holdfast.worker.settle import Ended
 from holdfast.worker.slots import LONGEST_HELD, Slots
 
 if TYPE_CHECKING:
     from holdfast.queue import Queue
+
+NO_THREADS_PAUSE = 1.0
+"""Seconds for which nothing is claimed after no thread could be started for a job."""
 
 GRACE = 5.0
 """Seconds that a handler has to end after it was forcibly stopped, before its slot is written off."""
@@ -58,12 +62,41 @@ class Runner:
         self._lost: deque[Attempt] = deque()
         self._cancelled: deque[tuple[int, int]] = deque()
         self.winding_down = False
+        self.is_exhausted = False
+        self.no_threads_until = 0.0
+        """Until when nothing should be claimed, because no thread could be started."""
         self.cut_short = 0
         """Attempts that were cut short at the shutdown deadline."""
+
+    def hold(self, attempts: Sequence[Attempt], on_begin: Callable[[int, int], int | None]) -> None:
+        """Hold attempts ready; `on_begin` is called by each when its handler is about to start."""
+        for attempt in attempts:
+            attempt.on_progress = self._note_progress
+            attempt.on_begin = on_begin
+        self._slots.hold(attempts)
+
+    def _note_progress(self, attempt: Attempt, fraction: float, message: str | None) -> None:
+        if self._outbox.note_progress(attempt, fraction, message):
+            self._wake()
 
     def start_held(self) -> None:
         """Start held attempts that have a free slot."""
         self._start(self._slots.refill())
+
+    def leased(self) -> list[Attempt]:
+        """All attempts whose jobs are this worker's: held ready, running, or ended and not yet written."""
+        # In the order that an attempt goes, so that one that moves on meanwhile is seen twice, not missed.
+        in_order = [*self._slots.held(), *self._in_hand()]
+        in_order += self._outbox.attempts()
+        return [a for a in in_order if not a.committed and a.stop_reason != LOST]
+
+    def in_hand(self) -> set[tuple[int, int]]:
+        """The (seq, version) of these."""
+        return {attempt.name for attempt in self.leased()}
+
+    def known(self) -> set[tuple[int, int]]:
+        """The same, and those of all started attempts that were given up."""
+        return self.let_go | self.in_hand()
 
     def close(self) -> None:
         for executor in self._executors.values():
@@ -72,10 +105,12 @@ class Runner:
     def lose(self, attempts: Sequence[Attempt]) -> None:
         """These no longer own their jobs."""
         self._lost.extend(attempts)
+        self._wake()
 
     def cancel(self, claims: Collection[tuple[int, int]]) -> None:
         """The jobs of these (seq, version) should be cancelled."""
         self._cancelled.extend(claims)
+        self._wake()
 
     def enforce(self, now: float) -> None:
         """Apply the noted cancellations and lost leases, and enforce deadlines."""
@@ -117,12 +152,27 @@ class Runner:
         """Whether no handler is left that the shutdown must wait for."""
         return not any(True for _ in self._in_hand())
 
-    def stuck(self) -> list[Attempt]:
-        """The attempts whose slots are written off."""
-        return [attempt for attempt in self._slots.running() if attempt.written_off]
+    def is_done(self, deadline: float, lease_seconds: float) -> bool:
+        """Whether nothing is left that a shutdown waits for."""
+        # What can't be written long after the deadline is left to its lease.
+        if time.monotonic() > deadline + GRACE + lease_seconds:
+            return True
+        is_written = self._outbox.is_done(deadline, GRACE) and not self._slots.held()
+        return is_written and self.winding_down and self.is_idle()
+
+    def find_exhausted(self) -> bool:
+        """Whether all slots, or all of a type, have come to be held by handlers that would not stop."""
+        stuck = [attempt for attempt in self._slots.running() if attempt.written_off]
+        before, self.is_exhausted = self.is_exhausted, bool(stuck) and self._slots.are_used_up_by(stuck)
+        is_new = self.is_exhausted and not before
+        if is_new:
+            self._events.emit(e.WorkerExhausted(worker_id=self._worker_id, stuck=len(stuck)))
+        return is_new
 
     def moments(self) -> Iterator[float]:
-        """When `enforce` will have something to do."""
+        """When `enforce` will have something to do, or jobs may be claimed again."""
+        if time.monotonic() < self.no_threads_until:
+            yield self.no_threads_until
         since = self._slots.held_since()
         if since is not None:
             yield since + LONGEST_HELD
@@ -144,8 +194,9 @@ class Runner:
             attempt = waiting.popleft()
             try:
                 self._executor_of(attempt).start(attempt)
-            except RuntimeError as error:  # no more threads to be had
-                following = self._end(attempt, Errored(describe(error)))
+            except RuntimeError:  # no more threads to be had: it has not started, and others may have one
+                self.no_threads_until = time.monotonic() + NO_THREADS_PAUSE
+                following = self._end(attempt, Released())
                 if following is not None:
                     waiting.append(following)
 

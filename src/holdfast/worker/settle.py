@@ -96,7 +96,10 @@ class Settler:
             if end.finish is None and not isinstance(end.ending, Committed | LetGo):
                 claim = end.attempt.claim
                 policy = settings.policy(claim.type, claim.max_attempts)
-                end.decide(decide(claim.attempts, end.ending, policy, random.random()))
+                ending = end.ending
+                if isinstance(ending, Released):
+                    ending = Released(has_started=end.attempt.has_begun)
+                end.decide(decide(claim.attempts, ending, policy, random.random()))
         return [end.finish for end in ended if end.finish is not None]
 
     def announce(self, ended: Sequence[Ended], accepted: dict[tuple[int, int], Status]) -> None:

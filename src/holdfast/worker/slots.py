@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable
+from heapq import heapify, heappop, heappush
 
 from holdfast.context import Attempt
+from holdfast.core.job import base_type
 
 HORIZON = 0.05
 """How many seconds of work to hold ready."""
@@ -19,6 +21,9 @@ HORIZON = 0.05
 MAX_HELD = 1000
 LONGEST_HELD = 1.0
 """Seconds after which a held job is released: something took the slots that it was claimed for."""
+
+
+_Placed = tuple[int, int, Attempt]
 
 
 class Pace:
@@ -54,16 +59,23 @@ class Slots:
     """Thread-safe bookkeeping of a worker's attempts.
 
     `cap` gives the name and size of a type's cap in this process; types with the same name share it.
+    `prefetch` likewise says how many may be held ready beyond the free slots: None leaves it to the pace.
     """
 
-    def __init__(self, concurrency: int, cap: Callable[[str], tuple[str, int]]) -> None:
+    def __init__(
+        self,
+        concurrency: int,
+        cap: Callable[[str], tuple[str, int]],
+        prefetch: Callable[[str], tuple[str, int | None]] = lambda _: ("", None),
+    ) -> None:
         self.concurrency = concurrency
         self._cap = cap
+        self._prefetch = prefetch
         self._lock = threading.Lock()
-        self._held: defaultdict[str, deque[Attempt]] = defaultdict(deque)
-        self._held_count = 0
+        self._held: dict[int, Attempt] = {}  # by id, in the order they were claimed
+        self._lines: dict[str, list[_Placed]] = {}  # the same by cap, as heaps
         self._running: dict[int, Attempt] = {}
-        self._running_by_cap: defaultdict[str, int] = defaultdict(int)
+        self._running_by_cap: Counter[str] = Counter()
         self._paces: defaultdict[str, Pace] = defaultdict(Pace)
         self._measured = time.monotonic()
 
@@ -71,16 +83,31 @@ class Slots:
         """Take claimed attempts in; `refill` tells which of them to start."""
         with self._lock:
             for attempt in attempts:
-                self._held[attempt.claim.type].append(attempt)
-                self._held_count += 1
+                attempt.cap = self._cap(attempt.claim.type)[0]
+                self._held[id(attempt)] = attempt
+                heappush(self._lines.setdefault(attempt.cap, []), _placed(attempt))
+
+    def follow(self, concurrency: int) -> None:
+        """The settings have changed: count what runs and is held by the caps as they are now."""
+        with self._lock:
+            self.concurrency = concurrency
+            self._lines = {}
+            self._running_by_cap = Counter()
+            for attempt in (*self._held.values(), *self._running.values()):
+                attempt.cap = self._cap(attempt.claim.type)[0]
+            for attempt in self._held.values():
+                heappush(self._lines.setdefault(attempt.cap, []), _placed(attempt))
+            self._running_by_cap.update(attempt.cap for attempt in self._running.values())
 
     def free(self, attempt: Attempt, seconds: float | None) -> Attempt | None:
         """The handler has returned: its slot is free. Returns the attempt to start in it."""
         with self._lock:
             if self._running.pop(id(attempt), None) is not None:
                 self._running_by_cap[attempt.cap] -= 1
+                if not self._running_by_cap[attempt.cap]:
+                    del self._running_by_cap[attempt.cap]
             if seconds is not None:
-                self._paces[attempt.claim.type].note(seconds)
+                self._paces[base_type(attempt.claim.type)].note(seconds)
             return self._pop()
 
     def refill(self) -> list[Attempt]:
@@ -91,19 +118,25 @@ class Slots:
     def take_back(self, chosen: Callable[[Attempt], bool]) -> list[Attempt]:
         """Remove held attempts that have not started."""
         with self._lock:
-            taken: list[Attempt] = []
-            for type, line in self._held.items():
-                taken += [attempt for attempt in line if chosen(attempt)]
-                self._held[type] = deque(attempt for attempt in line if not chosen(attempt))
-            self._held_count -= len(taken)
+            taken = [attempt for attempt in self._held.values() if chosen(attempt)]
+            for attempt in taken:
+                del self._held[id(attempt)]
+            for cap in {attempt.cap for attempt in taken}:
+                line = [placed for placed in self._lines.pop(cap) if id(placed[2]) in self._held]
+                heapify(line)
+                if line:
+                    self._lines[cap] = line
             return taken
 
     def held_since(self) -> float | None:
         """When the oldest held attempt was claimed."""
         with self._lock:
-            if not self._held_count:
-                return None
-            return min(line[0].claimed for line in self._held.values() if line)
+            return next((attempt.claimed for attempt in self._held.values()), None)
+
+    def is_idle(self) -> bool:
+        """Whether nothing runs or is held ready, apart from handlers whose attempts are over without them."""
+        with self._lock:
+            return not self._held and all(attempt.written_off for attempt in self._running.values())
 
     def running(self) -> list[Attempt]:
         """The attempts whose handlers have not returned, written off or not."""
@@ -112,7 +145,7 @@ class Slots:
 
     def held(self) -> list[Attempt]:
         with self._lock:
-            return [attempt for line in self._held.values() for attempt in line]
+            return list(self._held.values())
 
     def are_used_up_by(self, stuck: Collection[Attempt]) -> bool:
         """Whether these hold every slot, or every slot of some type."""
@@ -135,11 +168,12 @@ class Slots:
         with self._lock:
             name, cap = self._cap(type)
             slots = min(cap, self.concurrency)
-            present = self._running_by_cap.get(name, 0) + sum(
-                len(line) for other, line in self._held.items() if line and self._cap(other)[0] == name
+            present = self._running_by_cap[name] + len(self._lines.get(name, ()))
+            ahead = (
+                self._paces[base_type(type)].ahead(slots) if prefetch and self._is_moving(name, cap) else 0
             )
-            ahead = self._paces[type].ahead(slots) if prefetch and self._is_moving(name, cap) else 0
-            return max(0, slots + ahead - present)
+            room = max(0, slots + ahead - present)
+            return min(room, self._within_prefetch(type, name, slots)) if ahead else room
 
     def total_room(self) -> tuple[int, int]:
         """How many more jobs to claim in all, and how many of them at once: half of what is held ready, so
@@ -147,9 +181,24 @@ class Slots:
         with self._lock:
             ahead = 0
             if self._is_moving(None, self.concurrency):
-                ahead = min(MAX_HELD, sum(pace.ahead(self.concurrency) for pace in self._paces.values()))
-            present = len(self._running) + self._held_count
+                most = self._prefetch("")[1]
+                ahead = sum(self._ahead_of(type) for type in self._paces)
+                ahead = min(MAX_HELD if most is None else most, ahead)
+            present = len(self._running) + len(self._held)
             return max(0, self.concurrency + ahead - present), self.concurrency + ahead // 2
+
+    def _within_prefetch(self, type: str, cap: str, slots: int) -> int:
+        """How many more jobs of a type fill free slots, or may be held ready beyond them."""
+        name, most = self._prefetch(type)
+        if most is None:
+            return MAX_HELD + slots
+        free = min(slots - self._running_by_cap[cap], self.concurrency - len(self._running))
+        held = sum(self._prefetch(attempt.claim.type)[0] == name for attempt in self._held.values())
+        return max(0, max(0, free) + most - held)
+
+    def _ahead_of(self, type: str) -> int:
+        ahead, (_, most) = self._paces[type].ahead(self.concurrency), self._prefetch(type)
+        return ahead if most is None else min(ahead, most)
 
     def _is_moving(self, cap: str | None, size: int) -> bool:
         """Whether a slot, of one cap or of all, is free or will be soon: not all are held by slow jobs."""
@@ -163,24 +212,27 @@ class Slots:
 
     def _pop(self) -> Attempt | None:
         """The next held attempt whose type has a free slot: by priority, then in line."""
-        if not self._held_count or len(self._running) >= self.concurrency:
+        if not self._held or len(self._running) >= self.concurrency:
             return None
-        best: deque[Attempt] | None = None
-        best_name = ""
-        rank: tuple[int, int] | None = None
-        for type, line in self._held.items():
-            if not line:
-                continue
-            name, cap = self._cap(type)
-            if self._running_by_cap.get(name, 0) < cap:
-                claim = line[0].claim
-                if rank is None or (-claim.priority, claim.seq) < rank:
-                    best, rank, best_name = line, (-claim.priority, claim.seq), name
+        best: _Placed | None = None
+        for name, line in self._lines.items():
+            if best is None or line[0][:2] < best[:2]:
+                size = self._cap(line[0][2].claim.type)[1]
+                if self._running_by_cap[name] < size:
+                    best = line[0]
         if best is None:
             return None
-        attempt = best.popleft()
-        self._held_count -= 1
-        attempt.cap = best_name
+        attempt = best[2]
+        line = self._lines[attempt.cap]
+        heappop(line)
+        if not line:
+            del self._lines[attempt.cap]
+        del self._held[id(attempt)]
         self._running[id(attempt)] = attempt
-        self._running_by_cap[best_name] += 1
+        self._running_by_cap[attempt.cap] += 1
         return attempt
+
+
+def _placed(attempt: Attempt) -> _Placed:
+    """In line: by priority, then as they came."""
+    return -attempt.claim.priority, attempt.claim.seq, attempt

@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.core.job import Status
 from holdfast.core.lifecycle import RELEASE
 from holdfast.core.settings import Settings
+from holdfast.core.starting import Lines
 from holdfast.errors import CommitUncertain, StoreError
-from holdfast.store.records import Activity, Claimed, Demand, Finish, Minute
-from holdfast.worker.claiming import Claiming
+from holdfast.store.records import Claimed, Minute
+from holdfast.worker.claiming import Asked, Claiming
 from holdfast.worker.maintenance import Maintenance, finish_held
 from holdfast.worker.outbox import Outbox, ProgressReport
 from holdfast.worker.settle import Ended, Settler
 from holdfast.worker.statistics import Statistics
+from holdfast.worker.suspects import Suspects
 
 if TYPE_CHECKING:
     from holdfast.queue import Queue
 
 Finished = tuple[Sequence[Ended], dict[tuple[int, int], Status]]
 """Outcomes, and the state that each accepted one led to."""
+
+
+class Taken(Struct):
+    """What a turn has claimed, and how the next one goes on from there."""
+
+    claimed: Claimed = Claimed([])
+    lines: Lines | None = None
+    """Where the claim has left the lines, if there was as much in them as could be taken."""
+    goes_on: bool = False
+    """Whether there was room for more than was claimed, and more jobs appear to be ready."""
 
 
 class Turn:
@@ -49,45 +65,59 @@ class Turn:
         self.maintenance = Maintenance(self._store, queue.events, self._statistics, held, is_steady)
         self._finished: Finished = ((), {})
         self._uncounted: list[Finished] = []
-        self.seen: Mapping[str, Activity] | None = None
-        """What a look has found: it holds for as long as there is as much of it as can be taken."""
-        self.goes_on = False
-        """Whether there was room for more than the last turn claimed, and more jobs appear to be ready."""
         self.uncertain = False
         """Whether the last commit failed with an unknown outcome."""
 
+    @contextmanager
     def take(
         self,
         settings: Settings,
+        lines: Lines | None,
         *,
         claim_limit: int,
         known: Callable[[], Collection[tuple[int, int]]],
-        meanwhile: Callable[[], None],
-    ) -> Claimed:
-        """Commit everything; return the claims, which `announce` then announces."""
+    ) -> Iterator[Taken]:
+        """Commit everything. What is given is filled in at the end of the block, and `announce` tells of it.
+
+        The block is for what can be done meanwhile: where there is a server, it is at work. `lines` are those
+        of the last look, while there was as much in them as could be taken.
+        """
         ended, progress = self._outbox.gather()
         unreported: Collection[int] = ()
         self._slots.measure()
+        taken = Taken()
         try:
             with self._store.transaction():
                 accepted: dict[tuple[int, int], Status] = {}
                 if self.uncertain:
                     self._release_unknown(known())
                     accepted = self._settler.written_already(ended)
-                    self.seen = None
+                    lines = None
                 # Finish before claiming: an outcome is durable before anything new is taken.
                 finishes = self._settler.finishes(ended, settings)
                 minutes: list[Minute] = []
                 is_due = self._statistics.is_due() or self.maintenance.is_due()
-                if progress or is_due or not all(map(_is_plain, ended)):
-                    meanwhile()  # this may take its time
+                is_plain = not (progress or is_due) and all(map(_is_plain, ended))
+                if not is_plain:
+                    yield taken  # first: this may take its time
                     minutes = self._statistics.changed() if self._statistics.is_due() else []
                     accepted |= self._store.finish_jobs(finishes)
                     finishes = []
                     unreported = self._write_more(ended, progress.values(), minutes, settings)
-                    self.seen = None
-                written, claimed = self._finish_and_claim(finishes, claim_limit, settings, meanwhile)
-                accepted |= written
+                    lines = None
+                claim = self._prepare_claim(lines, claim_limit, settings)
+                with self._store.finish_and_claim(
+                    finishes,
+                    self._worker_id,
+                    claim.asked.demands,
+                    settings,
+                    limit=claim.limit,
+                    lease_seconds=settings.lease_seconds,
+                ) as answer:
+                    if is_plain:
+                        yield taken
+                accepted |= answer.ended
+                self._fill_in(taken, answer.claimed, claim, settings)
         except StoreError as error:
             self.maintenance.forget()
             self.uncertain = self.uncertain or isinstance(error, CommitUncertain)
@@ -95,7 +125,7 @@ class Turn:
         self.uncertain = False
         if minutes:
             self._statistics.written(self._store.now())
-        self._statistics.limit(claimed.limited, self._store.now())
+        self._statistics.limit(taken.claimed.limited, self._store.now())
         held_up: list[Ended] = []
         if Status.PROCESSING in accepted.values():
             held_up = [end for end in ended if accepted.get(end.name) is Status.PROCESSING]
@@ -103,19 +133,27 @@ class Turn:
         self._outbox.written(held_up, progress, unreported)
         self._finished = ended, accepted
         self._uncounted.append(self._finished)
-        return claimed
+
+    def take_alone(self, suspects: Suspects, settings: Settings) -> Claimed:
+        """Claim a job that has to run alone, in a commit of its own."""
+        try:
+            return suspects.claim(self._worker_id, settings)
+        except CommitUncertain:
+            self.uncertain = True
+            raise
 
     def count(self) -> None:
         """Note in the statistics what turns have committed since it was last done."""
         while self._uncounted:
             self._settler.count(*self._uncounted.pop(0))
 
-    def announce(self, claimed: Claimed) -> None:
-        """Tell what `take` committed."""
+    def announce(self, claimed: Claimed) -> bool:
+        """Tell what `take` committed. Returns whether there was anything to tell."""
         finished, self._finished = self._finished, ((), {})
         self._settler.announce(*finished)
-        self.maintenance.announce()
+        has_maintained = self.maintenance.announce()
         self._settler.announce_claims(claimed.claims)
+        return has_maintained or bool(finished[0] or claimed.claims)
 
     def leave(self) -> None:
         """A worker's last write."""
@@ -142,40 +180,57 @@ class Turn:
             self._store.write_statistics(minutes)
         return unreported
 
-    def _finish_and_claim(
-        self, finishes: Sequence[Finish], limit: int, settings: Settings, meanwhile: Callable[[], None]
-    ) -> tuple[dict[tuple[int, int], Status], Claimed]:
+    def _prepare_claim(self, lines: Lines | None, limit: int, settings: Settings) -> _Claim:
         room, at_once = self._slots.total_room()
         room = min(limit, room)
         limit = min(room, at_once) if self._store.is_shared else room
-        demands = self._demands(settings) if limit > 0 else []
-        written, claimed = self._store.finish_and_claim(
-            finishes,
-            self._worker_id,
-            demands,
-            limit=limit,
-            lease_seconds=settings.lease_seconds,
-            meanwhile=meanwhile,
-        )
-        had_enough = 0 < len(claimed.claims) == min(limit, sum(demand.limit for demand in demands))
-        self.goes_on = len(claimed.claims) == limit < room
-        if not had_enough:
-            self.seen = None
-        return written, claimed
+        if limit <= 0:
+            return _Claim(room, 0, lines, Asked([]))
+        lines = self._claiming.look(settings) if lines is None else lines
+        return _Claim(room, limit, lines, self._claiming.ask(lines, limit))
 
-    def _demands(self, settings: Settings) -> list[Demand]:
-        if self.seen is not None:
-            demands = self._claiming.demands(self.seen, settings)
-            # For limits over all processes it is to be known exactly which types are active.
-            if not any(demand.rate or demand.max_running for demand in demands):
-                return demands
-        self.seen = self._store.list_active_types()
-        return self._claiming.demands(self.seen, settings)
+    def _fill_in(self, taken: Taken, claimed: Claimed, claim: _Claim, settings: Settings) -> None:
+        """Note what a claim has brought; if what was asked for was in the way of others, ask for these."""
+        lines, limit, asked = claim.lines, claim.limit, claim.asked
+        limited = asked.limited | claimed.limited
+        were_in_the_way = _advance(lines, asked, claimed)
+        while lines and were_in_the_way and not claimed.claims:
+            asked = self._claiming.ask(lines, limit)
+            claimed = self._store.claim_jobs(
+                self._worker_id, asked.demands, settings, limit=limit, lease_seconds=settings.lease_seconds
+            )
+            limited |= asked.limited | claimed.limited
+            were_in_the_way = _advance(lines, asked, claimed)
+        waits = [wait for wait in (asked.wait, claimed.wait) if wait is not None]
+        wait = self._claiming.until_next(min(waits, default=None), limited, settings)
+        taken.claimed = replace(claimed, limited=limited, wait=wait)
+        count = len(claimed.claims)
+        most = min(limit, sum(demand.limit for demand in asked.demands))
+        taken.goes_on = count == limit < claim.room or (0 < count < limit and bool(lines) and were_in_the_way)
+        if claimed.heads is not None or count == most:
+            taken.lines = lines or None
 
     def _release_unknown(self, known: Collection[tuple[int, int]]) -> None:
         """After a commit with an unknown outcome: release the jobs that only the database says we hold."""
         held = self._store.list_held(self._worker_id)
         self._store.finish_jobs([finish_held(h, RELEASE) for h in held if (h.seq, h.version) not in known])
+
+
+class _Claim(NamedTuple):
+    """What a turn is about to claim: up to `limit` jobs, though there is `room` for more."""
+
+    room: int
+    limit: int
+    lines: Lines | None
+    asked: Asked
+
+
+def _advance(lines: Lines | None, asked: Asked, claimed: Claimed) -> bool:
+    """Note what a claim has left in the lines. Returns whether types were asked for in vain."""
+    if lines is None or claimed.heads is None:
+        return False
+    lines.advance({demand.type for demand in asked.demands}, claimed.heads, claimed.used_up)
+    return len(claimed.heads) < len(asked.demands)
 
 
 def _is_plain(end: Ended) -> bool:

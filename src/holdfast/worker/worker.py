@@ -20,7 +20,8 @@ from holdfast.errors import ConfigError, HoldfastError
 from holdfast.events import WorkerCrashed
 from holdfast.store.scope import handler_of
 from holdfast.text import shown
-from holdfast.worker.dispatcher import Dispatcher, Options
+from holdfast.worker.dispatcher import Dispatcher
+from holdfast.worker.following import Options
 from holdfast.worker.run import describe
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class Worker:
     @property
     def is_exhausted(self) -> bool:
         """Whether stuck handlers hold every slot, or all slots of a type: a new process is needed."""
-        return self._dispatcher is not None and self._dispatcher.exhausted
+        return self._dispatcher is not None and self._dispatcher.is_exhausted
 
     @property
     def is_paused(self) -> bool:

@@ -58,6 +58,7 @@ def write(path: str) -> None:
 
 
 queue.register("work", work, executor="thread", max_depth=1000, reconcile=is_there, timeout=None)
+queue.register("export", work, group_concurrency=2, fair=True, prefetch=0)
 
 
 # Enqueue.
@@ -65,7 +66,7 @@ queue.register("work", work, executor="thread", max_depth=1000, reconcile=is_the
 assert_type(send_email.enqueue(to="a@b.c"), Job)
 assert_type(send_email.enqueue("a@b.c", subject="Hello"), Job)
 assert_type(send_email("a@b.c"), int)
-send_email.with_options(priority=5, delay=60, key="k", lane="eu").enqueue(to="a@b.c")
+send_email.with_options(priority=5, delay=60, key="k", group="customer:42", lane="eu").enqueue(to="a@b.c")
 send_email.with_options(run_at=datetime.now(UTC), connection=object()).enqueue(to="a@b.c")
 send_email.enqueue_many([{"to": "a@b.c"}], atomic=True)
 render.enqueue(path="film")
@@ -75,7 +76,7 @@ count.enqueue(below=5)
 
 job = queue.enqueue("send_email", {"to": "a@b.c"}, run_at=datetime.now(UTC), max_attempts=10)
 queue.enqueue("send_email", id="a", timeout="5m", delay=timedelta(hours=1), key="k", key_for="1d")
-queue.enqueue_many("send_email", [{"to": "a@b.c"}], priority=1, delay=None, atomic=True)
+queue.enqueue_many("send_email", [{"to": "a@b.c"}], priority=1, group="g", delay=None, atomic=True)
 options: EnqueueOptions = {"priority": 1, "key": "k"}
 queue.enqueue("send_email", None, **options)
 

@@ -19,6 +19,7 @@ def send_email(to: str, subject: str = "Hi") -> int:
 def render(ctx: Context, path: str) -> None:
     ctx.progress("half")  # error
     ctx.enqueue("send_email", {"to": "a@b.c"}, prority=1)  # error
+    ctx.enqueue("send_email", {"to": "a@b.c"}, group=42)  # error
     ctx.enqueue(send_email, {"to": "a@b.c"}, priority="high")  # error
     ctx.enqueue(5)  # error
     raise Retry(delay=[5])  # error

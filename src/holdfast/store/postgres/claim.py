@@ -7,40 +7,48 @@ of each to take, so that no more rows are locked than are claimed.
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from holdfast.core.clock import microseconds
 from holdfast.core.rate_limit import Bucket
+from holdfast.core.settings import Settings
+from holdfast.core.starting import Candidate, Head, Room, Usage
 from holdfast.errors import StoreBusy
+from holdfast.store.candidates import Turns, choose_jobs
 from holdfast.store.database import PATIENCE
-from holdfast.store.limits import Limits
 from holdfast.store.postgres.arrays import transposed
 from holdfast.store.postgres.bounds import LONGEST_IDLE
 from holdfast.store.postgres.database import Database
+from holdfast.store.postgres.limit_locks import LimitLocks
+from holdfast.store.postgres.line import SUSPECTS, WAITS, Line
 from holdfast.store.postgres.schema import SEQ
 from holdfast.store.postgres.server_clock import CLOCK, PRESENT
 from holdfast.store.postgres.session import Session
-from holdfast.store.records import Activity, Claim, Claimed, Demand
+from holdfast.store.records import Claim, Claimed, Demand
 
-HELD_BACK_PAUSE = 0.1
-"""Seconds after which a worker looks again whether max_running lets it start more: nobody wakes it."""
-
-_LIMIT_PATIENCE = 0.25
-"""Seconds to wait for those who claim under the same limit."""
-_STUCK_FOR = 2.0
-"""Seconds for which a limit that somebody holds on to is not waited for again."""
+_MOST_LOOKED_AT = 20_000
 _STUCK_PAUSE = 0.05
 """Seconds after which a worker tries again to lock a limit that somebody holds on to."""
 
-# With the types that have nothing, too: how many additions their counts are made of is of interest.
-ACTIVE_TYPES = """
-SELECT type, sum(pending)::bigint, sum(processing)::bigint, count(*) FROM holdfast_tallies GROUP BY type
+# From type to type by leaps, and of each the job that comes first: what waits behind it costs nothing.
+_FIRST_OF_TYPE = f"""
+SELECT j.priority, j.seq FROM holdfast_jobs AS j
+WHERE j.status = 'pending' AND j.losses < 2 AND j.type = types.type
+ORDER BY j.priority DESC, {SEQ.replace("seq", "j.seq")} LIMIT 1
 """
-UNPAUSED_TYPES = """
-SELECT type, sum(pending)::bigint, sum(processing)::bigint, count(*) FROM holdfast_tallies AS t
-WHERE NOT EXISTS (SELECT 1 FROM holdfast_pauses AS p WHERE p.type IN ('', t.type)) GROUP BY type
+HEADS = f"""
+WITH RECURSIVE types (type) AS (
+    (SELECT type FROM holdfast_jobs WHERE status = 'pending' ORDER BY type LIMIT 1)
+    UNION ALL
+    SELECT (SELECT j.type FROM holdfast_jobs AS j WHERE j.status = 'pending' AND j.type > types.type
+        ORDER BY j.type LIMIT 1)
+    FROM types WHERE types.type IS NOT NULL)
+SELECT types.type, first.priority, first.seq FROM types CROSS JOIN LATERAL ({_FIRST_OF_TYPE}) AS first
+"""
+_HEADS_OF = f"""
+SELECT types.type, first.priority, first.seq FROM unnest($1::text[]) AS types (type)
+CROSS JOIN LATERAL ({_FIRST_OF_TYPE}) AS first
 """
 
 # Taken before the statement that reads the pauses, and by nobody alone: who has paused finds by it the claims
@@ -54,7 +62,7 @@ WHERE locktype = 'advisory' AND classid = 1751346273 AND objid = hashtext($1)::o
 _LOOK_AGAIN = 0.005, 0.1
 
 _SET = """
-    status = 'processing', attempts = attempts + 1, version = version + 1,
+    status = 'processing', attempts = attempts + 1, version = version + 1, has_started = false,
     worker_id = $2, lease_expires_at = clock.now + $3::bigint, started_at = clock.now, updated_at = clock.now,
     progress = NULL, progress_message = NULL
 """
@@ -63,84 +71,100 @@ RETURNING j.seq, j.id, j.type, j.payload, j.priority, j.attempts, j.max_attempts
     j.created_at, j.due_at, j.worker_id
 """
 
+# Nothing is claimed by settings that have changed. As a limit, not a condition, which would be asked of each
+# of the million jobs that wait.
+_IF_CURRENT = """(SELECT CASE WHEN $4::bigint IS NULL OR settings_version = $4 THEN {most} ELSE 0 END
+    FROM holdfast_schema)"""
 # What enqueue left open is fixed here, at the first claim.
 _CLAIM_ONE = f"""
 WITH {CLOCK}
 UPDATE holdfast_jobs AS j SET
-    max_attempts = coalesce(j.max_attempts, $5::integer), timeout = coalesce(j.timeout, $6::double precision),
+    max_attempts = coalesce(j.max_attempts, $6::integer), timeout = coalesce(j.timeout, $7::double precision),
     {_SET}
 FROM clock WHERE j.seq = ANY (ARRAY(
-    SELECT seq FROM holdfast_jobs WHERE status = 'pending' AND type = $4
-        AND NOT EXISTS (SELECT 1 FROM holdfast_pauses WHERE type IN ('', $4))
-    ORDER BY priority DESC, {SEQ} LIMIT (SELECT $7::bigint) FOR UPDATE SKIP LOCKED))
+    SELECT seq FROM holdfast_jobs WHERE {WAITS} AND type = $5
+    ORDER BY priority DESC, {SEQ} LIMIT {_IF_CURRENT.format(most="$8::bigint")} FOR UPDATE SKIP LOCKED))
 {_RETURNING}
 """
 
 _DEMANDS = """demands AS MATERIALIZED (
-    SELECT * FROM unnest($4::text[], $5::integer[], $6::double precision[], $7::bigint[])
-        AS d (type, max_attempts, timeout, room)
-    WHERE NOT EXISTS (SELECT 1 FROM holdfast_pauses AS p WHERE p.type IN ('', d.type)))"""
+    SELECT * FROM unnest($5::text[], $6::integer[], $7::double precision[], $8::bigint[])
+        AS d (type, max_attempts, timeout, room))"""
 
-_BEST = f"""
-SELECT d.type, c.priority, c.seq FROM demands AS d CROSS JOIN LATERAL (
-    SELECT seq, priority FROM holdfast_jobs WHERE status = 'pending' AND type = d.type
-    ORDER BY priority DESC, {SEQ} LIMIT d.room) AS c
-ORDER BY c.priority DESC, c.seq
-"""
-
-_CLAIM_COUNTS = f"""
+_CLAIM_BEST = f"""
+WITH {CLOCK}, {_DEMANDS},
+counts AS MATERIALIZED (SELECT type, count(*) AS wanted FROM (
+    SELECT d.type, c.priority, c.seq FROM demands AS d CROSS JOIN LATERAL (
+        SELECT seq, priority FROM holdfast_jobs WHERE {WAITS} AND type = d.type
+        ORDER BY priority DESC, {SEQ} LIMIT d.room) AS c
+    ORDER BY c.priority DESC, c.seq LIMIT {_IF_CURRENT.format(most="$9::bigint")}) AS best
+    GROUP BY type)
 UPDATE holdfast_jobs AS j SET
     max_attempts = coalesce(j.max_attempts, d.max_attempts), timeout = coalesce(j.timeout, d.timeout),
     {_SET}
 FROM clock, demands AS d WHERE j.type = d.type AND j.seq = ANY (ARRAY(
     SELECT c.seq FROM counts CROSS JOIN LATERAL (
-        SELECT seq FROM holdfast_jobs WHERE status = 'pending' AND type = counts.type
+        SELECT seq FROM holdfast_jobs WHERE {WAITS} AND type = counts.type
         ORDER BY priority DESC, {SEQ} LIMIT counts.wanted FOR UPDATE SKIP LOCKED) AS c))
 {_RETURNING}
 """
-_CLAIM_BEST = f"""
-WITH {CLOCK}, {_DEMANDS},
-counts AS MATERIALIZED (SELECT type, count(*) AS wanted FROM ({_BEST} LIMIT (SELECT $8::bigint)) AS best
-    GROUP BY type)
-{_CLAIM_COUNTS}
-"""
 _CLAIM_CHOSEN = f"""
-WITH {CLOCK}, {_DEMANDS},
-counts AS MATERIALIZED (SELECT type, room AS wanted FROM demands)
-{_CLAIM_COUNTS}
+WITH {CLOCK}, {_DEMANDS}
+UPDATE holdfast_jobs AS j SET
+    max_attempts = coalesce(j.max_attempts, d.max_attempts), timeout = coalesce(j.timeout, d.timeout),
+    {_SET}
+FROM clock, demands AS d WHERE j.type = d.type AND j.seq = ANY (ARRAY(
+    SELECT seq FROM holdfast_jobs WHERE seq = ANY ($9::bigint[]) AND status || '' = 'pending'
+    ORDER BY seq LIMIT {_IF_CURRENT.format(most="$10::bigint")} FOR UPDATE SKIP LOCKED))
+{_RETURNING}
 """
 
-_CANDIDATES = f"""
-WITH demands AS MATERIALIZED (SELECT * FROM unnest($1::text[], $2::bigint[]) AS d (type, room)
-    WHERE NOT EXISTS (SELECT 1 FROM holdfast_pauses AS p WHERE p.type IN ('', d.type)))
-{_BEST}
-"""
+# It counts as started from now on: it may be a job that leaves nobody to say so.
+_CLAIM_SUSPECT = _CLAIM_CHOSEN.replace("has_started = false", "has_started = true")
 
-_ENSURE_LIMITS = """
-INSERT INTO holdfast_limits (name, tokens, refilled_at) SELECT name, 0, -1 FROM unnest($1::text[]) AS n (name)
-WHERE NOT EXISTS (SELECT 1 FROM holdfast_limits AS l WHERE l.name = n.name)
-ORDER BY name ON CONFLICT DO NOTHING
-"""
-# Held until the commit: those who share a limit claim one after another.
-_LOCK_LIMITS = """
-SELECT name, tokens, refilled_at FROM holdfast_limits WHERE name = ANY ($1::text[]) ORDER BY name FOR UPDATE
-"""
-_TRY_LIMITS = f"{_LOCK_LIMITS} SKIP LOCKED"
 _PRESENT = f"SELECT {PRESENT}"
-_RUNNING = "SELECT type, count(*) FROM holdfast_jobs WHERE status = 'processing' GROUP BY type"
+_USAGE = """
+SELECT 'running', type, NULL, count(*)::double precision, NULL::bigint FROM holdfast_jobs
+WHERE status = 'processing' GROUP BY type
+UNION ALL
+SELECT 'group', type, "group", count(*), NULL FROM holdfast_jobs
+WHERE status = 'processing' AND "group" IS NOT NULL GROUP BY type, "group"
+UNION ALL
+SELECT 'bucket', name, NULL, tokens, refilled_at FROM holdfast_limits WHERE refilled_at >= 0
+"""
 _SAVE_LIMITS = """
 UPDATE holdfast_limits AS l SET tokens = n.tokens, refilled_at = n.refilled_at
 FROM unnest($1::text[], $2::double precision[], $3::bigint[]) AS n (name, tokens, refilled_at)
 WHERE l.name = n.name
 """
+_VERSION = "SELECT settings_version FROM holdfast_schema"
 
 
-def activity_from(rows: Sequence[Any]) -> tuple[dict[str, Activity], int]:
-    """The answer of ACTIVE_TYPES or UNPAUSED_TYPES, and of how many additions beyond one a type."""
-    active = {
-        type: Activity(pending, running) for type, pending, running, _ in rows if pending > 0 or running > 0
-    }
-    return active, sum(row[3] - 1 for row in rows)
+def heads_from(rows: Sequence[Any]) -> list[Head]:
+    """The answer of HEADS."""
+    return [Head(*row) for row in rows]
+
+
+def _by_type(rows: Sequence[Any]) -> dict[str, Head]:
+    return {row[0]: Head(*row) for row in rows}
+
+
+def _usage(rows: Sequence[Any]) -> Usage:
+    rate = rate_row("")
+    return Usage(
+        running={type: int(count) for kind, type, _, count, _ in rows if kind == "running"},
+        groups={(type, group): int(count) for kind, type, group, count, _ in rows if kind == "group"},
+        buckets={
+            name.removeprefix(rate): Bucket(tokens, at)
+            for kind, name, _, tokens, at in rows
+            if kind == "bucket" and name.startswith(rate)
+        },
+    )
+
+
+def read_usage(database: Database) -> Usage:
+    """What runs, as of one moment."""
+    return _usage(database.read(_USAGE))
 
 
 def outlast_claims(database: Database) -> None:
@@ -160,136 +184,210 @@ def outlast_claims(database: Database) -> None:
         under_way = before.intersection(database.read(_CLAIMS_UNDER_WAY, [database.schema]))
 
 
-class LimitLocks:
-    """The rows of the limits, which processes lock one after another.
+class Prepared(NamedTuple):
+    """A claim that is about to be made. If it is queued, its result is there once that was sent."""
 
-    It waits once for a process that holds on to one. After that, it takes such rows only if they are free,
-    for a while.
-    """
+    is_queued: bool
+    result: Callable[[], Claimed]
+
+
+class Claiming:
+    """Claims for the workers of this process. It remembers whose turn it is, and who holds on to a limit."""
 
     def __init__(self) -> None:
-        self._stuck_until: dict[str, float] = {}
+        self._turns = Turns()
+        self._locks = LimitLocks()
 
-    def take(self, session: Session, names: set[str]) -> dict[str, Bucket]:
-        """The limits that could be had; until the commit they are ours."""
-        now = time.monotonic()
-        stuck = {name for name in names if now < self._stuck_until.get(name, 0.0)}
-        rows = self._wait_for(session, sorted(names - stuck)) if names > stuck else []
-        if rows is None:
-            rows = session.rows(_TRY_LIMITS, [sorted(names)])
-            taken = names.difference(name for name, _, _ in rows)
-            self._stuck_until |= dict.fromkeys(taken, time.monotonic() + _STUCK_FOR)
-        elif stuck:
-            rows += session.rows(_TRY_LIMITS, [sorted(stuck)])
-        return {name: Bucket(tokens, at) for name, tokens, at in rows}
+    def claim_jobs(
+        self,
+        session: Session,
+        worker_id: str,
+        demands: Sequence[Demand],
+        settings: Settings,
+        *,
+        limit: int,
+        lease_seconds: float,
+        alone: bool,
+        now: int | None,
+    ) -> Claimed:
+        """Claim inside the open transaction."""
+        if alone:
+            session.ahead(_CLAIMING, [session.database.schema])
+            taking = _Taking(session, settings, worker_id, microseconds(lease_seconds), now)
+            found = taking.suspect(demands, self._locks)
+            if found is not None:
+                return found
+        claim = self.prepare(
+            session, worker_id, demands, settings, limit=limit, lease_seconds=lease_seconds, now=now
+        )
+        if claim.is_queued:
+            with session.in_flight():
+                pass
+        return claim.result()
 
-    def _wait_for(self, session: Session, names: list[str]) -> list[Any] | None:
-        try:
-            with session.apart(_LIMIT_PATIENCE):
-                session.ahead(_ENSURE_LIMITS, [names])
-                return session.rows(_LOCK_LIMITS, [names])
-        except StoreBusy:
-            return None
+    def prepare(
+        self,
+        session: Session,
+        worker_id: str,
+        demands: Sequence[Demand],
+        settings: Settings,
+        *,
+        limit: int,
+        lease_seconds: float,
+        now: int | None,
+    ) -> Prepared:
+        """A claim whose statements are queued, if none of them needs the answer of another."""
+        session.ahead(_CLAIMING, [session.database.schema])
+        taking = _Taking(session, settings, worker_id, microseconds(lease_seconds), now)
+        if _is_plain(demands, settings, limit):
+            return Prepared(True, taking.best(demands, limit))
+        return Prepared(False, lambda: taking.chosen(demands, limit, self._locks, self._turns))
 
 
-def claim_jobs(
-    locks: LimitLocks,
-    session: Session,
-    worker_id: str,
-    demands: Sequence[Demand],
-    *,
-    limit: int,
-    lease_seconds: float,
-    now: int | None,
-) -> Claimed:
-    """Claim inside the open transaction."""
-    session.ahead(_CLAIMING, [session.database.schema])
-    lease = microseconds(lease_seconds)
-    if any(demand.rate or demand.max_running for demand in demands):
-        return _claim_limited(session, worker_id, demands, locks, limit, lease, now)
-    if len(demands) == 1:
-        [demand] = demands
-        rows = session.rows(
-            _CLAIM_ONE,
-            [now, worker_id, lease, demand.type, demand.max_attempts, _timeout(demand),
-             min(limit, demand.limit)],
-        )  # fmt: skip
-    else:
+class _Taking:
+    """One claim."""
+
+    def __init__(
+        self, session: Session, settings: Settings, worker_id: str, lease: int, now: int | None
+    ) -> None:
+        self._session = session
+        self._settings = settings
+        self._given = [worker_id, lease, settings.version]
+        self._now = now
+
+    def best(self, demands: Sequence[Demand], limit: int) -> Callable[[], Claimed]:
+        """The first of all, where nothing but slots limits them; queued."""
+        if len(demands) == 1:
+            [demand] = demands
+            types = [demand.type, demand.max_attempts, _timeout(demand), min(limit, demand.limit)]
+            claim = self._session.ahead(_CLAIM_ONE, [self._now, *self._given, *types])
+            return lambda: self._claimed(claim.rows, None if claim.rows else {})
+        if len({self._settings.limits(demand.type).slots.name for demand in demands}) == 1:
+            limit = min(limit, max(demand.limit for demand in demands))  # of the slots that they share
         rooms = [min(limit, demand.limit) for demand in demands]
-        rows = session.rows(_CLAIM_BEST, [now, worker_id, lease, *_columns(demands, rooms), limit])
-    return Claimed(_claims(rows))
+        given = [self._now, *self._given, *_columns(demands, rooms), limit]
+        claim = self._session.ahead(_CLAIM_BEST, given)
+        heads = self._session.ahead(_HEADS_OF, [[demand.type for demand in demands]])
+        return lambda: self._claimed(claim.rows, _by_type(heads.rows))
+
+    def chosen(self, demands: Sequence[Demand], limit: int, locks: LimitLocks, turns: Turns) -> Claimed:
+        """What the limits that workers share let start."""
+        ours, room, present = self._room(demands, locks)
+        chosen = choose_jobs(ours, self._settings, room, limit, Line(self._session), turns)
+        rows = self._take(ours, chosen.jobs, present)
+        self._save(room, chosen.jobs, rows)
+        heads = self._heads([demand.type for demand in ours])
+        limited = frozenset(room.limited & heads.keys())
+        wait = room.wait() if limited else None
+        if len(ours) < len(demands):
+            wait = _STUCK_PAUSE if wait is None else min(wait, _STUCK_PAUSE)
+        left = {type: head for type, head in heads.items() if type not in chosen.blocked}
+        places = {job.seq: place for place, job in enumerate(chosen.jobs)}
+        rows.sort(key=lambda row: places[row[0]])
+        return self._claimed(rows, left, wait=wait, limited=limited, used_up=chosen.used_up)
+
+    def suspect(self, demands: Sequence[Demand], locks: LimitLocks) -> Claimed | None:
+        """One job that has to run alone, if one may start."""
+        rows = self._session.rows(SUSPECTS, [[demand.type for demand in demands]])
+        for job in [Candidate(*row) for row in rows]:
+            demand = next(demand for demand in demands if demand.type == job.type)
+            ours, room, present = self._room([demand], locks)
+            if ours and room.may_start(job.type, job.group):
+                room.take(job.type, job.group)
+                taken = self._take(ours, [job], present, _CLAIM_SUSPECT)
+                if taken:
+                    self._save(room, [job], taken)
+                    return Claimed([Claim(*taken[0])], is_alone=True)
+        return None
+
+    def _room(self, demands: Sequence[Demand], locks: LimitLocks) -> tuple[list[Demand], Room, int]:
+        """The demands whose limits are ours until the commit, the room that they leave, and the instant."""
+        names = {name for demand in demands for name in self._limit_rows(demand.type)}
+        locked = locks.take(self._session, names) if names else set()
+        ours = [demand for demand in demands if self._limit_rows(demand.type) <= locked]
+        present_at = self._session.ahead(_PRESENT, [self._now])
+        usage = Usage()
+        if any(self._settings.limits(demand.type).is_shared for demand in ours):
+            usage = _usage(self._session.rows(_USAGE))
+        else:
+            with self._session.in_flight():
+                pass
+        [(present,)] = present_at.rows
+        slots = ((demand.type, demand.limit) for demand in ours)
+        return ours, Room(self._settings, usage, present, slots), present
+
+    def _take(
+        self, demands: Sequence[Demand], jobs: Sequence[Candidate], present: int, sql: str = _CLAIM_CHOSEN
+    ) -> list[Any]:
+        if not jobs:
+            return []
+        types = {job.type for job in jobs}
+        wanted = [demand for demand in demands if demand.type in types]
+        columns = _columns(wanted, [0] * len(wanted))
+        seqs = [job.seq for job in jobs]
+        return self._session.rows(sql, [present, *self._given, *columns, seqs, len(seqs)])
+
+    def _save(self, room: Room, jobs: Sequence[Candidate], rows: Sequence[Any]) -> None:
+        """Store what is left of the rate limits; of what was chosen, others may have taken some."""
+        taken = {row[0] for row in rows}
+        for job in jobs:
+            if job.seq not in taken:
+                room.give_back(job.type, job.group)
+        names = sorted(room.changed)
+        if names:
+            buckets = [room.changed[name] for name in names]
+            self._session.rows(
+                _SAVE_LIMITS,
+                [[rate_row(name) for name in names], [b.tokens for b in buckets], [b.at for b in buckets]],
+            )
+
+    def _heads(self, types: Sequence[str]) -> dict[str, Head]:
+        return _by_type(self._session.rows(_HEADS_OF, [list(types)]))
+
+    def _claimed(self, rows: Sequence[Any], heads: dict[str, Head] | None, **more: Any) -> Claimed:
+        if not rows and not self._is_current():
+            return Claimed([], is_stale=True)
+        claims = [Claim(*row) for row in rows]
+        if not more:
+            claims.sort(key=lambda claim: (-claim.priority, claim.seq))
+        return Claimed(claims, heads=heads, **more)
+
+    def _is_current(self) -> bool:
+        version = self._settings.version
+        return version is None or self._session.rows(_VERSION) == [(version,)]
+
+    def _limit_rows(self, type: str) -> set[str]:
+        """The rows that whoever claims a job of a type has to himself."""
+        limits = self._settings.limits(type)
+        rows = set()
+        if limits.rate is not None:
+            rows.add(rate_row(limits.rate.name))
+        if limits.max_running is not None:
+            rows.add(f"max_running {limits.max_running.name}")
+        if limits.group is not None:
+            rows.add(f"group {limits.group.name}")
+        return rows
 
 
-def _claim_limited(
-    session: Session,
-    worker_id: str,
-    demands: Sequence[Demand],
-    locks: LimitLocks,
-    limit: int,
-    lease: int,
-    now: int | None,
-) -> Claimed:
-    asked = len(demands)
-    demands, buckets, running, present = _lock_limits(session, demands, locks, now)
-    limits = Limits(demands, buckets, running, present)
-    by_type = {demand.type: demand for demand in demands}
-    rooms = {demand.type: min(limit, limits.room(demand)) for demand in demands}
-    open_types = [type for type, room in rooms.items() if room > 0]
-    candidates = session.rows(_CANDIDATES, [open_types, [rooms[type] for type in open_types]])
-    wanted: Counter[str] = Counter()
-    for type, _, _ in candidates:
-        if wanted.total() == limit:
-            break
-        if limits.take(by_type[type]):
-            wanted[type] += 1
-    rows = []
-    if wanted:
-        chosen = [by_type[type] for type in wanted]
-        rows = session.rows(_CLAIM_CHOSEN, [present, worker_id, lease, *_columns(chosen, [*wanted.values()])])
-    taken = Limits(demands, buckets, running, present)  # of what was wanted, others may hold some
-    for row in rows:
-        taken.take(by_type[row[2]])
-    _save(session, taken)
-    wait = limits.wait()
-    held_back = limits.held_back_unpaused(session)
-    if any(by_type[type].max_running for type in held_back):
-        wait = HELD_BACK_PAUSE if wait is None else min(wait, HELD_BACK_PAUSE)
-    if len(demands) < asked:
-        wait = _STUCK_PAUSE if wait is None else min(wait, _STUCK_PAUSE)
-    return Claimed(_claims(rows), wait, held_back)
+def _is_plain(demands: Sequence[Demand], settings: Settings, limit: int) -> bool:
+    """Whether the first in line start, as far as slots allow, of which no types share too few.
 
-
-def _lock_limits(
-    session: Session, demands: Sequence[Demand], locks: LimitLocks, now: int | None
-) -> tuple[list[Demand], dict[str, Bucket], dict[str, int], int]:
-    """The demands whose limits are ours until the commit; the stored buckets, the jobs that run, and the
-    instant of both."""
-    rows = locks.take(session, {name for demand in demands for name in _limit_rows(demand)})
-    ours = [demand for demand in demands if rows.keys() >= _limit_rows(demand)]
-    [(present,)] = session.rows(_PRESENT, [now])
-    rates = {demand.rate_name: rows[rate_row(demand.rate_name)] for demand in ours if demand.rate}
-    buckets = {name: bucket for name, bucket in rates.items() if bucket.at >= 0}
-    is_capped = any(demand.max_running for demand in ours)
-    return ours, buckets, dict(session.rows(_RUNNING)) if is_capped else {}, present
-
-
-def _limit_rows(demand: Demand) -> set[str]:
-    rate = {rate_row(demand.rate_name)} if demand.rate else set()
-    return rate | ({f"max_running {demand.running_name}"} if demand.max_running else set())
+    Of very many types each is not read as far as it may have to go.
+    """
+    if len(demands) * limit > _MOST_LOOKED_AT:
+        return False
+    slots: dict[str, list[int]] = {}
+    for demand in demands:
+        limits = settings.limits(demand.type)
+        if limits.is_shared or limits.fair or limits.paused:
+            return False
+        slots.setdefault(limits.slots.name, []).append(demand.limit)
+    return len(slots) == 1 or not any(len(sizes) > 1 and min(sizes) < limit for sizes in slots.values())
 
 
 def rate_row(name: str) -> str:
-    """The name of a rate limit in the table, which also contains those of max_running."""
+    """The name of a rate limit in the table, which also contains the locks of the other limits."""
     return f"rate {name}"
-
-
-def _save(session: Session, limits: Limits) -> None:
-    names = sorted(limits.changed)
-    if names:
-        buckets = [limits.buckets[name] for name in names]
-        session.rows(
-            _SAVE_LIMITS, [[rate_row(n) for n in names], [b.tokens for b in buckets], [b.at for b in buckets]]
-        )
 
 
 def _columns(demands: Sequence[Demand], rooms: Sequence[int]) -> list[list[Any]]:
@@ -300,9 +398,3 @@ def _columns(demands: Sequence[Demand], rooms: Sequence[int]) -> list[list[Any]]
 
 def _timeout(demand: Demand) -> float | None:
     return None if demand.timeout is None else float(demand.timeout)
-
-
-def _claims(rows: Sequence[Any]) -> list[Claim]:
-    claims = [Claim(*row) for row in rows]
-    claims.sort(key=lambda claim: (-claim.priority, claim.seq))
-    return claims

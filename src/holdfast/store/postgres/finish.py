@@ -36,7 +36,7 @@ CHILD_PATIENCE = 0.05
 _KEY_UNTIL = "clock.now + (j.key_for * 1000000)::bigint"
 
 _COMPLETED = f"""
-    status = 'completed', error = NULL, worker_id = NULL, lease_expires_at = NULL,
+    status = 'completed', error = NULL, losses = 0, worker_id = NULL, lease_expires_at = NULL,
     finished_at = clock.now, updated_at = clock.now,
     key_held = j.key_held AND j.key_for IS NOT NULL, key_until = {_KEY_UNTIL}
 """
@@ -66,13 +66,14 @@ NOT_HELD = b"22012"
 # is to wait for it.
 _ENDING = (
     "$2::bigint[], $3::bigint[], $4::text[], $5::text[], $6::boolean[], $7::bigint[], $8::text[],"
-    " $9::integer[], $10::boolean[], $11::text[]"
+    " $9::integer[], $10::boolean[], $11::text[], $12::integer[]"
 )
 _END = f"""
 WITH {CLOCK}
 UPDATE holdfast_jobs AS j SET
     status = CASE WHEN j.cancel_requested THEN 'cancelled' ELSE f.status END,
     attempts = j.attempts - f.attempts_back,
+    losses = coalesce(j.losses + f.loss, 0),
     due_at = clock.now + f.delay,
     error = coalesce(f.error, j.error),
     error_group = CASE WHEN NOT j.cancel_requested THEN f.error_group END,

@@ -6,12 +6,13 @@ on our own connections and on those of an application, whichever driver it has, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from holdfast.core.clock import microseconds
-from holdfast.errors import DuplicateJob, QueueFull
-from holdfast.store.outcomes import found_by_key, inserted
+from holdfast.core.settings import Depth
+from holdfast.errors import DuplicateJob
+from holdfast.store.outcomes import found_by_key, inserted, lanes_within, queue_full
 from holdfast.store.postgres.arrays import given, parts
 from holdfast.store.postgres.server_clock import CLOCK
 from holdfast.store.records import NewJob, Verdict
@@ -95,7 +96,12 @@ SELECT 2, id, token, status, created_at, run_at, NULL FROM holdfast_jobs WHERE i
 ORDER BY 1 LIMIT 1
 """
 
-_DEPTHS = "SELECT type, pending + scheduled FROM holdfast_counts WHERE type = ANY ($1::text[])"
+# The types from one name to another, but for those that are, or have for their base, one that is apart.
+_DEPTH = """
+SELECT coalesce(sum(pending + scheduled), 0)::bigint FROM holdfast_counts
+WHERE (type = $1 OR type >= $2 AND type < $3) AND type <> ALL ($4::text[])
+    AND split_part(type, ':', 1) <> ALL ($4::text[])
+"""
 
 _ALONE = "SELECT pg_advisory_xact_lock(1751346276, hashtext($1))"
 
@@ -106,13 +112,13 @@ _BY_KEY = 1
 def insert_jobs(jobs: Sequence[NewJob], now: int | None, *, alone: bool = False) -> Steps:
     """Insert inside the open transaction. A conflict is a verdict, never an abort.
 
-    With `alone`, nobody else who says so inserts jobs of a type with a max_depth until the commit.
+    With `alone`, nobody else who says so inserts jobs under the same max_depth until the commit.
     """
-    types = sorted({job.type for job in jobs if job.max_depth is not None})
+    limits = {job.max_depth for job in jobs if job.max_depth is not None}
     if alone:
-        for type in types:
-            yield _ALONE, [type]
-    depths = yield from _depths(types)
+        for name in sorted({limit.name for limit in limits}):
+            yield _ALONE, [name]
+    depths = yield from _depths(limits)
     verdicts: list[Verdict] = []
     while len(verdicts) < len(jobs):
         start = len(verdicts)
@@ -122,33 +128,38 @@ def insert_jobs(jobs: Sequence[NewJob], now: int | None, *, alone: bool = False)
         else:
             found = [(yield from _refuse_for_room(jobs[start], now))]
         for job, verdict in zip(sure, found, strict=False):
-            depths[job.type] = depths.get(job.type, 0) + verdict.inserted
+            if verdict.inserted:
+                _count(job, depths)
         verdicts += found
     return verdicts
 
 
-def _first_without_room(jobs: Sequence[NewJob], start: int, depths: dict[str, int]) -> int:
+def _count(job: NewJob, depths: dict[Depth, int]) -> None:
+    for depth in depths:
+        depths[depth] += depth.counts(job.type)
+
+
+def _first_without_room(jobs: Sequence[NewJob], start: int, depths: dict[Depth, int]) -> int:
     """Those before it find room, whatever becomes of each."""
     waiting = dict(depths)
     for place in range(start, len(jobs)):
-        job = jobs[place]
-        depth = waiting.get(job.type, 0)
-        if job.max_depth is not None and depth >= job.max_depth:
+        limit = jobs[place].max_depth
+        if limit is not None and waiting[limit] >= limit.size:
             return place
-        waiting[job.type] = depth + 1
+        _count(jobs[place], waiting)
     return len(jobs)
 
 
 def refuse_if_full(job: NewJob, now: int | None) -> Generator[Statement, list[Any], Verdict | None]:
     """The verdict on a job for which there is no room, if that is so."""
-    depths = yield from _depths([job.type] if job.max_depth is not None else [])
+    depths = yield from _depths([] if job.max_depth is None else [job.max_depth])
     return None if _first_without_room([job], 0, depths) else (yield from _refuse_for_room(job, now))
 
 
 def _refuse_for_room(job: NewJob, now: int | None) -> Generator[Statement, list[Any], Verdict]:
     known = yield from _known(job, now)
     if known is None or type(known.error) is DuplicateJob:  # and not KeyTaken, which is one too
-        return Verdict(id=job.id, error=QueueFull(job.type, job.max_depth or 0))
+        return Verdict(id=job.id, error=queue_full(job))
     return known
 
 
@@ -189,8 +200,11 @@ def run(steps: Steps, execute: Execute, execute_apart: Execute | None = None) ->
         return verdicts
 
 
-def _depths(types: Sequence[str]) -> Generator[Statement, list[Any], dict[str, int]]:
-    return dict((yield _DEPTHS, [types])) if types else {}
+def _depths(limits: Iterable[Depth]) -> Generator[Statement, list[Any], dict[Depth, int]]:
+    depths = {}
+    for limit in limits:
+        [(depths[limit],)] = yield _DEPTH, [*lanes_within(limit.name), list(limit.apart)]
+    return depths
 
 
 def _insert(jobs: Sequence[NewJob], now: int | None) -> Steps:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from holdfast.core.clock import microseconds
 from holdfast.store.postgres.arrays import given, transposed
@@ -20,8 +20,10 @@ FROM clock WHERE w.id = $2
 # A locked job is being finished, or inside ctx.transaction(): in both cases nobody takes it from us.
 _RENEW = f"""
 WITH {CLOCK}
-UPDATE holdfast_jobs AS j SET lease_expires_at = clock.now + $5::bigint
-FROM clock WHERE j.seq = ANY (ARRAY(
+UPDATE holdfast_jobs AS j SET
+    lease_expires_at = clock.now + $5::bigint, has_started = j.has_started OR b.has_started
+FROM clock, {given("$2::bigint[], $6::boolean[]")} AS b (seq, has_started)
+WHERE j.seq = b.seq AND j.seq = ANY (ARRAY(
     SELECT held.seq FROM {given("$2::bigint[], $3::bigint[]")} AS h (seq, version)
     JOIN holdfast_jobs AS held ON held.seq = h.seq AND {is_held("held", "h.version", "$4")}
     ORDER BY held.seq FOR UPDATE OF held SKIP LOCKED))
@@ -49,6 +51,7 @@ def heartbeat(
     session: Session,
     worker_id: str,
     held: Sequence[tuple[int, int]],
+    started: Collection[tuple[int, int]],
     state: str,
     turn_age: float,
     lease_seconds: float,
@@ -58,7 +61,9 @@ def heartbeat(
     lost: set[tuple[int, int]] = set()
     if held:
         seqs, versions = transposed(held)
-        renewed = session.count(_RENEW, [now, seqs, versions, worker_id, microseconds(lease_seconds)])
+        lease = microseconds(lease_seconds)
+        flags = [name in started for name in held]
+        renewed = session.count(_RENEW, [now, seqs, versions, worker_id, lease, flags])
         if renewed != len(held):
             lost = set(held) - set(session.rows(STILL_HELD, [seqs, versions, [worker_id] * len(held)]))
     cancelled = frozenset(session.rows(CANCELLING, [worker_id]))

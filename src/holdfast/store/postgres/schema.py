@@ -279,6 +279,27 @@ FOLD = _fold("holdfast_tallies", "type", {name: f"sum({name})" for name in _COUN
 _ERROR_SUMS = {"jobs": "sum(jobs)", "last_at": "max(last_at)"}
 FOLD_ERRORS = _fold("holdfast_error_tallies", "type, error_group", _ERROR_SUMS) + "HAVING sum(jobs) <> 0"
 
+
+# The same for types without jobs, whose number of jobs that there ever were goes to another. What others have
+# added meanwhile stays, and so does what it makes the sums of these differ from nothing.
+def fold_away(dead: str, heir: str) -> str:
+    """Fold the additions of the types that a query gives into those of their heirs."""
+    names = ", ".join(_COUNTED)
+    return f"""
+WITH gone AS (
+    DELETE FROM holdfast_tallies WHERE number = ANY (ARRAY(
+        SELECT number FROM holdfast_tallies WHERE type IN (SELECT type FROM ({dead}) AS dead)
+        ORDER BY number FOR UPDATE SKIP LOCKED))
+    RETURNING type, {names})
+INSERT INTO holdfast_tallies (type, {names})
+SELECT type, {", ".join(f"sum({status})" for status in STATUSES)}, 0 FROM gone GROUP BY type
+HAVING {" OR ".join(f"sum({status}) <> 0" for status in STATUSES)}
+UNION ALL
+SELECT {heir}, {", ".join("0" for _ in STATUSES)}, sum(enqueued) FROM gone GROUP BY 1
+HAVING sum(enqueued) <> 0
+"""
+
+
 # One insert in many adds up what inserts have left, whoever makes it: there may be no worker. Not where what
 # another has added up since the transaction began would be an error.
 _FOLDING = (
@@ -297,9 +318,31 @@ _URGENT = (
     "CREATE INDEX holdfast_jobs_due ON holdfast_jobs (priority DESC, due_at) WHERE status = 'scheduled'",
 )
 
+_STARTING = (
+    'ALTER TABLE holdfast_jobs ADD COLUMN "group" text COLLATE "C"',
+    # whether the handler of the running attempt has begun for sure
+    "ALTER TABLE holdfast_jobs ADD COLUMN has_started boolean NOT NULL DEFAULT false",
+    # how many workers in a row were lost while they ran it
+    "ALTER TABLE holdfast_jobs ADD COLUMN losses integer NOT NULL DEFAULT 0",
+    # claim: the first job of each group
+    f"""CREATE INDEX holdfast_jobs_grouped ON holdfast_jobs (type, priority DESC, "group", {SEQ})
+    WHERE status = 'pending' AND "group" IS NOT NULL""",
+    # claim: jobs that have to run alone
+    f"""CREATE INDEX holdfast_jobs_suspect ON holdfast_jobs (priority DESC, {SEQ})
+    WHERE status = 'pending' AND losses >= 2""",
+    # how many of a group run
+    """CREATE INDEX holdfast_jobs_busy_groups ON holdfast_jobs ("group", type)
+    WHERE status = 'processing' AND "group" IS NOT NULL""",
+    # lists
+    f"""CREATE INDEX holdfast_jobs_group ON holdfast_jobs ("group", {SEQ}) WHERE "group" IS NOT NULL""",
+    # raised by every change of a setting or a pause: a claim is made by the latest, or not at all
+    f"ALTER TABLE {VERSION_TABLE} ADD COLUMN settings_version bigint NOT NULL DEFAULT 0",
+)
+
 MIGRATIONS = (
     Migration(5, "the queue", (*_TABLES, *_INDEXES, *_COUNTING)),
     Migration(6, "due jobs by priority, and counts that inserts keep short", (*_URGENT, *_FOLDING)),
+    Migration(7, "groups, and which attempts have started", _STARTING),
 )
 
 _NAMES = re.compile(

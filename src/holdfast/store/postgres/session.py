@@ -22,14 +22,21 @@ if TYPE_CHECKING:
 
 
 class Answer:
-    """The rows of a statement that goes out with the next one; there once that has been answered."""
+    """What a statement gives that goes out with others; there once these have been answered."""
 
-    arrived: list[Any] | None = None
+    def __init__(self) -> None:
+        self._rows: list[Any] | None = None
+        self.count = -1
+        """How many rows it has changed."""
+
+    def arrive(self, cursor: RawCursor[tuple[Any, ...]]) -> None:
+        self._rows = cursor.fetchall() if cursor.description is not None else []
+        self.count = cursor.rowcount
 
     @property
     def rows(self) -> list[Any]:
-        assert self.arrived is not None, "the statement has not been sent"
-        return self.arrived
+        assert self._rows is not None, "the statement has not been sent"
+        return self._rows
 
 
 class Session:
@@ -43,9 +50,6 @@ class Session:
         """Whether workers should be notified once it is committed."""
         self.afterwards: list[Callable[[], None]] = []
         """What to do once it is committed."""
-        self.meanwhile: Callable[[], None] | None = None
-        """What to do once, while the server is at statements that go out together. It can run no statement
-        of this thread."""
         self._is_sending = False
         self._ahead: list[tuple[Answer, str, Sequence[Any]]] = []
 
@@ -83,17 +87,33 @@ class Session:
         self.wait_as_usual()
         self.ahead("RELEASE SAVEPOINT holdfast_apart")
 
-    def do_meanwhile(self) -> None:
-        meanwhile, self.meanwhile = self.meanwhile, None
-        if meanwhile is not None:
-            meanwhile()
+    @contextmanager
+    def in_flight(self) -> Iterator[None]:
+        """Send what was to go out ahead; the answers are there after the block.
+
+        The block runs while the server is at it, and can run no statement of this thread.
+        """
+        ahead, self._ahead = self._ahead, []
+        if not ahead:
+            yield
+            return
+        self._is_sending = True
+        try:
+            with pipelined(self.connection) as send:
+                sent = [RawCursor(self.connection).execute(sql, given) for _, sql, given in ahead]
+                send()
+                yield
+        finally:
+            self._is_sending = False
+        for (answer, _, _), cursor in zip(ahead, sent, strict=True):
+            answer.arrive(cursor)
 
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
-        return _rows(self._execute(sql, parameters))
+        return self._execute(sql, parameters).rows
 
     def count(self, sql: str, parameters: Sequence[Any] = ()) -> int:
         """How many rows a statement has changed."""
-        return self._execute(sql, parameters).rowcount
+        return self._execute(sql, parameters).count
 
     def each(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
         """Run a statement with one row of parameters after another, all in one round trip."""
@@ -102,47 +122,31 @@ class Session:
         for row in rows[-1:]:
             self.rows(sql, row)
 
-    def _execute(self, sql: str, parameters: Sequence[Any]) -> RawCursor[tuple[Any, ...]]:
+    def _execute(self, sql: str, parameters: Sequence[Any]) -> Answer:
         if self.connection.lock.locked():
             raise NestedWrite(interrupted=True)  # by a signal handler, where psycopg would wait for itself
         if self._is_sending:  # a mistake in our code, which psycopg would answer with no rows
             raise AssertionError("nothing can be read on a connection whose pipeline is not answered")
+        if self._ahead:
+            answer = self.ahead(sql, parameters)
+            with self.in_flight():
+                pass
+            return answer
+        answer = Answer()
         text = self.database.text(sql)
         parameters = _sendable(parameters)
         try:
-            return self._send(text, parameters)
+            answer.arrive(RawCursor(self.connection).execute(text, parameters))
         except (UnicodeEncodeError, psycopg.DataError) as error:
             if getattr(error, "sqlstate", None):
                 raise
             # It was not sent: some text can't be stored as it is.
-            return self._send(text, [storable(value) for value in parameters])
-
-    def _send(self, text: str, parameters: Sequence[Any]) -> RawCursor[tuple[Any, ...]]:
-        cursor = RawCursor(self.connection)
-        if not self._ahead:
-            return cursor.execute(text, parameters)
-        ahead, self._ahead = self._ahead, []
-        self._is_sending = True
-        try:
-            with pipelined(self.connection) as send:
-                sent = [RawCursor(self.connection).execute(before, given) for _, before, given in ahead]
-                cursor.execute(text, [*map(storable, parameters)])
-                if self.meanwhile is not None:
-                    send()
-                    self.do_meanwhile()
-        finally:
-            self._is_sending = False
-        for (answer, _, _), done in zip(ahead, sent, strict=True):
-            answer.arrived = _rows(done)
-        return cursor
+            answer.arrive(RawCursor(self.connection).execute(text, [*map(storable, parameters)]))
+        return answer
 
 
 def _sendable(parameters: Sequence[Any]) -> Sequence[Any]:
     return [literal(value) if isinstance(value, list) else value for value in parameters]
-
-
-def _rows(cursor: RawCursor[tuple[Any, ...]]) -> list[Any]:
-    return cursor.fetchall() if cursor.description is not None else []
 
 
 def storable(value: Any) -> Any:

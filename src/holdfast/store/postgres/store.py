@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
-from functools import partial
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-from psycopg.errors import QueryCanceled
-
 from holdfast.core.job import Status
-from holdfast.errors import StoreError, StoreUnavailable
+from holdfast.core.settings import Settings
+from holdfast.core.starting import Head, Usage
 from holdfast.store.database import Session as AnySession
-from holdfast.store.postgres import caller, claim, enqueue, finish, health, leases, operate, promote, tallies
+from holdfast.store.postgres import (
+    caller,
+    claim,
+    enqueue,
+    finish,
+    health,
+    leases,
+    operate,
+    promote,
+    tallies,
+)
 from holdfast.store.postgres.attempt import PostgresAttemptTransaction
 from holdfast.store.postgres.database import Database
 from holdfast.store.postgres.schema import SEQ
 from holdfast.store.postgres.watch import PostgresWatch
 from holdfast.store.protocol import Store
-from holdfast.store.records import Activity, Claim, Claimed, Demand, Finding, Finish, LogTail, NewJob, Verdict
+from holdfast.store.records import Answer, Claim, Demand, Finding, Finish, LogTail, NewJob, Verdict
 from holdfast.store.rows import LOG_TAIL
-from holdfast.store.writes import Ended
 
 _KEEP_TAIL = f"""
 INSERT INTO holdfast_logs (seq, {LOG_TAIL.columns})
@@ -71,8 +77,9 @@ class PostgresStore(Store):
     def __init__(self, database: Database) -> None:
         self.database: Database = database
         self.now = database.now
-        self._claim_jobs = partial(claim.claim_jobs, claim.LimitLocks())
-        self._counts_due = 0.0
+        self._claiming = claim.Claiming()
+        self._claim_jobs = self._claiming.claim_jobs
+        self._counts = tallies.Keeper(database)
 
     def _instant(self) -> int | None:
         return self.database.instant
@@ -101,45 +108,51 @@ class PostgresStore(Store):
 
     # The turn.
 
-    def list_active_types(self, *, unpaused: bool = False) -> dict[str, Activity]:
-        if not self.in_transaction and time.monotonic() >= self._counts_due:
-            # A job that the counts don't know of is never claimed.
-            self._counts_due = time.monotonic() + tallies.CHECK_EVERY
-            tallies.recount(self.database, tallies.miscounted(self.database))
-        sql = claim.UNPAUSED_TYPES if unpaused else claim.ACTIVE_TYPES
-        try:
-            active, additions = claim.activity_from(self.database.read(sql))
-        except StoreUnavailable as error:  # so many additions that a role's statement_timeout was too short?
-            if self.in_transaction or not isinstance(error.__cause__, QueryCanceled):
-                raise
-            tallies.fold(self.database)
-            active, additions = claim.activity_from(self.database.read(sql))
-        if additions > tallies.LONG and not self.in_transaction:
-            with suppress(StoreError):
-                tallies.fold(self.database)
-        return active
+    def list_heads(self) -> list[Head]:
+        if not self.in_transaction:
+            self._counts.keep()
+        return claim.heads_from(self.database.read(claim.HEADS))
 
+    def read_usage(self) -> Usage:
+        return claim.read_usage(self.database)
+
+    @contextmanager
     def finish_and_claim(
         self,
         finishes: Sequence[Finish],
         worker_id: str,
         demands: Sequence[Demand],
+        settings: Settings | None = None,
         *,
         limit: int,
         lease_seconds: float,
-        meanwhile: Callable[[], None],
-    ) -> tuple[Ended, Claimed]:
+    ) -> Iterator[Answer]:
+        answer = Answer()
         with self.database.transaction() as session:
-            answer = None
+            completed = None
             if finishes and demands and limit > 0:
-                answer = finish.complete_ahead(session, finishes, self.database.instant)
-            ended = self.finish_jobs(finishes) if answer is None else {}
-            session.meanwhile = meanwhile
-            claimed = self.claim_jobs(worker_id, demands, limit=limit, lease_seconds=lease_seconds)
-            session.do_meanwhile()
-            if answer is not None:
-                ended = dict.fromkeys(answer.rows, Status.COMPLETED)
-            return ended, claimed
+                completed = finish.complete_ahead(session, finishes, self.database.instant)
+            if completed is None:
+                answer.ended = self.finish_jobs(finishes)
+            if not demands or limit <= 0:
+                yield answer
+                return
+            claim = self._claiming.prepare(
+                session,
+                worker_id,
+                demands,
+                settings or self._stored_settings(),
+                limit=limit,
+                lease_seconds=lease_seconds,
+                now=self.database.instant,
+            )
+            with session.in_flight() if claim.is_queued else nullcontext():
+                yield answer
+            answer.claimed = claim.result()
+            if completed is not None:
+                answer.ended = dict.fromkeys(completed.rows, Status.COMPLETED)
+            if self._counts.is_due:
+                session.afterwards.append(self._counts.keep)
 
     def write_log_tail(self, claim: Claim, tail: LogTail) -> None:
         with self.database.transaction() as session:
@@ -177,6 +190,9 @@ class PostgresStore(Store):
             super().set_paused(type, paused)
             if paused:
                 session.afterwards.append(lambda: claim.outlast_claims(self.database))
+
+    def _forget_types(self, session: AnySession) -> None:
+        tallies.forget_types(session)
 
     def _may_fold(self, session: AnySession) -> bool:
         return bool(session.rows(_FOLD_ALONE, [self.database.schema])[0][0])

@@ -6,14 +6,22 @@ has turned them off. What is waiting there must be found all the same.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 
+from holdfast.errors import StoreError
+from holdfast.store import names
+from holdfast.store.database import Session
 from holdfast.store.postgres.bounds import LONG as LONG_BOUNDS
 from holdfast.store.postgres.database import Database
-from holdfast.store.postgres.schema import FOLD, FOLD_ERRORS
+from holdfast.store.postgres.schema import FOLD, FOLD_ERRORS, fold_away
 
 LONG = 100
 """Additions at which a worker adds some up."""
+_FOLD_EVERY = 0.25
+_SHARE = 50
+_ADDITIONS = "SELECT count(*) - count(DISTINCT type) FROM holdfast_tallies"
 _AT_ONCE = 100_000
 CHECK_EVERY = 5.0
 """Seconds between two looks of a worker for what the counts miss."""
@@ -60,6 +68,43 @@ def recount(database: Database, types: Sequence[str]) -> None:
     with database.transaction(bounds=LONG_BOUNDS) as session:
         if session.rows(_RECOUNT_ALONE, [database.schema])[0][0]:
             session.rows(_RECOUNT, [list(types)])
+
+
+class Keeper:
+    """Keeps the counts of a queue, now and then, for as little of the time as that may take."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._fold_at = self._check_at = 0.0
+
+    @property
+    def is_due(self) -> bool:
+        return time.monotonic() >= min(self._fold_at, self._check_at)
+
+    def keep(self) -> None:
+        """Do what is due, outside any transaction. What can't be done now is done the next time."""
+        began = time.monotonic()
+        with suppress(StoreError):
+            if began >= self._check_at:
+                self._check_at = began + CHECK_EVERY
+                recount(self._database, miscounted(self._database))
+            if began >= self._fold_at:
+                if self._database.read_one(_ADDITIONS)[0] > LONG:
+                    fold(self._database)
+                took = time.monotonic() - began
+                self._fold_at = began + max(_FOLD_EVERY, _SHARE * took)
+
+
+_FORGET = [
+    fold_away(names.dead(names.LANE, "$1"), "split_part(type, ':', 1)"),
+    fold_away(names.dead(names.UNKNOWN, "$1"), "''::text"),
+]
+
+
+def forget_types(session: Session) -> None:
+    """See the module of names."""
+    for sql in _FORGET:
+        session.rows(sql, [names.AT_ONCE])
 
 
 def fold(database: Database) -> None:

@@ -9,47 +9,124 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from holdfast.core.clock import microseconds
 from holdfast.core.rate_limit import Bucket
-from holdfast.store.limits import Limits
-from holdfast.store.records import Activity, Claim, Claimed, Demand
+from holdfast.core.settings import Settings
+from holdfast.core.starting import Candidate, Head, Room, Usage
+from holdfast.store.candidates import DEEPEST, Turns, choose_jobs
+from holdfast.store.records import Claim, Claimed, Demand
 from holdfast.store.sqlite.connection import OwnConnection
+from holdfast.store.sqlite.database import Database
 
-ACTIVE_TYPES = """
-SELECT json_group_array(json_array(type, pending, processing)) FROM holdfast_counts
-WHERE (pending > 0 OR processing > 0)
-"""
-UNPAUSED_TYPES = f"""{ACTIVE_TYPES}
-AND NOT EXISTS (SELECT 1 FROM holdfast_pauses WHERE holdfast_pauses.type IN ('', holdfast_counts.type))
+# These wait until a worker has nothing else to run.
+_BESIDES_SUSPECTS = """seq NOT IN (
+    SELECT seq FROM holdfast_jobs INDEXED BY holdfast_jobs_suspect
+    WHERE status = 'pending' AND losses >= 2)"""
+
+# From type to type by leaps, and of each the job that comes first: what waits behind it costs nothing.
+HEADS = f"""
+WITH RECURSIVE types (type) AS (
+    SELECT (SELECT type FROM holdfast_jobs WHERE status = 'pending' AND type > '' ORDER BY type LIMIT 1)
+    UNION ALL
+    SELECT (SELECT j.type FROM holdfast_jobs AS j WHERE j.status = 'pending' AND j.type > types.type
+        ORDER BY j.type LIMIT 1)
+    FROM types WHERE types.type IS NOT NULL)
+SELECT json_group_array(json_array(type, json((
+    SELECT json_array(priority, seq) FROM holdfast_jobs
+    WHERE status = 'pending' AND type = types.type AND {_BESIDES_SUSPECTS}
+    ORDER BY priority DESC, seq LIMIT 1))))
+FROM types WHERE type IS NOT NULL
 """
 
-# Zero for a paused type. Asked inside the claim's own transaction: after a pause is committed nothing starts.
-# As a limit, not a condition, which SQLite would ask of each of the million jobs that wait.
-_UNPAUSED = "NOT EXISTS (SELECT 1 FROM holdfast_pauses WHERE type IN ('', ?1))"
+_HEADS_OF = f"""
+SELECT json_group_array(json((
+    SELECT json_array(priority, seq) FROM holdfast_jobs
+    WHERE status = 'pending' AND type = types.value AND {_BESIDES_SUSPECTS}
+    ORDER BY priority DESC, seq LIMIT 1)))
+FROM json_each(?) AS types
+"""
 
 # As _CLAIM leaves it, in the order of a Claim.
 _ROW = """json_group_array(json_array(
-    seq, id, type, payload, priority, attempts + 1, coalesce(max_attempts, ?3), version + 1,
-    coalesce(timeout, ?4), created_at, due_at))"""
+    seq, id, type, payload, priority, attempts + 1, coalesce(max_attempts, ?2), version + 1,
+    coalesce(timeout, ?3), created_at, due_at))"""
 
-# The candidates of a type, best first: only their places where several types compete, else the whole rows.
-CANDIDATES = f"""
-SELECT json_group_array(json_array(-priority, seq)) FROM (
-    SELECT priority, seq FROM holdfast_jobs WHERE status = 'pending' AND type = ?1
-    ORDER BY priority DESC, seq LIMIT ?2 * {_UNPAUSED})
+# The first of a type: only their places where several types compete, else the whole rows.
+FIRST = f"""
+SELECT json_group_array(json((
+    SELECT json_group_array(json_array(priority, seq, type, "group")) FROM (
+        SELECT priority, seq, type, "group" FROM holdfast_jobs
+        WHERE status = 'pending' AND type = types.value AND {_BESIDES_SUSPECTS}
+        ORDER BY priority DESC, seq LIMIT ?2))))
+FROM json_each(?1) AS types
 """
-CANDIDATE_ROWS = f"""
+FIRST_UNGROUPED = f"""
+SELECT json_group_array(json_array(priority, seq, type, NULL)) FROM (
+    SELECT priority, seq, type FROM (
+        SELECT priority, seq, type, "group" FROM holdfast_jobs
+        WHERE status = 'pending' AND type = ?1 AND {_BESIDES_SUSPECTS}
+        ORDER BY priority DESC, seq LIMIT {DEEPEST})
+    WHERE "group" IS NULL LIMIT ?2)
+"""
+FIRST_ROWS = f"""
 SELECT {_ROW} FROM (
-    SELECT * FROM holdfast_jobs WHERE status = 'pending' AND type = ?1
-    ORDER BY priority DESC, seq LIMIT ?2 * {_UNPAUSED})
+    SELECT * FROM holdfast_jobs WHERE status = 'pending' AND type = ?1 AND {_BESIDES_SUSPECTS}
+    ORDER BY priority DESC, seq LIMIT ?4)
 """
-_CHOSEN_ROWS = f"SELECT {_ROW} FROM holdfast_jobs WHERE seq IN (SELECT value FROM json_each(?2))"
+_CHOSEN_ROWS = f"SELECT {_ROW} FROM holdfast_jobs WHERE seq IN (SELECT value FROM json_each(?1))"
 
-_BUCKETS = """
-SELECT name, tokens, refilled_at FROM holdfast_limits WHERE name IN (SELECT value FROM json_each(?))
+# From group to group by leaps, along the index that has their names.
+_OF_GROUP = f"""
+SELECT {{what}} FROM holdfast_jobs AS j INDEXED BY holdfast_jobs_grouped
+WHERE j.status = 'pending' AND j."group" IS NOT NULL AND j.{_BESIDES_SUSPECTS} AND j.type = ?1
+    AND j.priority = top.priority
+"""
+FIRST_OF_GROUPS = f"""
+WITH RECURSIVE top (priority) AS (
+    SELECT (SELECT priority FROM holdfast_jobs INDEXED BY holdfast_jobs_grouped
+        WHERE status = 'pending' AND "group" IS NOT NULL AND {_BESIDES_SUSPECTS} AND type = ?1
+            AND priority < ?2
+        ORDER BY priority DESC LIMIT 1)),
+turns (name) AS (
+    SELECT ({_OF_GROUP.format(what='j."group"')} AND j."group" > ?3 ORDER BY j."group" LIMIT 1) FROM top
+    UNION ALL
+    SELECT ({_OF_GROUP.format(what='j."group"')} AND j."group" > turns.name ORDER BY j."group" LIMIT 1)
+    FROM turns, top WHERE turns.name IS NOT NULL LIMIT ?4)
+SELECT json_group_array(json_array(top.priority, seq, ?1, name)) FROM top, (
+    SELECT name, ({_OF_GROUP.format(what="j.seq")} AND j."group" = turns.name ORDER BY j.seq LIMIT 1) AS seq
+    FROM turns, top WHERE name IS NOT NULL)
+"""
+MORE_OF_GROUPS = f"""
+SELECT json_group_array(json((
+    SELECT json_group_array(json_array(priority, seq, type, "group")) FROM (
+        SELECT priority, seq, type, "group" FROM holdfast_jobs INDEXED BY holdfast_jobs_grouped
+        WHERE status = 'pending' AND type = ?1 AND priority = ?2 AND "group" = names.value
+            AND "group" IS NOT NULL AND {_BESIDES_SUSPECTS}
+        ORDER BY seq LIMIT ?4))))
+FROM json_each(?3) AS names
+"""
+
+# One at a time, and nothing else with it.
+_SUSPECTS = """
+SELECT json_group_array(json_array(priority, seq, type, "group")) FROM (
+    SELECT priority, seq, type, "group" FROM holdfast_jobs INDEXED BY holdfast_jobs_suspect
+    WHERE status = 'pending' AND losses >= 2 AND +type IN (SELECT value FROM json_each(?))
+    ORDER BY priority DESC, seq LIMIT 100)
+"""
+
+_BUCKETS = "SELECT json_group_array(json_array(name, tokens, refilled_at)) FROM holdfast_limits"
+RUNNING = """
+SELECT json_group_array(json_array(type, running)) FROM (
+    SELECT type, count(*) AS running FROM holdfast_jobs INDEXED BY holdfast_jobs_leased
+    WHERE status = 'processing' GROUP BY type)
+"""
+RUNNING_GROUPS = """
+SELECT json_group_array(json_array(type, "group", running)) FROM (
+    SELECT type, "group", count(*) AS running FROM holdfast_jobs INDEXED BY holdfast_jobs_busy_groups
+    WHERE status = 'processing' AND "group" IS NOT NULL GROUP BY "group", type)
 """
 
 # What enqueue left open is fixed here, at the first claim.
@@ -57,111 +134,182 @@ _CLAIM = """
 UPDATE holdfast_jobs SET
     status = 'processing', attempts = attempts + 1, version = version + 1,
     max_attempts = coalesce(max_attempts, ?1), timeout = coalesce(timeout, ?2),
-    worker_id = ?3, lease_expires_at = ?4, started_at = ?5, updated_at = ?5,
+    worker_id = ?3, lease_expires_at = ?4, started_at = ?5, updated_at = ?5, has_started = ?7,
     progress = NULL, progress_message = NULL
 WHERE seq IN (SELECT value FROM json_each(?6)) AND +status = 'pending'
 """
 
 
-def activity_from(text: str) -> dict[str, Activity]:
-    """The answer of ACTIVE_TYPES or UNPAUSED_TYPES."""
-    return {type: Activity(pending, running) for type, pending, running in json.loads(text)}
+def heads_from(text: str) -> list[Head]:
+    """The answer of HEADS."""
+    return [Head(type, *place) for type, place in json.loads(text) if place is not None]
 
 
-def claim_jobs(
-    connection: OwnConnection,
-    worker_id: str,
-    demands: Sequence[Demand],
-    *,
-    limit: int,
-    lease_seconds: float,
-    now: int,
-) -> Claimed:
-    """Claim inside the open transaction."""
-    limits, chosen = _choose_within_size(connection, demands, limit, now)
-    claims: list[Claim] = []
-    lease_expires_at = now + microseconds(lease_seconds)
-    for demand, rows in chosen:
+class Line:
+    """See WaitingJobs."""
+
+    def __init__(self, connection: OwnConnection) -> None:
+        self._connection = connection
+
+    def first(self, types: Sequence[str], count: int) -> list[list[Candidate]]:
+        lines = self._connection.value(FIRST, json.dumps(types), count)
+        return [[Candidate(*row) for row in line] for line in lines]
+
+    def first_ungrouped(self, type: str, count: int) -> list[Candidate]:
+        return self._candidates(FIRST_UNGROUPED, type, count)
+
+    def first_of_groups(self, type: str, below: int | None, after: str, count: int) -> list[Candidate]:
+        return self._candidates(FIRST_OF_GROUPS, type, 2**31 if below is None else below, after, count)
+
+    def more_of_groups(self, type: str, priority: int, groups: Sequence[str], count: int) -> list[Candidate]:
+        lines = self._connection.value(MORE_OF_GROUPS, type, priority, json.dumps(groups), count)
+        return [Candidate(*row) for line in lines for row in line]
+
+    def _candidates(self, sql: str, *parameters: Any) -> list[Candidate]:
+        return [Candidate(*row) for row in self._connection.value(sql, *parameters)]
+
+
+class Claiming:
+    """Claims for the workers of this process. It remembers whose turn it is."""
+
+    def __init__(self) -> None:
+        self._turns = Turns()
+
+    def claim_jobs(
+        self,
+        connection: OwnConnection,
+        worker_id: str,
+        demands: Sequence[Demand],
+        settings: Settings,
+        *,
+        limit: int,
+        lease_seconds: float,
+        alone: bool,
+        now: int,
+    ) -> Claimed:
+        """Claim inside the open transaction."""
+        if settings.version is not None and _version(connection) != settings.version:
+            return Claimed([], is_stale=True)
+        taking = _Taking(connection, worker_id, now + microseconds(lease_seconds), now)
+        if alone:
+            claim = taking.suspect(demands, settings)
+            if claim is not None:
+                return Claimed([claim], is_alone=True)
+        return taking.within_size(demands, settings, limit, self._turns)
+
+
+class _Taking:
+    """One claim."""
+
+    def __init__(self, connection: OwnConnection, worker_id: str, lease_expires_at: int, now: int) -> None:
+        self._connection = connection
+        self._worker_id = worker_id
+        self._lease_expires_at = lease_expires_at
+        self._now = now
+
+    def within_size(self, demands: Sequence[Demand], settings: Settings, limit: int, turns: Turns) -> Claimed:
+        """Claim; fewer, if as many as asked for would be more than SQLite puts into one value."""
+        while True:
+            try:
+                return self._claim(demands, settings, limit, turns)
+            except sqlite3.DataError:
+                if limit == 1:
+                    raise
+                limit = max(1, limit // 2)
+
+    def _claim(self, demands: Sequence[Demand], settings: Settings, limit: int, turns: Turns) -> Claimed:
+        if len(demands) == 1 and _is_plain(settings, demands[0].type):
+            [demand] = demands
+            count = min(limit, demand.limit)
+            left_open = demand.max_attempts, demand.timeout
+            rows = self._connection.value(FIRST_ROWS, demand.type, *left_open, count)
+            return Claimed(self._take(left_open, rows), heads=None if rows else {})
+        room = self._room(demands, settings)
+        chosen = choose_jobs(demands, settings, room, limit, Line(self._connection), turns)
+        claims = self._claims(demands, chosen.jobs)
+        self._save(room)
+        places = {job.seq: place for place, job in enumerate(chosen.jobs)}
+        claims.sort(key=lambda claim: places[claim.seq])
+        heads = self._heads([demand.type for demand in demands])
+        limited = frozenset(room.limited & heads.keys())
+        left = {type: head for type, head in heads.items() if type not in chosen.blocked}
+        return Claimed(claims, room.wait() if limited else None, limited, left, used_up=chosen.used_up)
+
+    def _heads(self, types: Sequence[str]) -> dict[str, Head]:
+        places = zip(types, self._connection.value(_HEADS_OF, json.dumps(types)), strict=True)
+        return {type: Head(type, *place) for type, place in places if place is not None}
+
+    def suspect(self, demands: Sequence[Demand], settings: Settings) -> Claim | None:
+        """Take one job that has to run alone, if one may start."""
+        types = json.dumps([demand.type for demand in demands])
+        suspects = [Candidate(*row) for row in self._connection.value(_SUSPECTS, types)]
+        room = self._room(demands, settings)
+        for job in suspects:
+            if room.may_start(job.type, job.group):
+                room.take(job.type, job.group)
+                # It counts as started from now on: it may be a job that leaves nobody to say so.
+                [claim] = self._claims(demands, [job], has_started=True)
+                self._save(room)
+                return claim
+        return None
+
+    def _room(self, demands: Sequence[Demand], settings: Settings) -> Room:
+        slots = ((demand.type, demand.limit) for demand in demands)
+        is_shared = any(settings.limits(demand.type).is_shared for demand in demands)
+        return Room(settings, _usage(self._connection.value) if is_shared else Usage(), self._now, slots)
+
+    def _claims(
+        self, demands: Sequence[Demand], jobs: Sequence[Candidate], *, has_started: bool = False
+    ) -> list[Claim]:
+        """Take these jobs: those together for which the same holds where enqueue left it open."""
+        left_open = {demand.type: (demand.max_attempts, demand.timeout) for demand in demands}
+        alike: dict[tuple[int, float | None], list[int]] = {}
+        for job in jobs:
+            alike.setdefault(left_open[job.type], []).append(job.seq)
+        claims: list[Claim] = []
+        for given, seqs in alike.items():
+            rows = self._connection.value(_CHOSEN_ROWS, json.dumps(seqs), *given)
+            claims += self._take(given, rows, has_started=has_started)
+        return claims
+
+    def _take(
+        self, left_open: tuple[int, float | None], rows: Sequence[list[Any]], *, has_started: bool = False
+    ) -> list[Claim]:
         seqs = json.dumps([row[0] for row in rows])
-        parameters = (demand.max_attempts, demand.timeout, worker_id, lease_expires_at, now, seqs)
-        taken = connection.count(_CLAIM, parameters)
+        lease = self._worker_id, self._lease_expires_at, self._now
+        taken = self._connection.count(_CLAIM, (*left_open, *lease, seqs, has_started))
         if taken != len(rows):  # can't be: the write lock was held since the rows were read
             raise AssertionError(f"claimed {taken} of {len(rows)} jobs")
-        claims += [Claim(*[*row, worker_id]) for row in rows]
-    claims.sort(key=lambda claim: (-claim.priority, claim.seq))
-    _save(connection, limits)
-    return Claimed(claims, limits.wait(), limits.held_back_unpaused(connection))
+        return [Claim(*[*row, self._worker_id]) for row in rows]
+
+    def _save(self, room: Room) -> None:
+        for name, bucket in room.changed.items():
+            self._connection.execute(
+                "REPLACE INTO holdfast_limits (name, tokens, refilled_at) VALUES (?, ?, ?)",
+                (name, bucket.tokens, bucket.at),
+            )
 
 
-def _limits(connection: OwnConnection, demands: Sequence[Demand], now: int) -> Limits:
-    buckets: dict[str, Bucket] = {}
-    running: dict[str, int] = {}
-    if names := [demand.rate_name for demand in demands if demand.rate]:
-        rows = connection.rows(_BUCKETS, [json.dumps(names)])
-        buckets = {name: Bucket(tokens, refilled_at) for name, tokens, refilled_at in rows}
-    if any(demand.max_running for demand in demands):
-        running = {type: processing for type, _, processing in connection.value(ACTIVE_TYPES)}
-    return Limits(demands, buckets, running, now)
+def _is_plain(settings: Settings, type: str) -> bool:
+    """Whether jobs of a type start in line, as far as slots allow."""
+    limits = settings.limits(type)
+    return not (limits.is_shared or limits.fair or limits.paused)
 
 
-def _save(connection: OwnConnection, limits: Limits) -> None:
-    for name in limits.changed:
-        bucket = limits.buckets[name]
-        connection.execute(
-            "REPLACE INTO holdfast_limits (name, tokens, refilled_at) VALUES (?, ?, ?)",
-            (name, bucket.tokens, bucket.at),
-        )
+def _version(connection: OwnConnection) -> int:
+    version: int = connection.execute("SELECT settings_version FROM holdfast_schema").fetchone()[0]
+    return version
 
 
-Row = list[Any]
+def _usage(value: Callable[..., Any]) -> Usage:
+    return Usage(
+        running=dict(value(RUNNING)),
+        groups={(type, group): running for type, group, running in value(RUNNING_GROUPS)},
+        buckets={name: Bucket(tokens, at) for name, tokens, at in value(_BUCKETS)},
+    )
 
 
-def _choose_within_size(
-    connection: OwnConnection, demands: Sequence[Demand], limit: int, now: int
-) -> tuple[Limits, list[tuple[Demand, list[Row]]]]:
-    """Choose rows; fewer, if as many as asked for would be more than SQLite puts into one value."""
-    while True:
-        limits = _limits(connection, demands, now)
-        try:
-            return limits, _choose(connection, demands, limits, limit)
-        except sqlite3.DataError:
-            if limit == 1:
-                raise
-            limit = max(1, limit // 2)
-
-
-def _choose(
-    connection: OwnConnection, demands: Sequence[Demand], limits: Limits, limit: int
-) -> list[tuple[Demand, list[Row]]]:
-    """The rows to take of each demand."""
-    if len(demands) == 1:
-        demand = demands[0]
-        room = min(limit, limits.room(demand))
-        rows = _rows(connection, CANDIDATE_ROWS, demand, room) if room > 0 else []
-        for _ in rows:
-            limits.take(demand)
-        return [(demand, rows)] if rows else []
-    candidates: list[tuple[int, int, Demand]] = []
-    for demand in demands:
-        room = min(limit, limits.room(demand))
-        if room > 0:
-            places = connection.value(CANDIDATES, demand.type, room)
-            candidates += [(priority, seq, demand) for priority, seq in places]
-    candidates.sort(key=lambda candidate: candidate[:2])
-    chosen: dict[str, tuple[Demand, list[int]]] = {}
-    count = 0
-    for _, seq, demand in candidates:
-        if count == limit:
-            break
-        if limits.take(demand):
-            chosen.setdefault(demand.type, (demand, []))[1].append(seq)
-            count += 1
-    return [
-        (demand, _rows(connection, _CHOSEN_ROWS, demand, json.dumps(seqs)))
-        for demand, seqs in chosen.values()
-    ]
-
-
-def _rows(connection: OwnConnection, sql: str, demand: Demand, which: int | str) -> list[Row]:
-    rows: list[Row] = connection.value(sql, demand.type, which, demand.max_attempts, demand.timeout)
-    return rows
+def read_usage(database: Database) -> Usage:
+    """What runs, as of one moment."""
+    with database.snapshot():
+        return _usage(lambda sql: json.loads(database.read_one(sql)[0]))

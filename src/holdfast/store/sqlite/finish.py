@@ -19,7 +19,8 @@ from holdfast.store.sqlite.insert import insert_jobs
 # Nearly every attempt ends so, and this statement takes two thirds of the general one's time.
 _COMPLETE = f"""
 UPDATE holdfast_jobs SET
-    status = 'completed', error = NULL, result = f.result, worker_id = NULL, lease_expires_at = NULL,
+    status = 'completed', error = NULL, result = f.result, losses = 0,
+    worker_id = NULL, lease_expires_at = NULL,
     finished_at = ?1, updated_at = ?1,
     key_held = key_held AND key_for IS NOT NULL, key_until = ?1 + CAST(key_for * 1000000 AS INTEGER)
 FROM {given("?2", "seq", "version", "result")} AS f
@@ -32,6 +33,7 @@ _END = f"""
 UPDATE holdfast_jobs SET
     status = CASE WHEN cancel_requested THEN 'cancelled' ELSE f.status END,
     attempts = attempts - f.attempts_back,
+    losses = coalesce(losses + f.loss, 0),
     due_at = ?1 + f.delay,
     error = coalesce(f.error, holdfast_jobs.error),
     error_group = CASE WHEN NOT cancel_requested THEN f.error_group END,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
@@ -10,8 +11,9 @@ from typing import Any
 
 from holdfast.core.clock import microseconds
 from holdfast.core.job import Status
-from holdfast.errors import DuplicateJob, QueueFull
-from holdfast.store.outcomes import found_by_key
+from holdfast.core.settings import Depth
+from holdfast.errors import DuplicateJob
+from holdfast.store.outcomes import found_by_key, lanes_within, queue_full
 from holdfast.store.records import NewJob, Verdict
 from holdfast.store.rows import NEW_JOB_NAMES, quoted
 
@@ -36,7 +38,8 @@ def insert_jobs(connection: sqlite3.Connection, jobs: Sequence[NewJob], now: int
             verdicts = _insert_plain(cursor, jobs, now)
             if verdicts is not None:
                 return verdicts
-        return [_insert_one(cursor, job, now) for job in jobs]
+        depths: dict[Depth, int] = {}
+        return [_insert_one(cursor, job, now, depths) for job in jobs]
 
 
 def plain_cursor(connection: sqlite3.Connection) -> sqlite3.Cursor:
@@ -72,13 +75,19 @@ def _insert_plain(cursor: sqlite3.Cursor, jobs: Sequence[NewJob], now: int) -> l
     return [_inserted(job, now) for job in jobs] if all_inserted else None
 
 
-def _insert_one(cursor: sqlite3.Cursor, job: NewJob, now: int) -> Verdict:
+def _insert_one(cursor: sqlite3.Cursor, job: NewJob, now: int, depths: dict[Depth, int]) -> Verdict:
+    """`depths` are the jobs that wait, as far as they were counted before."""
     if job.key is not None:
         free_expired_key(cursor, job.type, job.key, now)
-    if job.max_depth is not None and _depth(cursor, job.type) >= job.max_depth:
-        return _known(cursor, job, now) or Verdict(id=job.id, error=QueueFull(job.type, job.max_depth))
+    if job.max_depth is not None:
+        if job.max_depth not in depths:
+            depths[job.max_depth] = _depth(cursor, job.max_depth)
+        if depths[job.max_depth] >= job.max_depth.size:
+            return _known(cursor, job, now) or Verdict(id=job.id, error=queue_full(job))
     cursor.execute(_INSERT, _row(job, now))
     if cursor.rowcount == 1:
+        for depth in depths:
+            depths[depth] += depth.counts(job.type)
         return _inserted(job, now)
     return _known(cursor, job, now) or Verdict(id=job.id, error=DuplicateJob(job.id))
 
@@ -102,9 +111,17 @@ def _known(cursor: sqlite3.Cursor, job: NewJob, now: int) -> Verdict | None:
     return _inserted(job, now) if row is not None and _text(row[0]) == job.token else None
 
 
-def _depth(cursor: sqlite3.Cursor, type: str) -> int:
-    row = _first(cursor, "SELECT pending + scheduled FROM holdfast_counts WHERE type = ?", type)
-    return row[0] if row else 0
+# The types from one name to another, but for those that are, or have for their base, one that is apart.
+_DEPTH = """
+SELECT coalesce(sum(pending + scheduled), 0) FROM holdfast_counts
+WHERE (type = ?1 OR type >= ?2 AND type < ?3) AND type NOT IN (SELECT value FROM json_each(?4))
+    AND substr(type, 1, instr(type || ':', ':') - 1) NOT IN (SELECT value FROM json_each(?4))
+"""
+
+
+def _depth(cursor: sqlite3.Cursor, depth: Depth) -> int:
+    row = _first(cursor, _DEPTH, *lanes_within(depth.name), json.dumps(depth.apart))
+    return int(row[0])
 
 
 def _first(cursor: sqlite3.Cursor, sql: str, *parameters: Any) -> Any:

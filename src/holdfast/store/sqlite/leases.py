@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from holdfast.core.clock import microseconds
 from holdfast.store.records import Beat
 from holdfast.store.sqlite.connection import OwnConnection, given
 
 _RENEW = f"""
-UPDATE holdfast_jobs SET lease_expires_at = ?1
-FROM {given("?2", "seq", "version")} AS h
+UPDATE holdfast_jobs SET lease_expires_at = ?1, has_started = holdfast_jobs.has_started OR h.has_started
+FROM {given("?2", "seq", "version", "has_started")} AS h
 WHERE holdfast_jobs.seq = h.seq AND holdfast_jobs.version = h.version
     AND +status = 'processing' AND worker_id = ?3
 """
@@ -51,6 +51,7 @@ def heartbeat(
     connection: OwnConnection,
     worker_id: str,
     held: Sequence[tuple[int, int]],
+    started: Collection[tuple[int, int]],
     state: str,
     turn_age: float,
     lease_seconds: float,
@@ -62,7 +63,7 @@ def heartbeat(
     )
     lost: set[tuple[int, int]] = set()
     if held:
-        rows = json.dumps(held)
+        rows = json.dumps([(*name, name in started) for name in held])
         renewed = connection.execute(_RENEW, (now + microseconds(lease_seconds), rows, worker_id)).rowcount
         if renewed != len(held):
             lost = set(held) - set(map(tuple, connection.value(_STILL_HELD, rows, worker_id)))

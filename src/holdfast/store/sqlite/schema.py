@@ -269,6 +269,36 @@ _URGENT = (
     "CREATE INDEX holdfast_jobs_due ON holdfast_jobs (priority DESC, due_at) WHERE status = 'scheduled'",
 )
 
+# Groups, and what is known of an attempt whose worker is lost. The index of those that wait also tells their
+# groups: payloads may be large, and lie before that column.
+_STARTING = (
+    'ALTER TABLE holdfast_jobs ADD COLUMN "group" TEXT',
+    # whether the handler of the running attempt has begun for sure
+    "ALTER TABLE holdfast_jobs ADD COLUMN has_started INTEGER NOT NULL DEFAULT 0",
+    # how many workers in a row were lost while they ran it
+    "ALTER TABLE holdfast_jobs ADD COLUMN losses INTEGER NOT NULL DEFAULT 0",
+    "DROP INDEX holdfast_jobs_pending",
+    """CREATE INDEX holdfast_jobs_pending ON holdfast_jobs (type, priority DESC, seq, "group")
+    WHERE status = 'pending'""",
+    # claim: the first job of each group
+    """CREATE INDEX holdfast_jobs_grouped ON holdfast_jobs (type, priority DESC, "group", seq)
+    WHERE status = 'pending' AND "group" IS NOT NULL""",
+    # claim: jobs that have to run alone
+    """CREATE INDEX holdfast_jobs_suspect ON holdfast_jobs (priority DESC, seq)
+    WHERE status = 'pending' AND losses >= 2""",
+    # how many of a group run
+    """CREATE INDEX holdfast_jobs_busy_groups ON holdfast_jobs ("group", type)
+    WHERE status = 'processing' AND "group" IS NOT NULL""",
+    # how many of a type run
+    "DROP INDEX holdfast_jobs_leased",
+    """CREATE INDEX holdfast_jobs_leased ON holdfast_jobs (lease_expires_at, type)
+    WHERE status = 'processing'""",
+    # lists
+    """CREATE INDEX holdfast_jobs_group ON holdfast_jobs ("group", seq) WHERE "group" IS NOT NULL""",
+    # raised by every change of a setting or a pause: a claim is made by the latest, or not at all
+    f"ALTER TABLE {VERSION_TABLE} ADD COLUMN settings_version INTEGER NOT NULL DEFAULT 0",
+)
+
 MIGRATIONS = (
     Migration(1, "the queue", (*_TABLES, *_INDEXES, *_COUNTING)),
     Migration(2, "workers can be asked to stop, and tell the slots of a type", _WORKERS),
@@ -276,4 +306,5 @@ MIGRATIONS = (
     Migration(4, "lists in every order, and failed jobs by their errors", (*_SORTED, *_GROUPED)),
     Migration(5, "the last reconciliation", _RECONCILED),
     Migration(6, "due jobs by priority", _URGENT),
+    Migration(7, "groups, and which attempts have started", _STARTING),
 )

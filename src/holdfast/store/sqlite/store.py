@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from holdfast.core.clock import Clock
+from holdfast.core.starting import Head, Usage
 from holdfast.errors import CommitUncertain
 from holdfast.store.protocol import Store
-from holdfast.store.records import Activity, Claim, Finding, NewJob, Verdict
+from holdfast.store.records import Claim, Finding, NewJob, Verdict
 from holdfast.store.sqlite import caller, claim, finish, insert, leases, operate, promote
 from holdfast.store.sqlite.database import Database
 from holdfast.store.sqlite.errors import is_locked, raise_if_moved
@@ -32,7 +33,6 @@ class SqliteStore(Store):
 
     is_shared = False
 
-    _claim_jobs = staticmethod(claim.claim_jobs)
     _finish_jobs = staticmethod(finish.finish_jobs)
     _write_progress = staticmethod(leases.write_progress)
     _promote_jobs = staticmethod(promote.promote_jobs)
@@ -47,6 +47,7 @@ class SqliteStore(Store):
     def __init__(self, database: Database, clock: Clock) -> None:
         self.database: Database = database
         self.now = clock
+        self._claim_jobs = claim.Claiming().claim_jobs
 
     def close_thread(self) -> None:
         self.database.close_thread()
@@ -89,9 +90,11 @@ class SqliteStore(Store):
 
     # The turn.
 
-    def list_active_types(self, *, unpaused: bool = False) -> dict[str, Activity]:
-        text = self.database.read_one(claim.UNPAUSED_TYPES if unpaused else claim.ACTIVE_TYPES)[0]
-        return claim.activity_from(text)
+    def list_heads(self) -> list[Head]:
+        return claim.heads_from(self.database.read_one(claim.HEADS)[0])
+
+    def read_usage(self) -> Usage:
+        return claim.read_usage(self.database)
 
     # Leases.
 

@@ -11,9 +11,11 @@ from msgspec.structs import asdict
 
 from holdfast.core.clock import parse_instant
 from holdfast.core.job import Job
+from holdfast.enqueueing.options import OPTIONS
 from holdfast.errors import BatchRefused, ConfigError
 from holdfast.observe import shapes
 from holdfast.queue import Queue
+from holdfast.web.api.filters import camel
 from holdfast.web.api.messages import AcceptedTasks, NewTask, NewTasks, Options
 from holdfast.web.api.operation import operation
 from holdfast.web.backend import backend_of, root_of
@@ -105,7 +107,7 @@ def _enqueue_batch(
         try:
             require_enqueueable(task.type)
             options = task.options or Options()
-            own = None if key is None or options.idempotency_key is not None else f"{key}#{place}"
+            own = None if key is None or _has_key(options) else f"{key}#{place}"
             items.append((task.type, task.payload, options_from(options, own)))
         except ConfigError as error:
             raise BatchRefused(place, error) from None
@@ -115,6 +117,10 @@ def _enqueue_batch(
     stored = queue.enqueue_batch(items)
     answer = {"tasks": [shapes.accepted(job) for job, _ in stored], "count": len(stored)}
     return json_bytes(answer), any(is_new for _, is_new in stored)
+
+
+def _has_key(options: Options) -> bool:
+    return asdict(options)["idempotency_key"] is not None
 
 
 def _as_sent(declared: str | None) -> str | None:
@@ -142,12 +148,7 @@ def http_words() -> Iterator[None]:
         raise _renamed(error) from None
 
 
-_HTTP_NAMES = {
-    "max_attempts": "maxAttempts",
-    "run_at": "runAfter",
-    "key": "idempotencyKey",
-    "key_for": "keyFor",
-}
+_HTTP_NAMES = {option.name: camel(option.http_name or option.name) for option in OPTIONS.values()}
 
 
 def _renamed(error: ConfigError) -> ConfigError:
@@ -157,13 +158,16 @@ def _renamed(error: ConfigError) -> ConfigError:
 
 def options_from(options: Options, header_key: str | None) -> dict[str, Any]:
     """The options of `Queue.enqueue` that a body and its Idempotency-Key header stand for."""
-    key, key_for = options.idempotency_key, options.key_for
+    sent = asdict(options)
+    made = {name: sent[option.http_name or name] for name, option in OPTIONS.items()}
     if header_key is not None:
-        if key not in (None, header_key):
+        if made["key"] not in (None, header_key):
             raise ConfigError("options.idempotencyKey and the Idempotency-Key header differ")
-        key, key_for = header_key, KEY_SECONDS if key_for is None else key_for
-    made = asdict(options) | {"key": key, "key_for": key_for}
-    del made["idempotency_key"]
-    if (run_after := made.pop("run_after")) is not None:
-        made["run_at"] = parse_instant("runAfter", run_after)
-    return {name: value for name, value in made.items() if value is not None}
+        made["key"] = header_key
+        if made["key_for"] is None:
+            made["key_for"] = KEY_SECONDS
+    given = {name: value for name, value in made.items() if value is not None}
+    for name, value in given.items():
+        if OPTIONS[name].kind == "instant":
+            given[name] = parse_instant(_HTTP_NAMES[name], value)
+    return given

@@ -25,12 +25,12 @@ def filter_from(given: Struct | dict[str, Any]) -> Filter:
     return parse_filter(ascending=words.pop("order") == "asc", **words)
 
 
-def _camel(name: str) -> str:
+def camel(name: str) -> str:
     first, *rest = name.split("_")
     return first + "".join(word.title() for word in rest)
 
 
-_PARAMETERS = {_camel(name): name for name in MEANINGS} | {"order": "order"}
+_PARAMETERS = {camel(name): name for name in MEANINGS} | {"order": "order"}
 
 
 async def _filter_in_query(**given: Any) -> Filter:
@@ -40,7 +40,7 @@ async def _filter_in_query(**given: Any) -> Filter:
 def _parameter(name: str, kind: Any, default: Any = None) -> Parameter:
     meaning = MEANINGS.get(name, ORDER)
     annotation = Annotated[kind, Query(description=meaning, examples=_EXAMPLES.get(name))]
-    return Parameter(_camel(name), Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+    return Parameter(camel(name), Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 _KINDS: dict[str, tuple[Any, Any]] = {"status": (list[str] | None, None), "sort": (Sort, "created")}

@@ -9,6 +9,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, defstruct
 from holdfast.core.filter import MEANINGS, Sort
 from holdfast.core.job import Instant, JobId
 from holdfast.enqueueing.enqueuer import BATCH
+from holdfast.enqueueing.options import OPTIONS, Kind, Option
 from holdfast.observe.shapes import Accepted, Answer
 from holdfast.reconcile import Report
 
@@ -33,30 +34,27 @@ class Body(Struct, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     EXAMPLE: ClassVar[dict[str, Any] | None] = None
 
 
-class Options(Body):
-    """Job options."""
+_KINDS: dict[Kind, Any] = {"whole": int, "text": Text, "duration": Duration, "instant": Text}
 
-    id: Annotated[Text | None, Meta(description="the job's id; default: a generated UUIDv7")] = None
-    priority: Annotated[int | None, Meta(description="higher runs first; default 0")] = None
-    max_attempts: Annotated[
-        int | None, Meta(description="how many times the job may start", examples=[3])
-    ] = None
-    timeout: Annotated[Duration | None, Meta(description="how long an attempt may run")] = None
-    delay: Annotated[Duration | None, Meta(description="how long to wait before the job may start")] = None
-    run_after: Annotated[
-        Text | None,
-        Meta(
-            examples=["2026-01-15T10:00:00Z"],
-            description="earliest time to start; mutually exclusive with delay",
-        ),
-    ] = None
-    idempotency_key: Annotated[
-        Text | None,
-        Meta(description="deduplication key: returns the unfinished job of this type that has it, if any"),
-    ] = None
-    key_for: Annotated[
-        Duration | None, Meta(description="how long the key is kept after the job has finished")
-    ] = None
+
+def _option(option: Option) -> tuple[str, Any, Any]:
+    examples = [] if option.example is None else [option.example]
+    meaning = Meta(description=option.help, examples=examples or None)
+    return option.http_name or option.name, Annotated[_KINDS[option.kind] | None, meaning], None
+
+
+if TYPE_CHECKING:
+    Options = Body
+else:
+    Options = defstruct(
+        "Options",
+        [_option(option) for option in OPTIONS.values()],
+        bases=(Body,),
+        namespace={"__doc__": "Job options."},
+        module=__name__,
+        kw_only=True,
+        rename="camel",
+    )
 
 
 class NewTask(Body):
@@ -149,7 +147,7 @@ class Bulk(Body):
 class SettingValue(Body):
     EXAMPLE = {"value": "30s"}
 
-    value: Annotated[Text | int | float | None, Meta(description="the new value", examples=["30s"])]
+    value: Annotated[Text | bool | int | float | None, Meta(description="the new value", examples=["30s"])]
     type: Annotated[TypeName | None, Meta(description="only for this type")] = None
 
 

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request, Response
 
 from holdfast.config import SETTINGS, find_setting
 from holdfast.core.job import base_type, check_type
+from holdfast.core.settings import Settings
 from holdfast.errors import ConfigError
 from holdfast.observe import words
 from holdfast.queue import Queue
@@ -33,8 +34,11 @@ _PURPOSES = {
     "stuck_seconds": "how long a job may run before it is reported as stuck",
     "concurrency": "jobs that one worker process runs at the same time",
     "max_running": "maximum number of running jobs across all processes",
+    "group_concurrency": "maximum number of running jobs of one group across all processes",
+    "fair": "whether groups take turns within a priority",
+    "prefetch": "how many jobs a worker process may hold ready; by default as many as start within 50 ms",
     "rate_limit": "maximum number of job starts per second across all processes",
-    "max_depth": "maximum number of waiting jobs of a type; more are refused",
+    "max_depth": "maximum number of waiting jobs; more are refused",
     "max_payload_bytes": "maximum size of a payload",
     "max_result_bytes": "maximum size of a result",
     "max_log_bytes": "maximum size of a command's stored output",
@@ -76,12 +80,9 @@ def _view_of(queue: Queue, type: str) -> dict[str, Any]:
         "has_workers": bool(handled),
         "overall_rate": settings.get("rate_limit", ""),
         "types": [
-            {
-                "name": name,
-                "is_paused": name in paused,
+            _type(name, settings)
+            | {
                 "counts": counts.get(name),
-                "rate": settings.get("rate_limit", name),
-                "has_own_rate": ("rate_limit", name) in settings.stored,
                 "is_handled": name in handled or base_type(name) in handled,
             }
             for name in known[:MOST_TYPES]
@@ -100,6 +101,22 @@ def _view_of(queue: Queue, type: str) -> dict[str, Any]:
             for name, setting in SETTINGS.items()
             if chosen is None or setting.per_type
         ],
+    }
+
+
+def _type(name: str, settings: Settings) -> dict[str, Any]:
+    """Its pauses and its rate limit, each with the name that it is inherited from: what is shared is shown
+    once, under the name that it was set for."""
+    limits = settings.limits(name)
+    rate = settings.resolve("rate_limit", name)
+    return {
+        "name": name,
+        "is_paused": name in limits.paused,
+        "paused_with": next((other for other in limits.paused if other and other != name), None),
+        "rate": rate.value if rate.source == name else "",
+        "inherited_rate": rate.value,
+        "rate_of": rate.source,
+        "has_own_rate": ("rate_limit", name) in settings.stored,
     }
 
 

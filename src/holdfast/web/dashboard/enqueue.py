@@ -12,8 +12,9 @@ from fastapi import APIRouter, Request, Response
 
 from holdfast.core.clock import parse_instant
 from holdfast.core.ids import new_id
-from holdfast.core.job import Job, base_type, check_id
+from holdfast.core.job import Job, base_type
 from holdfast.durations import parse_duration
+from holdfast.enqueueing.options import OPTIONS, Kind
 from holdfast.errors import ConfigError, DuplicateJob, InvalidPayload, KeyTaken, UnknownType
 from holdfast.queue import Queue
 from holdfast.web.api.control import known_types
@@ -40,19 +41,15 @@ def _instant(text: str) -> datetime:
     return parse_instant("run at", text if len(text) != len("2026-01-15T10:00") else text + "Z")
 
 
-_OPTIONS: dict[str, Callable[[str], Any]] = {
-    "id": check_id,
-    "priority": int,
-    "max_attempts": int,
-    "timeout": parse_duration,
-    "delay": parse_duration,
-    "run_at": _instant,
-    "key": str,
-    "key_for": parse_duration,
+_READERS: dict[Kind, Callable[[str], Any]] = {
+    "whole": int,
+    "text": str,
+    "duration": parse_duration,
+    "instant": _instant,
 }
-_PROBLEMS: dict[Callable[[str], Any], str] = {
-    int: "must be a whole number",
-    parse_duration: "must be a duration such as 30s, 5m or 1h",
+_PROBLEMS: dict[Kind, str] = {
+    "whole": "must be a whole number",
+    "duration": "must be a duration such as 30s, 5m or 1h",
 }
 
 
@@ -88,6 +85,7 @@ async def _show(
         is_known=schema is not None,
         fields=fields,
         as_text=as_text or schema is None,
+        options=OPTIONS.values(),
         values=values,
         wrong=wrong or {},
         is_refused=bool(type) and not backend.may_enqueue(type),
@@ -130,7 +128,7 @@ async def create(request: Request) -> Response:
         except InvalidPayload as error:
             wrong = {"payload" if as_text else problem_at(schema, error.where): str(error)}
         except ConfigError as error:
-            wrong = {error.option if error.option in _OPTIONS else "": str(error)}
+            wrong = {error.option if error.option and error.option in OPTIONS else "": str(error)}
         except UnknownType as error:
             wrong = {"": str(error)}
     return await _show(request, type, 400, as_text=as_text, values=values, wrong=wrong)
@@ -169,13 +167,14 @@ def _read_options(values: dict[str, str]) -> tuple[dict[str, Any], dict[str, str
     """The options from the form; empty fields are left out."""
     options: dict[str, Any] = {}
     wrong: dict[str, str] = {}
-    for name, read in _OPTIONS.items():
+    for name, option in OPTIONS.items():
         text = values.get(name, "").strip()
         try:
             if text:
-                options[name] = read(text)
+                options[name] = _READERS[option.kind](text)
+                option.check(name, options[name])
         except ConfigError as error:
             wrong[name] = str(error)
         except ValueError:
-            wrong[name] = _PROBLEMS[read]
+            wrong[name] = _PROBLEMS[option.kind]
     return options, wrong

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -49,6 +49,9 @@ def _view_of(queue: Queue, has_all_types: bool) -> dict[str, Any]:
     workers = queue.workers(restarting=True)
     running = queue.running()
     paused = queue.paused()
+    settings = queue.refresh_settings()
+    held = {type: settings.limits(type).paused for type in counts["by_type"]}
+    blocked = {*paused, *(type for type, names in held.items() if names)}
     last_hour = pulse(queue.statistics(HOUR - 1), now // MINUTE, now % MINUTE / SECOND)
     unserved = without_worker(counts, workers)
     oldest = queue.oldest_waiting()
@@ -62,12 +65,15 @@ def _view_of(queue: Queue, has_all_types: bool) -> dict[str, Any]:
             counts,
             workers,
             len(running),
-            paused,
+            blocked,
             unserved,
             None if oldest is None else (moment - oldest.since).total_seconds(),
         ),
         "is_paused": "" in paused,
         "paused_types": [type for type in paused if type],
+        "paused_lanes": {
+            name: sum(name in names for type, names in held.items() if type != name) for name in paused
+        },
         "workers": [_worker(worker, running) for worker in workers[:MOST_WORKERS]],
         "worker_count": len(workers),
         "slots": sum(worker.concurrency for worker in workers),
@@ -83,7 +89,8 @@ def _view_of(queue: Queue, has_all_types: bool) -> dict[str, Any]:
         "has_more_groups": len(groups) > MOST_GROUPS,
         "retrying": queue.count(status="retrying", cap=COUNTED + 1),
         "oldest": oldest,
-        "outlook": outlook(counts, workers, paused, unserved, last_hour),
+        "outlook": outlook(counts, workers, blocked, unserved, last_hour),
+        "busiest": queue.busiest_groups(MOST_GROUPS),
     }
 
 
@@ -96,11 +103,14 @@ def headline(
     counts: dict[str, Any],
     workers: Sequence[WorkerRecord],
     running: int,
-    paused: Sequence[str],
+    paused: Collection[str],
     unserved: dict[str, int],
     oldest_seconds: float | None = None,
 ) -> Headline:
-    """The headline. Having no workers is different from having only busy ones."""
+    """The headline. Having no workers is different from having only busy ones.
+
+    `paused` are the types that a pause holds, their own or that of their base; "" is the whole queue.
+    """
     pending = counts["pending"]
     waiting = _waiting(pending)
     slots = sum(worker.concurrency for worker in workers)
@@ -140,7 +150,7 @@ def _types(unserved: dict[str, int]) -> str:
     return f"`{next(iter(unserved))}`" if len(unserved) == 1 else f"{len(unserved):,} types"
 
 
-def _runnable(counts: dict[str, Any], paused: Sequence[str], unserved: dict[str, int]) -> int:
+def _runnable(counts: dict[str, Any], paused: Collection[str], unserved: dict[str, int]) -> int:
     """The pending jobs whose type is neither paused nor without a worker."""
     return sum(
         states[Status.PENDING]
@@ -152,7 +162,7 @@ def _runnable(counts: dict[str, Any], paused: Sequence[str], unserved: dict[str,
 def outlook(
     counts: dict[str, Any],
     workers: Sequence[WorkerRecord],
-    paused: Sequence[str],
+    paused: Collection[str],
     unserved: dict[str, int],
     last_hour: Pulse,
 ) -> str:

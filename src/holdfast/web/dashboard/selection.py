@@ -30,6 +30,7 @@ class Selection(
 
     statuses: tuple[str, ...] = ()
     type: str = ""
+    group: str = ""
     q: str = ""
     since: str = ""
     until: str = ""
@@ -43,7 +44,7 @@ class Selection(
 
     @property
     def is_narrowed(self) -> bool:
-        return bool(self.statuses or self.type or self.q or self.since or self.until or self.error)
+        return replace(self, sort="created", order="desc") != Selection()
 
     @property
     def event(self) -> str:
@@ -58,6 +59,7 @@ class Selection(
         return parse_filter(
             status=self.statuses,
             type=self.type or None,
+            group=self.group or None,
             search=self.q or None,
             since=_in_utc(self.since),
             until=_in_utc(self.until),
@@ -98,6 +100,7 @@ class Selection(
         texts = {
             "statuses": "status: " + " or ".join(self.statuses),
             "type": f"type: {self.type}",
+            "group": f"group: {self.group}",
             "q": f"search: {self.q}",
             "since": f"{event} in the last {since}" if _is_duration(since) else f"{event} since {since}",
             "until": f"{event} more than {until} ago" if _is_duration(until) else f"{event} before {until}",
@@ -116,6 +119,7 @@ def selection_from(given: Form) -> Selection:
     return Selection(
         statuses=tuple(dict.fromkeys(_status(word) for word in given.list("status") if word)),
         type=given.get("type").strip(),
+        group=given.get("group"),
         q=given.get("q").strip(),
         since=given.get("from").strip(),
         until=given.get("to").strip(),

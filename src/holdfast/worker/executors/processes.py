@@ -70,7 +70,10 @@ class ProcessExecutor(ThreadExecutor):
         except OSError as error:
             return Errored(f"the handler's process could not be started: {error}")
         attempt.handle = child
-        ending = ending_unstarted(attempt) or child.run(attempt, self._store.now)
+        ending = ending_unstarted(attempt)
+        if ending is None:
+            attempt.begin()
+            ending = child.run(attempt, self._store.now)
         attempt.handle = None
         if child.is_alive:
             self._give_back(child)

@@ -30,10 +30,9 @@ class ThreadExecutor(Executor):
             if self._idle > 0:
                 self._idle -= 1
             else:
+                name = f"holdfast-handler-{self._threads + 1}"
+                threading.Thread(target=self._work, name=name, daemon=True).start()
                 self._threads += 1
-                threading.Thread(
-                    target=self._work, name=f"holdfast-handler-{self._threads}", daemon=True
-                ).start()
         self._inbox.put(attempt)
 
     def interrupt(self, attempt: Attempt) -> bool:

@@ -1,0 +1,65 @@
+"""Names that were used once: of types without jobs, and of rate limits that have been idle for long.
+
+How many jobs of such a type there ever were is added to its base type, and for a base type that no worker
+knows to the type "".
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from holdfast.core.clock import SECOND
+from holdfast.core.job import Status, base_type
+from holdfast.store.database import Session
+
+AT_ONCE = 5000
+"""How many of them are forgotten at a time."""
+
+_LONG_FULL = 30 * 86400 * SECOND
+"""After so long every bucket is full, as one without a row is."""
+
+_NO_JOBS = " AND ".join(f"{status} = 0" for status in Status)
+LANE = "type LIKE '%:%'"
+UNKNOWN = "type NOT LIKE '%:%' AND type <> '' AND type NOT IN (SELECT type FROM holdfast_types)"
+
+_ADD = """
+INSERT INTO holdfast_counts (type, enqueued) VALUES (?, ?)
+ON CONFLICT (type) DO UPDATE SET enqueued = enqueued + excluded.enqueued
+"""
+
+
+def dead(which: str, limit: str = "?") -> str:
+    """A query for the lanes, or the unknown types, without jobs, and how many there ever were of each."""
+    return f"SELECT type, enqueued FROM holdfast_counts WHERE {_NO_JOBS} AND {which} LIMIT {limit}"
+
+
+def forget_types(session: Session, among_texts: str) -> None:
+    """Where the counts are a table; lanes first, whose base type may have to go as well."""
+    for which in (LANE, UNKNOWN):
+        gone = session.rows(dead(which), [AT_ONCE])
+        if gone:
+            session.rows(
+                f"DELETE FROM holdfast_counts WHERE type {among_texts}",
+                [json.dumps([type for type, _ in gone])],
+            )
+            session.each(_ADD, _by_heir(gone))
+
+
+def _by_heir(gone: list[Any]) -> list[tuple[str, int]]:
+    added: dict[str, int] = {}
+    for type, enqueued in gone:
+        base = base_type(type)
+        heir = base if base != type else ""
+        added[heir] = added.get(heir, 0) + enqueued
+    return sorted(added.items())
+
+
+def forget_limits(session: Session, now: int, skip_locked: str) -> None:
+    """Remove what is left of rate limits that have not been asked for long."""
+    session.rows(
+        "DELETE FROM holdfast_limits WHERE name IN ("
+        " SELECT l.name FROM holdfast_limits AS l WHERE l.refilled_at >= 0 AND l.refilled_at < ?"
+        f" {skip_locked})",
+        [now - _LONG_FULL],
+    )

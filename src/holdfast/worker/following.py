@@ -1,0 +1,66 @@
+"""What a worker goes by: its own options, and the settings as it last read them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from holdfast.queue import Queue
+
+SETTINGS_PAUSE = 0.25
+"""Seconds between two reads of the settings."""
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """A worker's options: see Worker."""
+
+    concurrency: int | None = None
+    types: Collection[str] | None = None
+    batch_size: int | None = None
+    recycle: bool = False
+    drain: bool = False
+
+
+class Following:
+    """Follows the settings. Read by any thread, refreshed by the dispatcher's."""
+
+    def __init__(self, queue: Queue, options: Options) -> None:
+        self._queue = queue
+        self._options = options
+        self._read_at = 0.0
+        self.settings = queue.refresh_settings()
+        self.is_outdated = True
+        """Whether they may have changed since they were read."""
+
+    @property
+    def concurrency(self) -> int:
+        return self._options.concurrency or int(self.settings.get("concurrency"))
+
+    def slots(self, type: str) -> tuple[str, int]:
+        """How many jobs of a type may run in this process, and whose limit that is."""
+        limit = self.settings.limits(type).slots
+        return limit.name, int(limit.size) if limit.name else self.concurrency
+
+    def prefetch(self, type: str) -> tuple[str, int | None]:
+        """How many jobs of a type may be held ready, and whose limit that is."""
+        found = self.settings.resolve("prefetch", type)
+        return found.source, found.value
+
+    def next_at(self) -> float | None:
+        """When they are to be read again."""
+        return self._read_at + SETTINGS_PAUSE if self.is_outdated else None
+
+    def hurry(self) -> None:
+        """They have changed for sure."""
+        self.is_outdated, self._read_at = True, 0.0
+
+    def refresh(self, now: float) -> bool:
+        """Read them, if that is due. Returns whether they have changed."""
+        if not self.is_outdated or now < self._read_at + SETTINGS_PAUSE:
+            return False
+        self.is_outdated, self._read_at = False, now
+        before, self.settings = self.settings, self._queue.refresh_settings()
+        return self.settings is not before
