@@ -57,7 +57,7 @@ class Claiming:
             return None
         return self._registry.find(type)
 
-    def look(self, settings: Settings) -> Lines:
+    def read_lines(self, settings: Settings) -> Lines:
         """The lines of the types that this worker serves."""
         began = time.monotonic()
         heads = [head for head in self._store.list_heads() if self.served(head.type)]

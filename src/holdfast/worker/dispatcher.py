@@ -24,13 +24,13 @@ from holdfast.system.start_marks import StartMarks, remove_old_marks
 from holdfast.worker.claiming import Claiming
 from holdfast.worker.following import Following, Options
 from holdfast.worker.heartbeat import Heartbeat
-from holdfast.worker.looking import Looking
 from holdfast.worker.outbox import Outbox
 from holdfast.worker.runner import Runner
 from holdfast.worker.slots import Slots
 from holdfast.worker.suspects import Suspects
 from holdfast.worker.trouble import Trouble
 from holdfast.worker.turn import Turn
+from holdfast.worker.work_search import WorkSearch
 
 if TYPE_CHECKING:
     from holdfast.queue import Queue
@@ -51,7 +51,7 @@ class Dispatcher:
         self._following = Following(queue, options)
         self._slots = Slots(self._following.concurrency, self._following.slots, self._following.prefetch)
         self._claiming = Claiming(queue, self._slots, options.types)
-        self._looking = Looking(self._claiming)
+        self._search = WorkSearch(self._claiming)
         self._watch = self._store.watch(for_work=True)
         self._marks = StartMarks(worker_id)
         self._outbox = Outbox(self._marks)
@@ -96,7 +96,7 @@ class Dispatcher:
 
     def set_paused(self, paused: bool) -> None:
         self.paused = paused
-        self._looking.is_due = True
+        self._search.hurry()
         kind = e.WorkerPaused if paused else e.WorkerResumed
         self._events.emit(kind(worker_id=self._id))
         self._watch.wake()
@@ -114,7 +114,7 @@ class Dispatcher:
 
     def forget(self) -> None:
         self._registered = -1
-        self._looking.is_due = True
+        self._search.hurry()
         self._watch.wake()
 
     # The loop.
@@ -161,7 +161,8 @@ class Dispatcher:
     def _work(self, now: float) -> None:
         try:
             changed = self._watch.changed() or now >= self._next_poll
-            self._looking.is_due |= changed
+            if changed:
+                self._search.hurry()
             if self._registered != self._queue.registry.generation:
                 self._following.hurry()
                 self._follow_settings(now)
@@ -182,7 +183,8 @@ class Dispatcher:
     def _make_room(self, now: float) -> None:
         before = self._has_room
         self._has_room = not self._suspects.keep_room(now) and now >= self._runner.no_threads_until
-        self._looking.is_due |= self._has_room and not before
+        if self._has_room and not before:
+            self._search.hurry()
 
     def _run_one_alone(self, now: float) -> None:
         """Run a job that has to run alone: nothing here could be lost with it, not even an outcome."""
@@ -207,9 +209,9 @@ class Dispatcher:
     def _catch_up(self, now: float) -> None:
         """Read what others may have changed, apart from pending jobs."""
         self._next_poll = now + float(self._following.settings.get("poll_interval"))
-        self._following.is_outdated = True
-        self._maintenance.look()
-        self._suspects.look(now, self._following.settings)
+        self._following.expect_change()
+        self._maintenance.read_next_due()
+        self._suspects.refresh(now, self._following.settings)
         if self._slots.running():
             self._runner.cancel(self._store.list_cancelled(self._id))
         request = self._store.get_stop_request(self._id)
@@ -221,7 +223,7 @@ class Dispatcher:
             self._slots.follow(self._following.concurrency)
             self._start_held()
             self.heartbeat.hurry()  # the lease may have become shorter
-            self._looking.is_due = True
+            self._search.hurry()
         if self._registered != self._queue.registry.generation:
             self._register()
 
@@ -232,18 +234,15 @@ class Dispatcher:
     def _sees_work(self, now: float) -> bool:
         """Check, without writing, whether there is anything that this worker could claim now."""
         if self._may_claim_more():
-            return self._looking.finds_work(self._following.settings, now)
-        self._looking.skip()
+            return self._search.finds_work(self._following.settings, now)
+        self._search.skip()
         return False
 
     def _may_claim(self) -> bool:
         return self._stop_at is None and not self.paused
 
-    def _may_claim_beside(self) -> bool:
-        """Whether jobs may be claimed beside those that run."""
-        return self._may_claim() and self._has_room
-
     def _may_claim_more(self) -> bool:
+        """Whether jobs may be claimed beside those that run."""
         return self._may_claim() and self._has_room
 
     def _take_turn(self) -> None:
@@ -251,13 +250,13 @@ class Dispatcher:
         leased_until = lease_clock() + self._following.settings.vouched_seconds
         with self._turn.take(
             self._following.settings,
-            self._looking.lines,
+            self._search.lines,
             claim_limit=(self._options.batch_size or MAX_CLAIM) if self._may_claim_more() else 0,
             known=self._runner.known,
         ) as taken:
             self._proceed()
         claimed, self._goes_on = taken.claimed, taken.goes_on
-        self._looking.note(claimed, taken.lines, self._options.batch_size)
+        self._search.note(claimed, taken.lines, self._options.batch_size)
         if claimed.is_stale:
             self._following.hurry()
         self._hold(claimed, began, leased_until)
@@ -266,7 +265,7 @@ class Dispatcher:
             self._proceed()
         has_told = self._turn.announce(claimed)
         if has_told and not self._store.is_shared:
-            self._looking.is_due = True  # what a subscriber enqueues in this thread, the watch does not see
+            self._search.hurry()  # what a subscriber enqueues in this thread, the watch does not see
 
     def _hold(self, claimed: Claimed, claimed_at: float, leased_until: float) -> None:
         """Hold ready what was claimed."""
@@ -314,11 +313,11 @@ class Dispatcher:
             raise error
         if isinstance(error, QueueClosed):
             self._closed = True
-            self._runner.cut_short += len(self.leased())  # left to their leases
+            self._runner.abandon()
             return
         longest = self._following.settings.lease_seconds / 6 if self.leased() else MAX_BACK_OFF
         self._back_off = time.monotonic() + self._trouble.back_off(error, longest)
-        self._looking.is_due = True
+        self._search.hurry()
 
     def _is_pressed(self) -> bool:
         """Whether the next turn follows at once."""
@@ -332,14 +331,14 @@ class Dispatcher:
             time.sleep(min(self._back_off - now, 0.05))
             return
         try:
-            at_once = self._looking.is_due or self._is_pressed()
+            at_once = self._search.is_due or self._is_pressed()
             self._watch.wait(0.0 if at_once else self._seconds_to_sleep(now))
         except StoreError as error:
             self._cope_with(error)
 
     def _seconds_to_sleep(self, now: float) -> float:
         """Seconds until something has to be done even if nothing wakes us."""
-        moments = [self._next_poll, self._looking.next_at, *self._outbox.moments(), *self._runner.moments()]
+        moments = [self._next_poll, self._search.next_at, *self._outbox.moments(), *self._runner.moments()]
         moments += self._suspects.moments(now)
         if (moment := self._following.next_at()) is not None:
             moments.append(moment)

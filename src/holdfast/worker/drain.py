@@ -106,7 +106,7 @@ class Drainer:
             )
             if claimed.claims:
                 return claimed
-        demands = self._claiming.ask(self._claiming.look(settings), 1).demands
+        demands = self._claiming.ask(self._claiming.read_lines(settings), 1).demands
         return self._store.claim_jobs(
             self._id, demands, settings, limit=1, lease_seconds=settings.lease_seconds
         )

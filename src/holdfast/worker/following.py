@@ -32,8 +32,7 @@ class Following:
         self._options = options
         self._read_at = 0.0
         self.settings = queue.refresh_settings()
-        self.is_outdated = True
-        """Whether they may have changed since they were read."""
+        self._may_have_changed = True
 
     @property
     def concurrency(self) -> int:
@@ -51,16 +50,20 @@ class Following:
 
     def next_at(self) -> float | None:
         """When they are to be read again."""
-        return self._read_at + SETTINGS_PAUSE if self.is_outdated else None
+        return self._read_at + SETTINGS_PAUSE if self._may_have_changed else None
+
+    def expect_change(self) -> None:
+        """They may have changed: read them when SETTINGS_PAUSE has passed since the last read."""
+        self._may_have_changed = True
 
     def hurry(self) -> None:
-        """They have changed for sure."""
-        self.is_outdated, self._read_at = True, 0.0
+        """They have changed for sure: read them at the next opportunity."""
+        self._may_have_changed, self._read_at = True, 0.0
 
     def refresh(self, now: float) -> bool:
         """Read them, if that is due. Returns whether they have changed."""
-        if not self.is_outdated or now < self._read_at + SETTINGS_PAUSE:
+        if not self._may_have_changed or now < self._read_at + SETTINGS_PAUSE:
             return False
-        self.is_outdated, self._read_at = False, now
+        self._may_have_changed, self._read_at = False, now
         before, self.settings = self.settings, self._queue.refresh_settings()
         return self.settings is not before

@@ -80,7 +80,7 @@ class Maintenance:
         """Whether a prune has begun that is not at its end, or none has yet."""
         return self._pruner.goes_on
 
-    def look(self) -> None:
+    def read_next_due(self) -> None:
         """Read when the next scheduled job is due: somebody may have changed it."""
         self._next_due_at = self._store.next_due_at()
 
@@ -97,7 +97,7 @@ class Maintenance:
         if self.promotion_due():
             promoted = self._store.promote_jobs(PROMOTE_BATCH)
             self._done += [e.JobPromoted(job_id=id, type=type) for id, type in promoted]
-            self.look()
+            self.read_next_due()
         if self.sweep_due():
             self._sweep(settings)
         if self._pruner.is_due():
@@ -135,7 +135,7 @@ class Maintenance:
             for lost, status in reaped:
                 self._done += events_of_loss(lost, status)
             if reaped:
-                self.look()  # some of them wait
+                self.read_next_due()  # some of them wait
         self._forgotten += self._store.remove_silent_workers(max(60.0, 3 * settings.lease_seconds))
 
     def _fold(self) -> None:

@@ -107,6 +107,10 @@ class Runner:
         self._lost.extend(attempts)
         self._wake()
 
+    def abandon(self) -> None:
+        """Leave all jobs to their leases: nothing can be written any more."""
+        self.cut_short += len(self.leased())
+
     def cancel(self, claims: Collection[tuple[int, int]]) -> None:
         """The jobs of these (seq, version) should be cancelled."""
         self._cancelled.extend(claims)

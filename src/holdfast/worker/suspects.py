@@ -38,7 +38,7 @@ class Suspects:
         self._room_until = -math.inf
         self._running: Attempt | None = None
 
-    def look(self, now: float, settings: Settings) -> None:
+    def refresh(self, now: float, settings: Settings) -> None:
         """See which types have one that could run here."""
         if now >= self._look_at:
             self._look_at = now + LOOK_PAUSE

@@ -174,7 +174,7 @@ class Turn:
         """
         unreported = self._store.write_progress(self._worker_id, progress) if progress else ()
         if any(_waits(end) for end in ended):
-            self.maintenance.look()
+            self.maintenance.read_next_due()
         self.maintenance.run(settings)
         if minutes:
             self._store.write_statistics(minutes)
@@ -186,7 +186,7 @@ class Turn:
         limit = min(room, at_once) if self._store.is_shared else room
         if limit <= 0:
             return _Claim(room, 0, lines, Asked([]))
-        lines = self._claiming.look(settings) if lines is None else lines
+        lines = self._claiming.read_lines(settings) if lines is None else lines
         return _Claim(room, limit, lines, self._claiming.ask(lines, limit))
 
     def _fill_in(self, taken: Taken, claimed: Claimed, claim: _Claim, settings: Settings) -> None:

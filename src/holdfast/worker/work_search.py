@@ -1,4 +1,4 @@
-"""Looking for work without writing: what the last look has found, and when the next one is due."""
+"""Searching for work without writing: what the last search has found, and when the next one is due."""
 
 from __future__ import annotations
 
@@ -11,20 +11,24 @@ from holdfast.store.records import Claimed
 from holdfast.worker.claiming import Claiming
 
 
-class Looking:
-    """The dispatcher's own: nothing here is for other threads."""
+class WorkSearch:
+    """The dispatcher's own: nothing here is for other threads, except `hurry`."""
 
     def __init__(self, claiming: Claiming) -> None:
         self._claiming = claiming
         self.lines: Lines | None = None
         """Where the types' lines begin, while there is as much in them as can be taken."""
         self.is_due = True
-        """Whether something has changed since the last look."""
+        """Whether something may have changed since the last search."""
         self.next_at = math.inf
         """When a limit lets something start that nobody else tells us of."""
 
+    def hurry(self) -> None:
+        """Something may have changed."""
+        self.is_due = True
+
     def finds_work(self, settings: Settings, now: float) -> bool:
-        """Look, if that is due. Returns whether there is anything that this worker could claim now."""
+        """Search, if that is due. Returns whether there is anything that this worker could claim now."""
         if now >= self.next_at:
             self.next_at = math.inf
             self.is_due = True
@@ -32,8 +36,8 @@ class Looking:
             return False
         self.is_due = False
         if not self.lines or now >= self.lines.fresh_until or self.lines.settings is not settings:
-            self.lines = self._claiming.look(settings)
-        else:  # what has come since is looked for once that is worth it
+            self.lines = self._claiming.read_lines(settings)
+        else:  # what has come since is searched for once that is worth it
             self.next_at = min(self.next_at, self.lines.fresh_until)
         asked = self._claiming.ask(self.lines, 1, self._claiming.usage(self.lines))
         self._come_back(asked.wait)
