@@ -139,12 +139,12 @@ class SharedOutput(Struct, frozen=True):
     _store: Store
     _claim: Claim
 
-    def keep(self, length: int, tail: bytes) -> None:
+    def store_tail(self, length: int, tail: bytes) -> None:
         """Store the last bytes of an output that is `length` bytes long in total."""
         with suppress(StoreError):
             self._store.write_log_tail(self._claim, LogTail(gethostname(), length, tail))
 
-    def kept(self) -> LogTail | None:
+    def last_tail(self) -> LogTail | None:
         """What was stored last, even by an earlier attempt on another machine."""
         with suppress(StoreError):
             return self._store.read_log_tail(self._claim.id)

@@ -46,6 +46,13 @@ def in_words(seconds: float) -> str:
     return f"{whole} s"
 
 
+def relative(seconds: float) -> str:
+    """When something is, by the seconds until then: in 59 min, now, just now, 6 s ago."""
+    if abs(seconds) < 1:
+        return "now" if seconds > 0 else "just now"
+    return f"in {rounded_down(seconds)}" if seconds > 0 else f"{rounded_down(-seconds)} ago"
+
+
 def rounded_down(seconds: float) -> str:
     """A duration in its largest unit alone: 6 s, 59 min, 3 h, 12 d."""
     whole = int(seconds)

@@ -9,14 +9,14 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.core.clock import from_datetime
-from holdfast.core.explain import Facts, Reason, explain
+from holdfast.core.explain import Reason, Situation, explain
 from holdfast.core.job import Job, Status
 from holdfast.core.starting import Hold
 
 NOW = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
 LATER = datetime(2030, 1, 2, 4, 0, 0, tzinfo=UTC)
 # A queue in which a pending job would start at once.
-IDLE = Facts(now=from_datetime(NOW), workers=1, workers_for_type=1, slots_for_type=10)
+IDLE = Situation(now=from_datetime(NOW), workers=1, workers_for_type=1, slots_for_type=10)
 
 
 def job(status: Status, **fields: Any) -> Job:
@@ -27,8 +27,8 @@ def codes(reasons: list[Reason]) -> list[str]:
     return [reason.code for reason in reasons]
 
 
-def pending(**facts: Any) -> list[Reason]:
-    return explain(job(Status.PENDING), replace(IDLE, **facts))
+def pending(**situation: Any) -> list[Reason]:
+    return explain(job(Status.PENDING), replace(IDLE, **situation))
 
 
 def test_a_completed_job_says_when_and_in_which_attempt() -> None:
@@ -149,8 +149,8 @@ def test_a_limit_that_it_shares_with_others_names_whose_it_is(name: str, whose: 
 @pytest.mark.parametrize(("used", "verb"), [(1, "is"), (2, "are")])
 def test_a_full_group_is_a_reason(used: int, verb: str) -> None:
     job_of_group = job(Status.PENDING, group="customer:42")
-    facts = replace(IDLE, holds=(Hold("group_concurrency", "crawl", used, used),))
-    (reason,) = explain(job_of_group, facts)
+    situation = replace(IDLE, holds=(Hold("group_concurrency", "crawl", used, used),))
+    (reason,) = explain(job_of_group, situation)
     assert reason.code == "group_concurrency"
     assert reason.text == f"{used} of {used} jobs of customer:42 {verb} running"
 

@@ -45,8 +45,8 @@ DURATIONS = [
 ]
 
 AGES = [
-    (0.0, "now"),
-    (0.9, "now"),
+    (0.0, "just now"),
+    (0.9, "just now"),
     (-0.9, "now"),
     (1.0, "1 s ago"),
     (-1.0, "in 1 s"),
@@ -104,7 +104,7 @@ def _ago_of_the_script(distance: float) -> str:
     """What times.js does, with the units that stand in it."""
     whole = math.floor(abs(distance))
     if whole == 0:
-        return "now"
+        return "now" if distance < 0 else "just now"
     size, name = next((size, name) for size, name in _UNITS if whole >= size)
     text = f"{math.floor(whole / size)} {name}"
     return f"{text} ago" if distance > 0 else f"in {text}"

@@ -121,13 +121,13 @@ def _timeline(job: Job) -> Iterator[tuple[datetime, str, str]]:
                 "created": "enqueued",
                 "scheduled": "next attempt" if job.next_retry_at else "scheduled to start",
             }
-            yield step.at, text.get(step.look, step.look), style_of(step.look)
+            yield step.at, text.get(step.state, step.state), style_of(step.state)
             continue
         worker = f", worker {step.worker}" if step.worker else ""
         yield step.at, f"attempt {step.attempt}{worker}", ""
         if step.until is not None:
             error = f": {words.first_line(step.error)}" if step.error else ""
-            yield step.until, f"{step.look} after {words.seconds(step.seconds)}{error}", style_of(step.look)
+            yield step.until, f"{step.state} after {words.seconds(step.seconds)}{error}", style_of(step.state)
 
 
 @Command("queuectl why job1", arguments=(id_argument,))

@@ -9,13 +9,13 @@ from msgspec import Struct
 from holdfast.core.clock import SECOND, from_datetime, to_datetime, to_iso
 from holdfast.core.job import Job, Status
 from holdfast.core.starting import Hold
-from holdfast.durations import rounded_down
+from holdfast.durations import relative, rounded_down
 
 MOST_LOSSES = 2
 """How many workers in a row a job may lose; after that, it runs alone in its process."""
 
 
-class Facts(Struct, frozen=True, kw_only=True):
+class Situation(Struct, frozen=True, kw_only=True):
     """What the queue knows that is relevant to one job."""
 
     now: int
@@ -44,58 +44,53 @@ class Reason(Struct, frozen=True):
     until: str | None = None
 
 
-def explain(job: Job, facts: Facts) -> list[Reason]:
+def explain(job: Job, situation: Situation) -> list[Reason]:
     """Every reason why a job is not running, the decisive one first; for a finished job, how it ended."""
     match job.status:
         case Status.COMPLETED:
-            return [Reason("completed", f"completed{_at(job, facts)}, attempt {job.attempts}")]
+            return [Reason("completed", f"completed{_at(job, situation)}, attempt {job.attempts}")]
         case Status.FAILED:
             attempts = "1 attempt" if job.attempts == 1 else f"{job.attempts} attempts"
-            text = f"failed permanently{_at(job, facts)} after {attempts}: {_error(job)}"
+            text = f"failed permanently{_at(job, situation)} after {attempts}: {_error(job)}"
             return [Reason("failed", text)]
         case Status.CANCELLED:
-            return [Reason("cancelled", f"cancelled{_at(job, facts)}")]
+            return [Reason("cancelled", f"cancelled{_at(job, situation)}")]
         case Status.PROCESSING:
-            return [_running(job, facts)]
+            return [_running(job, situation)]
         case Status.SCHEDULED:
-            return [_scheduled(job, facts), *_standing(facts)]
+            return [_scheduled(job, situation), *_standing(situation)]
         case Status.PENDING:
-            return _pending(job, facts)
+            return _pending(job, situation)
 
 
 def _error(job: Job) -> str:
     return (job.error or "").partition("\n")[0]
 
 
-def _at(job: Job, facts: Facts) -> str:
+def _at(job: Job, situation: Situation) -> str:
     """When a job finished, if that is known."""
-    return "" if job.finished_at is None else f" at {_clock_time(job.finished_at, facts.now)}"
+    return "" if job.finished_at is None else f" at {_clock_time(job.finished_at, situation.now)}"
 
 
 def _clock_time(moment: datetime, now: int) -> str:
     """A time for people: 18:49:37 UTC (in 59 min), with the date unless it is today."""
     is_today = moment.date() == to_datetime(now).date()
     exact = f"{moment:%H:%M:%S}" if is_today else f"{moment:%Y-%m-%d %H:%M:%S}"
-    seconds = (from_datetime(moment) - now) / SECOND
-    if abs(seconds) < 1:
-        relative = "now" if seconds > 0 else "just now"
-    else:
-        relative = f"in {rounded_down(seconds)}" if seconds > 0 else f"{rounded_down(-seconds)} ago"
-    return f"{exact} UTC ({relative})"
+    return f"{exact} UTC ({relative((from_datetime(moment) - now) / SECOND)})"
 
 
-def _running(job: Job, facts: Facts) -> Reason:
-    worker = facts.worker or f"worker {job.worker_id}"
+def _running(job: Job, situation: Situation) -> Reason:
+    worker = situation.worker or f"worker {job.worker_id}"
     if job.cancel_requested:
         return Reason("cancelling", f"cancellation requested; still running on {worker}")
-    began_at = facts.now if job.started_at is None else from_datetime(job.started_at)
-    ran = rounded_down(max(0, facts.now - began_at) / SECOND)
+    began_at = situation.now if job.started_at is None else from_datetime(job.started_at)
+    ran = rounded_down(max(0, situation.now - began_at) / SECOND)
     return Reason("running", f"running for {ran} on {worker}, attempt {job.attempts}")
 
 
-def _scheduled(job: Job, facts: Facts) -> Reason:
+def _scheduled(job: Job, situation: Situation) -> Reason:
     due = job.next_retry_at or job.run_at
-    when = "an unknown time" if due is None else _clock_time(due, facts.now)
+    when = "an unknown time" if due is None else _clock_time(due, situation.now)
     until = None if due is None else to_iso(from_datetime(due))
     if job.next_retry_at is not None:
         text = f"attempt {job.attempts} failed ({_error(job)}); next attempt at {when}"
@@ -103,12 +98,12 @@ def _scheduled(job: Job, facts: Facts) -> Reason:
     return Reason("scheduled", f"scheduled for {when}", until)
 
 
-def _standing(facts: Facts) -> list[Reason]:
+def _standing(situation: Situation) -> list[Reason]:
     """Reasons that would hold the job back however long it waits."""
-    reasons = [Reason("paused", _paused(hold)) for hold in facts.holds if hold.kind == "paused"]
-    if not facts.workers:
+    reasons = [Reason("paused", _paused(hold)) for hold in situation.holds if hold.kind == "paused"]
+    if not situation.workers:
         reasons.append(Reason("no_workers", "no worker is running"))
-    elif not facts.workers_for_type:
+    elif not situation.workers_for_type:
         reasons.append(Reason("no_worker_for_type", "no running worker handles its type"))
     return reasons
 
@@ -117,32 +112,34 @@ def _paused(hold: Hold) -> str:
     return f"{hold.name} is paused" if hold.name else "the whole queue is paused"
 
 
-def _pending(job: Job, facts: Facts) -> list[Reason]:
-    reasons = _standing(facts)
-    if facts.losses >= MOST_LOSSES:
-        reasons.append(Reason("runs_alone", _alone(facts.losses)))
-    limited = {hold.kind: hold for hold in facts.holds}
+def _pending(job: Job, situation: Situation) -> list[Reason]:
+    reasons = _standing(situation)
+    if situation.losses >= MOST_LOSSES:
+        reasons.append(Reason("runs_alone", _alone(situation.losses)))
+    limited = {hold.kind: hold for hold in situation.holds}
     if (hold := limited.get("max_running")) is not None:
         running = "1 job is" if hold.used == 1 else f"{hold.used} jobs are"
         text = f"{running} already running, the most that max_running{_of(hold, job)} allows"
         reasons.append(Reason("max_running", text))
-    elif facts.slots_for_type and facts.running >= facts.slots_for_type:
-        reasons.append(Reason("slots_full", _slots_in_use(facts.slots_for_type, "slot", " for its type")))
-    elif facts.slots and facts.running_in_all >= facts.slots:
-        reasons.append(Reason("slots_full", _slots_in_use(facts.slots, "worker slot")))
+    elif situation.slots_for_type and situation.running >= situation.slots_for_type:
+        reasons.append(Reason("slots_full", _slots_in_use(situation.slots_for_type, "slot", " for its type")))
+    elif situation.slots and situation.running_in_all >= situation.slots:
+        reasons.append(Reason("slots_full", _slots_in_use(situation.slots, "worker slot")))
     if (hold := limited.get("group_concurrency")) is not None:
         verb = "is" if hold.used == 1 else "are"
         text = f"{hold.used} of {hold.size:g} jobs of {job.group} {verb} running"
         reasons.append(Reason("group_concurrency", text))
     if (hold := limited.get("rate_limit")) is not None:
-        free_at = facts.now + round((hold.wait or 0.0) * SECOND)
-        when = _clock_time(to_datetime(free_at), facts.now)
+        free_at = situation.now + round((hold.wait or 0.0) * SECOND)
+        when = _clock_time(to_datetime(free_at), situation.now)
         text = f"rate limit of {hold.size:g} jobs/s{_of(hold, job)} reached; the next can start at {when}"
         reasons.append(Reason("rate_limit", text, to_iso(free_at)))
-    if facts.ahead:
-        count = f"more than {facts.ahead}" if facts.ahead_capped else str(facts.ahead)
-        who = "1 job of its type is" if facts.ahead == 1 else f"{count} jobs of its type are"
-        order = "groups take turns within a priority" if facts.fair else "higher priorities always go first"
+    if situation.ahead:
+        count = f"more than {situation.ahead}" if situation.ahead_capped else str(situation.ahead)
+        who = "1 job of its type is" if situation.ahead == 1 else f"{count} jobs of its type are"
+        order = (
+            "groups take turns within a priority" if situation.fair else "higher priorities always go first"
+        )
         reasons.append(Reason("in_line", f"{who} ahead of it; {order}"))
     return reasons or [Reason("ready", "ready; starts as soon as a worker picks it up")]
 

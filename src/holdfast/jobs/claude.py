@@ -70,7 +70,7 @@ def extract(payload: Extraction, ctx: Context) -> dict[str, Any]:
     except ValueError as problem:
         ctx.detail(problem=str(problem))
         raise ExtractionFailed(str(problem)) from None
-    ctx.result = {"promptHash": digest, **answer.facts()}
+    ctx.result = {"promptHash": digest, **answer.run_details()}
     return publish(ctx, payload.target_path, data, overwrite=True)
 
 

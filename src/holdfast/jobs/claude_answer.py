@@ -43,14 +43,14 @@ class Answer(Struct):
     total_cost_usd: float | None = None
     num_turns: int | None = None
 
-    def facts(self) -> dict[str, Any]:
+    def run_details(self) -> dict[str, Any]:
         """What the run was, for the result and the history."""
         session = None if self.session_id is None else storable(self.session_id[:_LONGEST_NAME])
         told = {"sessionId": session, "costUsd": self.total_cost_usd, "turns": self.num_turns}
         return {name: value for name, value in told.items() if value is not None}
 
     def evidence(self) -> dict[str, Any]:
-        return {"subtype": storable(self.subtype[:_LONGEST_NAME]), **self.facts()}
+        return {"subtype": storable(self.subtype[:_LONGEST_NAME]), **self.run_details()}
 
     def is_failure(self) -> bool:
         """Whether it says so. Older versions give the limit as the answer of a run that went well."""

@@ -104,9 +104,9 @@ def publish(ctx: Context, path: str, data: bytes, *, overwrite: bool) -> dict[st
     """
     job = ctx.job
     again = job.version > 1
-    facts = ctx.result or {}
-    if not isinstance(facts, dict):
-        raise HoldfastError(f"ctx.result must be a dict or None before publish(), not {shown(facts)}")
+    result = ctx.result or {}
+    if not isinstance(result, dict):
+        raise HoldfastError(f"ctx.result must be a dict or None before publish(), not {shown(result)}")
     with explained(path), open_folder(path, make=True, again=again) as (folder, name):
         _remove_marks(job, folder, "new")
         before = refuse_unless_file(folder, name, path)
@@ -114,7 +114,7 @@ def publish(ctx: Context, path: str, data: bytes, *, overwrite: bool) -> dict[st
             ctx.hold()
             changed = _give_name(folder, temporary, name, path, data, overwrite=overwrite)
             ctx.result = {
-                **facts,
+                **result,
                 "path": whole_path(path),
                 "bytes": len(data),
                 "sha256": hashlib.sha256(data).hexdigest(),

@@ -257,9 +257,9 @@ class OutputLog:
 class SharedTail:
     """Keeps the end of a log where other machines can see it, about once a second while it grows."""
 
-    def __init__(self, log: OutputLog, keep: Callable[[int, bytes], None]) -> None:
+    def __init__(self, log: OutputLog, store_tail: Callable[[int, bytes], None]) -> None:
         self._log = log
-        self._keep = keep
+        self._store_tail = store_tail
         self._lock = threading.Lock()
         self._timer: threading.Timer | None = None
 
@@ -267,13 +267,13 @@ class SharedTail:
         self._log.write(output)
         with self._lock:
             if self._timer is None:
-                self._timer = threading.Timer(_TAIL_PAUSE, self._keep_late)
+                self._timer = threading.Timer(_TAIL_PAUSE, self._send_late)
                 self._timer.name = "holdfast-tail"
                 self._timer.daemon = True
                 self._timer.start()
 
-    def keep(self) -> None:
-        """Keep it as it is now; waits for what is on its way."""
+    def flush(self) -> None:
+        """Store it as it is now; waits for what is on its way."""
         with self._lock:
             timer, self._timer = self._timer, None
         if timer is not None:
@@ -281,13 +281,13 @@ class SharedTail:
             timer.join()
         self._send()
 
-    def _keep_late(self) -> None:
+    def _send_late(self) -> None:
         with self._lock:
             self._timer = None
         self._send()
 
     def _send(self) -> None:
-        self._keep(self._log.length, self._log.last(SHARED_BYTES))
+        self._store_tail(self._log.length, self._log.last(SHARED_BYTES))
 
 
 def _take_over(path: str, *, fresh: bool) -> BinaryIO:

@@ -52,11 +52,11 @@ class Command(Struct, rename="camel", forbid_unknown_fields=True):
 def run_command(payload: Command, ctx: Context) -> dict[str, Any]:
     """Run a command; the result contains its exit code and the end of its output."""
     job, others = ctx.job, ctx.shared_output
-    before = others.kept() if others is not None and job.version > 1 else None
+    before = others.last_tail() if others is not None and job.version > 1 else None
     if before is not None and before.host == gethostname():
         before = None  # it is in the log file
     log = OutputLog(job.id, ctx.setting("max_log_bytes"), fresh=job.version == 1, before=before)
-    shared = None if others is None else SharedTail(log, others.keep)
+    shared = None if others is None else SharedTail(log, others.store_tail)
     begun = to_iso(from_datetime((job.started_at or job.updated_at).replace(microsecond=0)))
     log.heading(f"attempt {ctx.attempt}, {begun}, worker {job.worker_id}")
     try:
@@ -74,7 +74,7 @@ def run_command(payload: Command, ctx: Context) -> dict[str, Any]:
         raise
     finally:
         if shared is not None:
-            shared.keep()
+            shared.flush()
     outcome: dict[str, Any] = {"exitCode": ran.exit_code, "tail": log.tail_text()}
     if log.trouble is not None:
         outcome["log"] = log.trouble

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from holdfast.config import Value
-from holdfast.core.explain import Facts
+from holdfast.core.explain import Situation
 from holdfast.core.filter import COUNTED
 from holdfast.core.job import Job, Status, base_type
 from holdfast.core.settings import Settings
@@ -14,14 +14,14 @@ from holdfast.store.protocol import Store
 from holdfast.store.records import Line, WorkerRecord
 
 
-def facts_about(job: Job, store: Store, settings: Settings, workers: Sequence[WorkerRecord]) -> Facts:
+def situation_of(job: Job, store: Store, settings: Settings, workers: Sequence[WorkerRecord]) -> Situation:
     """What the queue knows that is relevant to a job; `workers` are those alive."""
     able = [w for w in workers if job.type in w.types or base_type(job.type) in w.types]
     usage = store.read_usage()
     line = store.line_before(job.id, COUNTED) if job.status is Status.PENDING else Line(0, False)
     holder = next((w for w in workers if w.id == job.worker_id), None)
     own = [_as_worker(worker, settings) for worker in able]
-    return Facts(
+    return Situation(
         now=store.now(),
         worker=None if holder is None else f"{holder.host} (pid {holder.pid})",
         holds=tuple(Room(settings, usage, store.now()).holds(job.type, job.group)),

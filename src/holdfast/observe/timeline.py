@@ -12,9 +12,9 @@ from holdfast.core.redact import redact
 
 
 class Step(Struct, frozen=True, kw_only=True):
-    """One entry of a job's timeline. `look` is a state's name, for its colour."""
+    """One entry of a job's timeline. `state` is a state's name, for its colour."""
 
-    look: str
+    state: str
     title: str
     attempt: int | None = None
     at: datetime | None = None
@@ -31,11 +31,11 @@ class Step(Struct, frozen=True, kw_only=True):
 
 def timeline(job: Job) -> list[Step]:
     """What has happened to a job, as far as it is kept: every failed attempt, and the present one."""
-    steps = [Step(look="created", title="Created", at=job.created_at)]
+    steps = [Step(state="created", title="Created", at=job.created_at)]
     for failure in job.errors:
         steps.append(
             Step(
-                look="failed",
+                state="failed",
                 title=f"Attempt {failure.attempt} failed",
                 attempt=failure.attempt,
                 at=failure.started_at,
@@ -59,7 +59,7 @@ def timeline(job: Job) -> list[Step]:
         Status.CANCELLED: {"title": "Cancelled", "at": job.finished_at},
         Status.FAILED: {"title": "Failed permanently", "at": job.finished_at},
     }
-    return [*steps, Step(look=job.status.value, **now[job.status])]
+    return [*steps, Step(state=job.status.value, **now[job.status])]
 
 
 def duration(job: Job, now: datetime) -> float | None:

@@ -1,11 +1,11 @@
-"""Instants, durations and counts in words, the same wherever people read them. live.js words ages alike."""
+"""Instants, durations and counts in words, the same wherever people read them. times.js words ages alike."""
 
 from __future__ import annotations
 
 from datetime import datetime
 
 from holdfast.core.filter import COUNTED
-from holdfast.durations import in_words, rounded_down
+from holdfast.durations import in_words, relative
 
 
 def seconds(value: float | None) -> str:
@@ -34,12 +34,7 @@ def age(moment: datetime | None, now: datetime) -> str:
 
 def ago(moment: datetime | None, now: datetime) -> str:
     """How long ago, or in how long, in one unit."""
-    if moment is None:
-        return "–"
-    distance = (now - moment).total_seconds()
-    if abs(distance) < 1:
-        return "now"
-    return f"{rounded_down(distance)} ago" if distance > 0 else f"in {rounded_down(-distance)}"
+    return "–" if moment is None else relative((moment - now).total_seconds())
 
 
 def iso(moment: datetime) -> str:

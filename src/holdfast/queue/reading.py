@@ -151,11 +151,11 @@ class Reading(OpenQueue):
     def why(self, job: str | Job) -> list[Reason]:
         """Why a job is not running, and when that will change; for a finished job, how it ended."""
         from holdfast.core.explain import explain
-        from holdfast.listing.why import facts_about
+        from holdfast.listing.why import situation_of
 
         if not isinstance(job, Job):
             job = self.require_brief(job)
-        return explain(job, facts_about(job, self.store, self.refresh_settings(), self.workers()))
+        return explain(job, situation_of(job, self.store, self.refresh_settings(), self.workers()))
 
     def wait(self, job_id: str, timeout: Duration | None = None) -> Job:
         """Wait for a job to finish, failed or not, and return it. Raises TimeoutError after `timeout`."""

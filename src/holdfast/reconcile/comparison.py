@@ -46,12 +46,12 @@ def compare(queue: Queue, wanted: set[str], progress: Progress) -> Report:
         covered=[type for type in covered if type.type in wanted],
         left_out=[type.type for type in covered if type.type not in wanted and type.completed],
     )
-    with DiskMemory() as scratch:
-        comparison = _Comparison(queue, wanted, report, scratch, progress)
+    with DiskMemory() as memory:
+        comparison = _Comparison(queue, wanted, report, memory, progress)
         comparison.walk()
         if report.differing:
             comparison.settle()
-        records = islice(scratch.records(), KEPT)
+        records = islice(memory.records(), KEPT)
         report.discrepancies = [json.decode(record, type=Discrepancy) for record in records]
     report.finished_at = to_datetime(queue.store.now())
     return report
@@ -101,7 +101,7 @@ class _Comparison(Struct):
     queue: Queue
     wanted: set[str]
     report: Report
-    scratch: DiskMemory
+    memory: DiskMemory
     progress: Progress
     newest: dict[str, Place] = {}
     done: int = 0
@@ -121,7 +121,7 @@ class _Comparison(Struct):
                     self.report.jobs += 1
                     self._ask(job, checks[job.type])
                 elif subject := _subject(job, checks[job.type]):
-                    self.scratch.add(subject)
+                    self.memory.add(subject)
             self.done += 1
             self._tell()
 
@@ -141,7 +141,7 @@ class _Comparison(Struct):
                 job = self.queue.store.get_job(placed.job.id)
                 subject = job and _subject(job, how)
                 if subject:
-                    settled = self.scratch.forget(subject)
+                    settled = self.memory.forget(subject)
                     self.report.unsettled += settled
                     self.report.differing -= settled
 
@@ -161,7 +161,7 @@ class _Comparison(Struct):
         try:
             if how.subject is not None:
                 subject = _text(how.subject(job))
-                if not self.scratch.add(subject):
+                if not self.memory.add(subject):
                     report.superseded += 1
                     return
             problem = how.check(job)
@@ -183,7 +183,7 @@ class _Comparison(Struct):
             is_checked=is_checked,
         )
         # What could not be checked is not settled by a later job: it is kept under no name.
-        self.scratch.record(subject if is_checked else "", json.encode(found))
+        self.memory.record(subject if is_checked else "", json.encode(found))
 
 
 def _at_work(type: str) -> JobFilter:

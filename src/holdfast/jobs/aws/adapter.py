@@ -164,10 +164,10 @@ class Adapter(ABC):
 
     def exists(self) -> bool:
         """Whether the resource exists and is not being deleted."""
-        return self.look() is not None
+        return self.describe() is not None
 
     @abstractmethod
-    def look(self) -> Any | None:
+    def describe(self) -> Any | None:
         """What the service says of the resource in one call; None if the resource is not there."""
 
     @abstractmethod

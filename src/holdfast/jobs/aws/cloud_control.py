@@ -28,11 +28,11 @@ class AnyResource(Adapter):
     def normal(self, config: dict[str, Any]) -> dict[str, Any]:
         return config
 
-    def look(self) -> Any | None:
+    def describe(self) -> Any | None:
         return self.ask("get_resource", TypeName=self.type, Identifier=self.name)
 
     def read(self) -> dict[str, Any] | None:
-        answer = self.look()
+        answer = self.describe()
         if answer is None:
             return None
         properties: dict[str, Any] = json.loads(answer["ResourceDescription"]["Properties"])

@@ -53,12 +53,12 @@ class Table(Adapter):
         "PointInTimeRecoverySpecification": dict[str, Any],
     }
 
-    def look(self) -> Any | None:
+    def describe(self) -> Any | None:
         answer = self.ask("describe_table", TableName=self.name)
         return None if answer is None else answer["Table"]
 
     def exists(self) -> bool:
-        table = self.look()
+        table = self.describe()
         return table is not None and table["TableStatus"] != "DELETING"
 
     def read(self) -> dict[str, Any] | None:
@@ -140,7 +140,7 @@ class Table(Adapter):
         if "GlobalSecondaryIndexes" in changes:
             attributes = wanted.get("AttributeDefinitions") or found["AttributeDefinitions"]
             # The billing has given some of them their throughput already.
-            for change in self._index_changes(self.look() or found):
+            for change in self._index_changes(self.describe() or found):
                 self._update(AttributeDefinitions=attributes, GlobalSecondaryIndexUpdates=[change])
         self._set_afterwards(changes)
 
@@ -154,7 +154,7 @@ class Table(Adapter):
     def _settled(self) -> Any | None:
         """The table once neither it nor an index of it is under way: only then it takes another change."""
         pauses, deadline = self.access.pauses(), time.monotonic() + access.SETTLING
-        while not _is_settled(table := self.look()):
+        while not _is_settled(table := self.describe()):
             if time.monotonic() > deadline:
                 raise Retry(f"{self} is still being changed after {access.SETTLING:g} s")
             next(pauses)

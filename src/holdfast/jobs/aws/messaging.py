@@ -42,11 +42,11 @@ class Topic(Messaging):
     FIFO = "FifoTopic"
     KEYS: ClassVar[Mapping[str, Any]] = {"Attributes": Object, "Tags": Tags}
 
-    def look(self) -> Any | None:
+    def describe(self) -> Any | None:
         return self.ask("get_topic_attributes", TopicArn=self._arn)
 
     def read(self) -> dict[str, Any] | None:
-        answer = self.look()
+        answer = self.describe()
         if answer is None:
             return None
         tags = {}
@@ -87,11 +87,11 @@ class MessageQueue(Messaging):
     TAGS = "tags"
     TAGGING = ("tag_queue", "untag_queue")
 
-    def look(self) -> Any | None:
+    def describe(self) -> Any | None:
         return self.ask("get_queue_url", QueueName=self.name)
 
     def read(self) -> dict[str, Any] | None:
-        url = (self.look() or {}).get("QueueUrl")
+        url = (self.describe() or {}).get("QueueUrl")
         answer = url and self.ask("get_queue_attributes", QueueUrl=url, AttributeNames=["All"])
         if answer is None:
             return None
@@ -113,5 +113,5 @@ class MessageQueue(Messaging):
         return {"QueueUrl": self.found["url"]}
 
     def delete(self) -> bool:
-        found = self.look()
+        found = self.describe()
         return found is not None and self.ask("delete_queue", QueueUrl=found["QueueUrl"]) is not None

@@ -50,7 +50,7 @@ class Bucket(Adapter):
         "Policy": dict[str, Any] | str | None,
     }
 
-    def look(self) -> Any | None:
+    def describe(self) -> Any | None:
         return self.ask("head_bucket", Bucket=self.name)
 
     def read(self) -> dict[str, Any] | None:

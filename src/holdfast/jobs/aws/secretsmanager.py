@@ -50,15 +50,15 @@ class Secret(Adapter):
             wanted["SecretBinary"] = base64.b64decode(wanted["SecretBinary"])
         return wanted
 
-    def look(self) -> Any | None:
+    def describe(self) -> Any | None:
         return self.ask("describe_secret", SecretId=self.name)
 
     def exists(self) -> bool:
-        answer = self.look()
+        answer = self.describe()
         return answer is not None and "DeletedDate" not in answer
 
     def read(self) -> dict[str, Any] | None:
-        answer = self.look()
+        answer = self.describe()
         if answer is None:
             return None
         found = {"arn": answer["ARN"], **{key: answer.get(key) for key in ("Description", "KmsKeyId")}}

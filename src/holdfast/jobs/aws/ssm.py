@@ -43,7 +43,7 @@ class Parameter(Adapter):
         wanted.setdefault("Type", "String")
         return wanted
 
-    def look(self) -> Any | None:
+    def describe(self) -> Any | None:
         return self.ask("get_parameter", Name=self.name)
 
     def read(self) -> dict[str, Any] | None:
@@ -66,7 +66,7 @@ class Parameter(Adapter):
 
     def create(self) -> str | None:
         self.api.put_parameter(Name=self.name, **self.parameters())
-        answer = self.look()
+        answer = self.describe()
         return None if answer is None else answer["Parameter"].get("ARN")
 
     def update(self, changes: dict[str, Any]) -> None:

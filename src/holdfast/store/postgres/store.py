@@ -110,7 +110,7 @@ class PostgresStore(Store):
 
     def list_heads(self) -> list[Head]:
         if not self.in_transaction:
-            self._counts.keep()
+            self._counts.run()
         return claim.heads_from(self.database.read(claim.HEADS))
 
     def read_usage(self) -> Usage:
@@ -152,7 +152,7 @@ class PostgresStore(Store):
             if completed is not None:
                 answer.ended = dict.fromkeys(completed.rows, Status.COMPLETED)
             if self._counts.is_due:
-                session.afterwards.append(self._counts.keep)
+                session.afterwards.append(self._counts.run)
 
     def write_log_tail(self, claim: Claim, tail: LogTail) -> None:
         with self.database.transaction() as session:

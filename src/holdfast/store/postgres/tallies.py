@@ -81,7 +81,7 @@ class Keeper:
     def is_due(self) -> bool:
         return time.monotonic() >= min(self._fold_at, self._check_at)
 
-    def keep(self) -> None:
+    def run(self) -> None:
         """Do what is due, outside any transaction. What can't be done now is done the next time."""
         began = time.monotonic()
         with suppress(StoreError):

@@ -1,4 +1,4 @@
-// Ages that go on while nobody reloads, in the words of the server (words.py), and local time on demand.
+// Ages that go on while nobody reloads, in the words of the server (durations.py), and local time on demand.
 
 let ahead = 0; // how far this machine's clock is ahead of the server's
 
@@ -33,7 +33,7 @@ const UNITS = [
 
 function ago(distance) {
   const whole = Math.floor(Math.abs(distance));
-  if (whole === 0) return "now";
+  if (whole === 0) return distance < 0 ? "now" : "just now";
   const [size, name] = UNITS.find(([size]) => whole >= size);
   const text = `${Math.floor(whole / size)} ${name}`;
   return distance > 0 ? `${text} ago` : `in ${text}`;
