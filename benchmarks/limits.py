@@ -17,6 +17,8 @@ from benchmarks.bench import TYPE, Bench, make_queue, remove, wait_for_worker, w
 from benchmarks.figures import Figure, at_least, at_most
 from benchmarks.idle import processor_seconds
 from holdfast import Queue
+from holdfast.config import SettingName
+from holdfast.handlers.options import EnqueueOptions
 
 _LANES = 2_000
 _MAX_RUNNING = 50
@@ -40,7 +42,7 @@ class Load:
 
     lanes: int = 0
     groups: int = 0
-    settings: dict[str, float | bool] = field(default_factory=dict)
+    settings: dict[SettingName, float | bool] = field(default_factory=dict)
 
     def fill(self, queue: Queue, jobs: int) -> None:
         for name, value in self.settings.items():
@@ -48,9 +50,9 @@ class Load:
         for start in range(0, jobs, 5_000):
             queue.enqueue_batch([self._job(number) for number in range(start, min(jobs, start + 5_000))])
 
-    def _job(self, number: int) -> tuple[str, dict[str, int], dict[str, str]]:
+    def _job(self, number: int) -> tuple[str, object, EnqueueOptions]:
         type = f"{TYPE}:{number % self.lanes}" if self.lanes else TYPE
-        options = {"group": f"group-{number % self.groups}"} if self.groups else {}
+        options: EnqueueOptions = {"group": f"group-{number % self.groups}"} if self.groups else {}
         return type, {"number": number}, options
 
 
@@ -69,7 +71,7 @@ def measure(bench: Bench) -> list[Figure]:
 
 def measure_at(bench: Bench, place: Place) -> list[Figure]:
     jobs = bench.sizes.limits
-    slots: dict[str, float | bool] = {"concurrency": _MANY_SLOTS}
+    slots: dict[SettingName, float | bool] = {"concurrency": _MANY_SLOTS}
     return [
         *_compare(bench, place, "plain", f"{jobs:,} lanes of one job", Load(lanes=jobs), Load(), 0.5),
         *_compare(

@@ -15,12 +15,39 @@ from holdfast.text import shown
 MIB = 1024 * 1024
 Value = bool | int | float | str | None
 BackoffStrategy = Literal["exponential", "linear", "fixed"]
+SettingName = Literal[
+    "max_attempts",
+    "backoff_strategy",
+    "backoff_base",
+    "backoff_factor",
+    "backoff_max",
+    "backoff_jitter",
+    "job_timeout",
+    "lease_seconds",
+    "heartbeat_interval",
+    "poll_interval",
+    "stuck_seconds",
+    "concurrency",
+    "max_running",
+    "group_concurrency",
+    "fair",
+    "prefetch",
+    "rate_limit",
+    "max_depth",
+    "max_payload_bytes",
+    "max_result_bytes",
+    "max_log_bytes",
+    "retention_completed",
+    "retention_failed",
+    "shutdown_timeout",
+    "transaction_seconds",
+]
 
 
 class Setting(Struct, frozen=True):
     """One setting: `parse` turns what a user entered into the value, or raises ValueError."""
 
-    name: str
+    name: SettingName
     default: Value
     parse: Callable[[Any], Value]
     allowed: str

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.config import find_setting, parse_setting
+from holdfast.config import SETTINGS, SettingName, find_setting, parse_setting
 from holdfast.enqueueing.options import OPTIONS
 from holdfast.errors import ConfigError
 from holdfast.handlers import options
@@ -88,6 +88,10 @@ def test_options_of_a_job_are_those_that_are_parsed() -> None:
 
 def test_options_of_a_worker_are_those_that_it_takes() -> None:
     assert typing.get_type_hints(options.WorkerOptions) == typing.get_type_hints(following.Options)
+
+
+def test_names_of_settings_are_those_of_the_table() -> None:
+    assert typing.get_args(SettingName) == tuple(SETTINGS)
 
 
 def test_options_of_a_handler_are_settings_with_the_values_that_these_take() -> None:

@@ -48,14 +48,11 @@ def url(home: Path) -> str:
 @pytest.fixture
 def queue(url: str, home: Path) -> Iterator[Queue]:
     with Queue(url) as queue:
-        for key, value in {
-            "lease_seconds": 3,
-            "heartbeat_interval": 0.2,
-            "max_attempts": 1,
-            "backoff_factor": 0.01,
-            "backoff_jitter": 0,
-        }.items():
-            queue.set_config(key, value)
+        queue.set_config("lease_seconds", 3)
+        queue.set_config("heartbeat_interval", 0.2)
+        queue.set_config("max_attempts", 1)
+        queue.set_config("backoff_factor", 0.01)
+        queue.set_config("backoff_jitter", 0)
         install(queue, shell_slots=None)
         yield queue
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from holdfast import Queue
 from holdfast.core.job import Status
 from holdfast.core.lifecycle import Decision, completion
+from holdfast.handlers.options import EnqueueOptions
 from holdfast.store.records import Claim, Demand, Finish, WorkerRecord
 from holdfast.testing import MovableClock
 from holdfast.web import create_app
@@ -144,7 +145,7 @@ class Shop:
         return round(pace * (1 + 0.35 * sin(minute / 9) + self._chance.uniform(-0.2, 0.2)))
 
     def _enqueue(self, type: str, count: int) -> None:
-        jobs = []
+        jobs: list[tuple[str, object, EnqueueOptions]] = []
         for _ in range(count):
             self._order += 1
             jobs.append((type, {"order": self._order}, {"id": f"{type.replace('_', '-')}-{self._order}"}))

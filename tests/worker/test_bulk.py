@@ -6,7 +6,7 @@ import os
 import sqlite3
 import tracemalloc
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Unpack
 
 import pytest
 
@@ -21,12 +21,13 @@ from holdfast.errors import (
     QueueFull,
     StoreUnavailable,
 )
+from holdfast.handlers.options import EnqueueOptions
 from holdfast.store.sqlite import SqliteStore
 from tests.support import both_engines, open_files
 from tests.worker.support import Spy, get
 
 
-def fill(queue: Queue, jobs: int, type: str = "work", **options: Any) -> list[str]:
+def fill(queue: Queue, jobs: int, type: str = "work", **options: Unpack[EnqueueOptions]) -> list[str]:
     """Store so many jobs, numbered from line 1."""
     with queue.bulk() as bulk:
         for number in range(1, jobs + 1):
@@ -166,7 +167,7 @@ def test_line_that_is_no_number_is_refused_where_it_is_given(queue: Queue, line:
 # What is refused
 
 
-def refused(queue: Queue, lines: list[tuple[int, dict[str, Any]]], **how: Any) -> BulkRefused:
+def refused(queue: Queue, lines: list[tuple[int, EnqueueOptions]], **how: Any) -> BulkRefused:
     with queue.bulk() as bulk:
         for line, options in lines:
             bulk.add(line, "work", {"line": line}, options)
@@ -187,7 +188,7 @@ def test_refusal_names_the_line_and_stores_nothing(queue: Queue) -> None:
 
 def test_refusal_far_down_takes_everything_back(queue: Queue, insert_fewer_at_once: None) -> None:
     queue.enqueue("work", id="taken")
-    lines: list[tuple[int, dict[str, Any]]] = [(n, {}) for n in range(1, 150)]
+    lines: list[tuple[int, EnqueueOptions]] = [(n, {}) for n in range(1, 150)]
     error = refused(queue, [*lines, (150, {"id": "taken"})])
     assert (error.line, queue.count()) == (150, 1)
 
@@ -195,7 +196,12 @@ def test_refusal_far_down_takes_everything_back(queue: Queue, insert_fewer_at_on
 @both_engines
 def test_refusal_in_a_later_chunk_says_how_many_are_stored(queue: Queue) -> None:
     queue.enqueue("work", id="taken")
-    lines = [(1, {"id": "a"}), (2, {"id": "b"}), (3, {"id": "c"}), (4, {"id": "taken"})]
+    lines: list[tuple[int, EnqueueOptions]] = [
+        (1, {"id": "a"}),
+        (2, {"id": "b"}),
+        (3, {"id": "c"}),
+        (4, {"id": "taken"}),
+    ]
     error = refused(queue, lines, chunk=2)
     assert (error.line, error.stored) == (4, 2)
     assert "2 jobs from earlier chunks were stored" in str(error)
@@ -257,7 +263,7 @@ def test_max_depth_refuses_the_line_that_would_exceed_it(queue: Queue) -> None:
     ],
 )
 def test_wrong_job_is_refused_where_it_is_added_and_the_others_stay(
-    queue: Queue, type: str, payload: Any, options: dict[str, Any], problem: type[HoldfastError]
+    queue: Queue, type: str, payload: Any, options: EnqueueOptions, problem: type[HoldfastError]
 ) -> None:
     @queue.job
     def known(number: int) -> None: ...

@@ -31,6 +31,7 @@ from holdfast.errors import (
     QueueFull,
     UnknownType,
 )
+from holdfast.handlers.options import EnqueueOptions, ManyOptions
 from holdfast.store.postgres.address import parse_url
 from holdfast.testing import MovableClock
 from tests.support import both_engines
@@ -470,8 +471,8 @@ class Few(IntEnum):
 @both_engines
 @pytest.mark.parametrize("way", ["enqueue", "enqueue_many", "enqueue_batch", "bulk", "a child"])
 def test_members_of_enums_are_stored_as_their_values(queue: Queue, way: str) -> None:
-    options: dict[str, Any] = {"priority": Few.TWO, "max_attempts": Few.TWO}
-    named: dict[str, Any] = {**options, "id": Kind.MAIL, "key": Kind.MAIL}
+    options: ManyOptions = {"priority": Few.TWO, "max_attempts": Few.TWO}
+    named: EnqueueOptions = {"priority": Few.TWO, "max_attempts": Few.TWO, "id": Kind.MAIL, "key": Kind.MAIL}
     if way == "enqueue":
         id = queue.enqueue(Kind.MAIL, {}, **named).id
     elif way == "enqueue_many":

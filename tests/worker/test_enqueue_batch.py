@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Unpack
 
 import pytest
 
@@ -24,13 +24,14 @@ from holdfast.errors import (
     UnknownType,
 )
 from holdfast.events import JobEnqueued
+from holdfast.handlers.options import EnqueueOptions
 from tests.support import Recorder, both_engines
 from tests.worker.support import Spy, doubt_commit, get
 
-Item = tuple[str, object, dict[str, Any]]
+Item = tuple[str, object, EnqueueOptions]
 
 
-def job(number: int, **options: Any) -> Item:
+def job(number: int, **options: Unpack[EnqueueOptions]) -> Item:
     return "work", {"n": number}, {"id": f"job-{number}", **options}
 
 
@@ -185,8 +186,8 @@ WRONG: dict[str, tuple[Item, type[HoldfastError]]] = {
     "payload of the handler": (("known", {"to": 5}, {}), InvalidPayload),
     "payload too large": (("work", {"text": "x" * 3000}, {}), PayloadTooLarge),
     "type": (("no such type", {}, {}), ConfigError),
-    "option": (("work", {}, {"nonsense": 1}), ConfigError),
-    "priority": (("work", {}, {"priority": "high"}), ConfigError),
+    "option": (("work", {}, {"nonsense": 1}), ConfigError),  # type: ignore[typeddict-unknown-key]
+    "priority": (("work", {}, {"priority": "high"}), ConfigError),  # type: ignore[typeddict-item]
     "run_at and delay": (("work", {}, {"run_at": datetime(2030, 1, 1, tzinfo=UTC), "delay": 5}), ConfigError),
 }
 

@@ -45,8 +45,9 @@ def test_failed_attempt_is_tried_again_until_it_succeeds(
 def test_back_off_grows_with_each_attempt(
     queue: Queue, start_worker: StartWorker, recorder: Recorder
 ) -> None:
-    for key, value in {"backoff_factor": 0.01, "backoff_base": 3, "backoff_max": 0.2}.items():
-        queue.set_config(key, value)
+    queue.set_config("backoff_factor", 0.01)
+    queue.set_config("backoff_base", 3)
+    queue.set_config("backoff_max", 0.2)
     queue.register("fail", _raise, max_attempts=5)
     start_worker()
     assert run_one(queue, "fail").attempts == 5

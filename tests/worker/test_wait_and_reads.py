@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast import Context, Queue
+from holdfast.config import find_setting
 from holdfast.errors import ConfigError, InvalidPayload, JobNotFound, KeyTaken, WrongState
 from holdfast.events import JobDeleted, JobRetried, JobsPruned, SettingChanged
 from holdfast.testing import MovableClock
@@ -440,8 +441,9 @@ def test_setting_is_followed_by_a_running_worker_of_another_queue_object(
 def test_second_of_two_quick_changes_is_followed_without_waiting_for_a_poll(
     queue: Queue, other_queue: Queue, start_worker: StartWorker, gate: Gate
 ) -> None:
-    for key, value in {"poll_interval": 3600, "lease_seconds": 3600, "heartbeat_interval": 1200}.items():
-        queue.set_config(key, value)
+    queue.set_config("poll_interval", 3600)
+    queue.set_config("lease_seconds", 3600)
+    queue.set_config("heartbeat_interval", 1200)
     queue.set_config("concurrency", 1)
     queue.register("work", lambda payload: gate.enter())
     start_worker()
@@ -487,7 +489,7 @@ def test_what_enqueue_leaves_open_stays_open_until_the_first_claim(queue: Queue)
 
 def test_settings_are_shown_as_they_are_in_force(queue: Queue, recorder: Recorder) -> None:
     queue.register("work", fail, max_attempts=2)
-    queue.set_config("max-retries", "5")
+    queue.set_config(find_setting("max-retries").name, "5")
     assert queue.config()["max_attempts"] == 5
     assert queue.config("work")["max_attempts"] == 2
     assert queue.config("other")["max_attempts"] == 5
@@ -519,7 +521,7 @@ def test_settings_are_shown_as_they_are_in_force(queue: Queue, recorder: Recorde
     ],
 )
 def test_setting_that_makes_no_sense_is_refused_with_what_is_allowed(
-    queue: Queue, key: str, value: Any, type: str | None, message: str
+    queue: Queue, key: Any, value: Any, type: str | None, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         queue.set_config(key, value, type=type)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from holdfast.cli.command import Call, Command, Parser, UsageError, declare
 from holdfast.core.job import base_type
 from holdfast.enqueueing.options import OPTIONS
 from holdfast.jobs import SHELL
+
+if TYPE_CHECKING:
+    from holdfast.handlers.options import EnqueueOptions
 
 # What a job may say, by the names of the flags. All of it stands in a JSON object too.
 _COMMAND = ("command", "cwd", "env", "limits")
@@ -101,7 +104,7 @@ def _variable(text: str) -> tuple[str, str]:
     return name, value
 
 
-def job_from(given: Mapping[str, Any]) -> tuple[str, dict[str, Any], dict[str, Any]]:
+def job_from(given: Mapping[str, Any]) -> tuple[str, dict[str, Any], EnqueueOptions]:
     """The type, payload and options of a job that flags or a JSON object describe."""
     from holdfast.errors import ConfigError
     from holdfast.text import shown
@@ -123,7 +126,7 @@ def job_from(given: Mapping[str, Any]) -> tuple[str, dict[str, Any], dict[str, A
             from holdfast.core.clock import parse_instant
 
             options[name] = parse_instant(name, options[name])
-    return type, payload, options
+    return type, payload, cast("EnqueueOptions", options)
 
 
 def _what(said: dict[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -10,11 +10,11 @@ import os
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from random import uniform
-from typing import IO, Any, Self
+from typing import IO, TYPE_CHECKING, Self
 
 import msgspec
 from msgspec import Struct
@@ -25,6 +25,9 @@ from holdfast.enqueueing.enqueuer import Admission
 from holdfast.errors import BulkRefused, CommitUncertain, NestedWrite, StoreBusy
 from holdfast.store.protocol import Store
 from holdfast.store.records import NewJob
+
+if TYPE_CHECKING:
+    from holdfast.handlers.options import EnqueueOptions
 
 _INSERTED_AT_ONCE = 1000
 _BREATH = 0.002
@@ -89,7 +92,7 @@ class Bulk:
         self.stored: StoredIds | tuple[()] = ()
         """The ids of those that the last `store` has stored, also if it raised."""
 
-    def add(self, line: int, type: str, payload: object, options: Mapping[str, Any]) -> None:
+    def add(self, line: int, type: str, payload: object, options: EnqueueOptions) -> None:
         """Check one job, which came from the given line; raises if it is invalid."""
         entry = Entry(
             check.whole_number("line", line, _LINES),

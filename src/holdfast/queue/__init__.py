@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack, overload
 
 from holdfast.core import check
@@ -173,7 +173,7 @@ class Queue(Operating):
             type, payloads, options, atomic=atomic, connection=connection
         )
 
-    def enqueue_batch(self, items: Iterable[tuple[str, object, Mapping[str, Any]]]) -> list[tuple[Job, bool]]:
+    def enqueue_batch(self, items: Iterable[tuple[str, object, EnqueueOptions]]) -> list[tuple[Job, bool]]:
         """Store jobs given as (type, payload, options) in one commit: either all, or none and BatchRefused.
 
         Returns each job, and whether it is new. For more than about ten thousand jobs, use `bulk`.

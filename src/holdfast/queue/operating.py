@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from msgspec.structs import replace
 
-from holdfast.config import SETTINGS, Value, find_setting, parse_setting
+from holdfast.config import SETTINGS, SettingName, Value, find_setting, parse_setting
 from holdfast.core import check
 from holdfast.core.clock import microseconds
 from holdfast.core.filter import Filter, FilterWords, Moment, as_filter, read_moment
@@ -163,14 +163,14 @@ class Operating(Reading):
         settings = self.refresh_settings()
         return {name: settings.get(name, chosen) for name in sorted(SETTINGS)}
 
-    def set_config(self, key: str, value: object, type: str | None = None) -> None:
+    def set_config(self, key: SettingName, value: Value | timedelta, type: str | None = None) -> None:
         """Store a setting; running workers apply it within a second."""
         name, parsed = parse_setting(key, value, type=type)
         self.store.set_setting(name, _type_or_all(type), parsed)
         self.refresh_settings()
         self.events.emit(SettingChanged(key=name, value=parsed, type=type))
 
-    def unset_config(self, key: str, type: str | None = None) -> None:
+    def unset_config(self, key: SettingName, type: str | None = None) -> None:
         """Remove a stored setting, so that the next level down applies."""
         name = find_setting(key, type=type).name
         self.store.unset_setting(name, _type_or_all(type))

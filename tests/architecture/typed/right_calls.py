@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, assert_type
 
 from holdfast import Context, Fail, Filter, Job, Queue, Reconcile, Retry, Status, tq
+from holdfast.config import SettingName
 from holdfast.handlers.options import EnqueueOptions
 
 queue = Queue("sqlite:///queue.db", defaults={"lease_seconds": "1m"})
@@ -79,6 +80,8 @@ queue.enqueue("send_email", id="a", timeout="5m", delay=timedelta(hours=1), key=
 queue.enqueue_many("send_email", [{"to": "a@b.c"}], priority=1, group="g", delay=None, atomic=True)
 options: EnqueueOptions = {"priority": 1, "key": "k"}
 queue.enqueue("send_email", None, **options)
+assert_type(queue.enqueue_batch([("a", {}, {}), ("b", [1], {"group": "g"})]), list[tuple[Job, bool]])
+queue.enqueue_batch(("send_email", {"to": to}, {"key": to, "key_for": "1d"}) for to in ("a@b.c", "d@e.f"))
 
 
 async def serve() -> None:
@@ -109,10 +112,24 @@ with queue.worker() as worker:
 
 with queue.bulk() as bulk:
     bulk.add(1, "send_email", {"to": "a@b.c"}, {"priority": 1})
+    bulk.add(2, "send_email", {"to": "a@b.c"}, options)
     assert_type(bulk.count, int)
 
 with Queue() as other:
     assert_type(other, Queue)
+
+
+# Settings.
+
+queue.set_config("max_running", 5)
+queue.set_config("max_running", None, type="send_email")
+queue.set_config("job_timeout", "5m")
+queue.set_config("retention_failed", timedelta(days=30))
+queue.set_config("fair", True, type="export")
+queue.unset_config("max_running", type="send_email")
+setting: SettingName = "rate_limit"
+queue.set_config(setting, 0.5)
+queue.set_rate_limit(2)
 
 
 # The fluent form.

@@ -74,6 +74,11 @@ queue.enqueue("send_email", {"to": "a@b.c"}, run_at=datetime.now)  # error
 queue.enqueue_many("send_email", [{"to": "a@b.c"}], key="k")  # error
 queue.enqueue_many("send_email", [{"to": "a@b.c"}], id="a")  # error
 queue.enqueue(send_email, {"to": "a@b.c"})  # error
+queue.enqueue_batch([("send_email", {"to": "a@b.c"}, {"prority": 1})])  # error
+queue.enqueue_batch([("send_email", {"to": "a@b.c"}, {"priority": "high"})])  # error
+queue.enqueue_batch([("send_email", {"to": "a@b.c"})])  # error
+queue.bulk().add(1, "send_email", {"to": "a@b.c"}, {"prority": 1})  # error
+queue.bulk().add(1, "send_email", {"to": "a@b.c"}, {"run_at": "2030-01-01"})  # error
 
 
 async def serve() -> None:
@@ -101,6 +106,14 @@ queue.worker(concurrency="5")  # error
 queue.worker(types=5)  # error
 queue.run_worker(drain="yes")  # error
 queue.drain(raise_error=True)  # error
+
+# Settings.
+
+queue.set_config("max_runing", 5)  # error
+queue.set_config("max_running", b"5")  # error
+queue.set_config("max_running", 5, type=["send_email"])  # error
+queue.unset_config("max_runing")  # error
+queue.set_rate_limit("fast")  # error
 
 # The fluent form.
 

@@ -152,7 +152,7 @@ async def set_setting(request: Request, key: Key, type: TypeQuery = None) -> Res
     """Store a value; running workers apply it within a second."""
     body = await read_body(request, SettingValue)
     backend, named = backend_of(request), _type(body, type)
-    await backend.call(Queue.set_config, key, body.value, named)
+    await backend.call(Queue.set_config, find_setting(key).name, body.value, named)
     return await _setting(backend, key, named)
 
 
@@ -162,7 +162,7 @@ async def set_setting(request: Request, key: Key, type: TypeQuery = None) -> Res
 async def unset_setting(request: Request, key: Key, type: TypeQuery = None) -> Response:
     """Remove a stored value, so that the next level applies again; returns the value now in effect."""
     backend = backend_of(request)
-    await backend.call(Queue.unset_config, key, type)
+    await backend.call(Queue.unset_config, find_setting(key).name, type)
     return await _setting(backend, key, type)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Annotated, cast
 
 from fastapi import APIRouter, Header, Request, Response
 from msgspec.structs import asdict
@@ -13,6 +13,7 @@ from holdfast.core.clock import parse_instant
 from holdfast.core.job import Job
 from holdfast.enqueueing.options import OPTIONS
 from holdfast.errors import BatchRefused, ConfigError
+from holdfast.handlers.options import EnqueueOptions
 from holdfast.observe import shapes
 from holdfast.queue import Queue
 from holdfast.web.api.filters import camel
@@ -62,7 +63,7 @@ async def create_task(request: Request, idempotency_key: IdempotencyKey = None) 
     return json_response(shapes.accepted(job), 201 if is_new else 200, {"Location": place})
 
 
-async def _enqueue(request: Request, new: NewTask, options: dict[str, Any]) -> tuple[Job, bool]:
+async def _enqueue(request: Request, new: NewTask, options: EnqueueOptions) -> tuple[Job, bool]:
     backend = backend_of(request)
     if request.scope["holdfast.size"] <= LARGE_BODY:
         return await backend.queue.admit(new.type, new.payload, **options)
@@ -102,7 +103,7 @@ def _enqueue_batch(
     queue: Queue, require_enqueueable: Callable[[str], None], tasks: list[NewTask], key: str | None
 ) -> tuple[bytes, bool]:
     """The answer, and whether any of the jobs is new."""
-    items = []
+    items: list[tuple[str, object, EnqueueOptions]] = []
     for place, task in enumerate(tasks):
         try:
             require_enqueueable(task.type)
@@ -156,7 +157,7 @@ def _renamed(error: ConfigError) -> ConfigError:
     return error if name is None else ConfigError(error.problem, option=name, hint=error.hint)
 
 
-def options_from(options: Options, header_key: str | None) -> dict[str, Any]:
+def options_from(options: Options, header_key: str | None) -> EnqueueOptions:
     """The options of `Queue.enqueue` that a body and its Idempotency-Key header stand for."""
     sent = asdict(options)
     made = {name: sent[option.http_name or name] for name, option in OPTIONS.items()}
@@ -170,4 +171,4 @@ def options_from(options: Options, header_key: str | None) -> dict[str, Any]:
     for name, value in given.items():
         if OPTIONS[name].kind == "instant":
             given[name] = parse_instant(_HTTP_NAMES[name], value)
-    return given
+    return cast(EnqueueOptions, given)
