@@ -35,7 +35,10 @@ class TaskType(Struct, frozen=True):
     _payload_type: Any
 
     def add(self, payload: object = None, **options: Unpack[EnqueueOptions]) -> TaskType:
-        """Enqueue a job. Options: id, priority, max_attempts, timeout, delay, run_at, key, key_for."""
+        """Enqueue a job.
+
+        Options: id, priority, group, max_attempts, timeout, delay, run_at, key, key_for.
+        """
         queue = self._owner.queue
         if self._payload_type is not None:
             limit = queue.settings().get("max_payload_bytes", self._type)

@@ -19,7 +19,9 @@ import holdfast
 from holdfast.config import SETTINGS, SettingName, find_setting, parse_setting
 from holdfast.enqueueing.options import OPTIONS
 from holdfast.errors import ConfigError
+from holdfast.fluent import TaskType
 from holdfast.handlers import options
+from holdfast.queue import Queue
 from holdfast.worker import following
 
 TYPED = Path(__file__).parent / "typed"
@@ -84,6 +86,11 @@ def test_options_of_a_job_are_those_that_are_parsed() -> None:
     assert typing.get_type_hints(options.EnqueueOptions).keys() == set(OPTIONS)
     one_of_a_kind = {"id", "key", "key_for"}  # what no two jobs have in common
     assert options.ManyOptions.__annotations__.keys() == set(OPTIONS) - one_of_a_kind
+
+
+@pytest.mark.parametrize("function", [Queue.enqueue, TaskType.add], ids=["enqueue", "tq.add"])
+def test_docstring_lists_every_option_of_a_job(function: Callable[..., object]) -> None:
+    assert f"Options: {', '.join(OPTIONS)}." in (function.__doc__ or "")
 
 
 def test_options_of_a_worker_are_those_that_it_takes() -> None:
