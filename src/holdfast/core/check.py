@@ -72,6 +72,13 @@ def text(name: str, value: object) -> str:
     return str.__str__(value)
 
 
+def short_text(name: str, value: object, most: int) -> str:
+    """Printable text that is neither empty nor longer than that."""
+    if not isinstance(value, str) or not 0 < len(value) <= most or not value.isprintable():
+        raise ConfigError(f"must be 1 to {most} printable characters, not {shown(value)}", option=name)
+    return str.__str__(value)
+
+
 def printable_text(name: str, value: object) -> str:
     """Text that every database accepts: no NUL, no lone surrogates."""
     if not isinstance(value, str) or not value.isprintable():

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct, field
 
-from holdfast.core.check import text
+from holdfast.core.check import short_text, text
 from holdfast.core.clock import from_datetime
 from holdfast.errors import ConfigError, JobNotFound
 from holdfast.text import shown
@@ -146,11 +146,7 @@ MAX_GROUP_LENGTH = 256
 
 
 def check_group(name: str, value: object) -> str:
-    if not isinstance(value, str) or not 0 < len(value) <= MAX_GROUP_LENGTH or not value.isprintable():
-        raise ConfigError(
-            f"must be 1 to {MAX_GROUP_LENGTH} printable characters, not {shown(value)}", option=name
-        )
-    return str.__str__(value)
+    return short_text(name, value, MAX_GROUP_LENGTH)
 
 
 def base_type(type: str) -> str:

@@ -15,8 +15,8 @@ from holdfast.core.lifecycle import Policy
 _MOST_CACHED = 10_000
 """Beyond so many types, what was looked up is forgotten."""
 
-
 _MOST_OWNERS = 50_000
+"""Likewise for whose settings a name has: more, as every lane that is named has an entry, and a small one."""
 
 
 class Resolved(Struct, frozen=True):

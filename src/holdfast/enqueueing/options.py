@@ -15,7 +15,6 @@ from msgspec import Struct
 from holdfast.core import check
 from holdfast.core.job import check_group, check_id
 from holdfast.errors import ConfigError
-from holdfast.text import shown
 
 MAX_KEY_LENGTH = 512
 _PRIORITIES = range(-(2**31), 2**31)
@@ -59,14 +58,6 @@ class Option(Struct, frozen=True, kw_only=True):
 
 def _id(_: str, value: object) -> str:
     return check_id(value)
-
-
-def _key(name: str, value: object) -> str:
-    if not isinstance(value, str) or not 0 < len(value) <= MAX_KEY_LENGTH or not value.isprintable():
-        raise ConfigError(
-            f"must be 1 to {MAX_KEY_LENGTH} printable characters, not {shown(value)}", option=name
-        )
-    return str.__str__(value)
 
 
 OPTIONS: Mapping[str, Option] = {
@@ -138,7 +129,7 @@ OPTIONS: Mapping[str, Option] = {
         Option(
             name="key",
             kind="text",
-            check=_key,
+            check=partial(check.short_text, most=MAX_KEY_LENGTH),
             meaning="deduplication key: returns the unfinished job of this type that has it, if any",
             example="welcome:42",
             metavar="KEY",

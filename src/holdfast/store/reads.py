@@ -10,7 +10,6 @@ from typing import Any
 from holdfast.config import Value
 from holdfast.core.clock import Clock
 from holdfast.core.job import FINISHED, Failure, Job, Status
-from holdfast.core.rate_limit import Bucket
 from holdfast.store import pages
 from holdfast.store.database import Database
 from holdfast.store.records import (
@@ -350,18 +349,6 @@ class Reads(ABC):
     def list_paused(self) -> dict[str, int]:
         """The paused types and since when; "" stands for all."""
         return dict(self.database.read("SELECT type, paused_at FROM holdfast_pauses"))
-
-    def get_rate_wait(self, name: str, rate: float) -> float:
-        """Seconds until a rate limit lets the next start through."""
-        row = self.database.read_one(
-            "SELECT tokens, refilled_at FROM holdfast_limits WHERE name = ? AND refilled_at >= 0",
-            (self._rate_row(name),),
-        )
-        return Bucket(*row).refill(rate, self.now()).seconds_until_next(rate) if row else 0.0
-
-    def _rate_row(self, name: str) -> str:
-        """What a rate limit is called in its table."""
-        return name
 
     def list_statistics(self, since_minute: int) -> list[Minute]:
         return self._records(

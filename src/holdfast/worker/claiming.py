@@ -23,10 +23,8 @@ if TYPE_CHECKING:
 LIMITED_PAUSE = 0.1
 """Seconds after which a worker looks again whether max_running or a group lets it start more."""
 
-
 LOOK_SHARE = 20
 """What a look has found is good for this many times as long as it took."""
-
 
 NOTHING_RUNS = Usage()
 

@@ -15,7 +15,7 @@ from holdfast.store.outcomes import ENDING, FAILURE, ending, failures, link_take
 from holdfast.store.postgres.arrays import MOST_TEXT, given, parts, transposed
 from holdfast.store.postgres.insert import insert_jobs, run
 from holdfast.store.postgres.server_clock import CLOCK, NOW
-from holdfast.store.postgres.session import Answer, Session
+from holdfast.store.postgres.session import Reply, Session
 from holdfast.store.records import Finish
 
 
@@ -134,7 +134,7 @@ def finish_jobs(
     return {(f.seq, f.version): ended[f.seq, f.version] for f in finishes if (f.seq, f.version) in ended}
 
 
-def complete_ahead(session: Session, finishes: Sequence[Finish], now: int | None) -> Answer | None:
+def complete_ahead(session: Session, finishes: Sequence[Finish], now: int | None) -> Reply | None:
     """Complete jobs of one worker together with the next statement, if nothing else hangs on it."""
     is_plain = all(
         f.decision.status is Status.COMPLETED and not f.children and not f.may_be_locked for f in finishes

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from holdfast.store.postgres.database import Database
 
 
-class Answer:
+class Reply:
     """What a statement gives that goes out with others; there once these have been answered."""
 
     def __init__(self) -> None:
@@ -51,11 +51,11 @@ class Session:
         self.afterwards: list[Callable[[], None]] = []
         """What to do once it is committed."""
         self._is_sending = False
-        self._ahead: list[tuple[Answer, str, Sequence[Any]]] = []
+        self._ahead: list[tuple[Reply, str, Sequence[Any]]] = []
 
-    def ahead(self, sql: str, parameters: Sequence[Any] = ()) -> Answer:
+    def ahead(self, sql: str, parameters: Sequence[Any] = ()) -> Reply:
         """Run a statement whose answer nobody needs before the next one's, in one round trip with it."""
-        answer = Answer()
+        answer = Reply()
         self._ahead.append((answer, self.database.text(sql), [*map(storable, _sendable(parameters))]))
         return answer
 
@@ -122,7 +122,7 @@ class Session:
         for row in rows[-1:]:
             self.rows(sql, row)
 
-    def _execute(self, sql: str, parameters: Sequence[Any]) -> Answer:
+    def _execute(self, sql: str, parameters: Sequence[Any]) -> Reply:
         if self.connection.lock.locked():
             raise NestedWrite(interrupted=True)  # by a signal handler, where psycopg would wait for itself
         if self._is_sending:  # a mistake in our code, which psycopg would answer with no rows
@@ -132,7 +132,7 @@ class Session:
             with self.in_flight():
                 pass
             return answer
-        answer = Answer()
+        answer = Reply()
         text = self.database.text(sql)
         parameters = _sendable(parameters)
         try:

@@ -71,7 +71,6 @@ class PostgresStore(Store):
     _retry_job = staticmethod(operate.retry_job)
     _retry_failed_jobs = staticmethod(operate.retry_failed_jobs)
     _delete_job = staticmethod(operate.delete_job)
-    _rate_row = staticmethod(claim.rate_row)
     _line_before = _LINE
 
     def __init__(self, database: Database) -> None:
