@@ -345,7 +345,7 @@ def test_nothing_of_the_queues_own_is_in_its_environment(
     environment = stand_in.run()["environment"]
     assert environment["ANTHROPIC_API_KEY"] == "sk-ant-needed"
     own = {name: value for name, value in environment.items() if name.startswith("QUEUECTL_")}
-    assert own.keys() == set(command.MARKS)
+    assert own.keys() == set(process_group.MARKS)
     assert (own["QUEUECTL_JOB_ID"], own["QUEUECTL_ATTEMPT"]) == (job.id, "1")
 
 

@@ -10,9 +10,9 @@ import msgspec
 from holdfast.cli.command import APP, DONE, FAILED, GIVEN_DATABASE, Call, argument
 from holdfast.config import stop_file
 from holdfast.errors import HoldfastError
-from holdfast.jobs.command import MARKS
 from holdfast.supervisor.supervisor import Supervisor, signals_to
 from holdfast.system.lifeline import PYTHON
+from holdfast.system.process_group import MARKS
 
 MOST_WORKERS = 1000
 

@@ -9,13 +9,7 @@ from typing import NamedTuple
 
 from holdfast.context import Context
 from holdfast.jobs.errors import CommandNotStarted
-from holdfast.system.process_group import ProcessGroup, end_marked
-
-WORKER_MARK, RUN_MARK = "QUEUECTL_WORKER_ID", "QUEUECTL_RUN"
-"""The environment variables that identify the worker and the job that started a process."""
-
-MARKS = (WORKER_MARK, RUN_MARK, "QUEUECTL_JOB_ID", "QUEUECTL_ATTEMPT")
-"""All that a command finds in its environment. Workers that a command starts are not the command's."""
+from holdfast.system.process_group import MARKS, RUN_MARK, ProcessGroup, end_marked
 
 
 class Ran(NamedTuple):
@@ -56,8 +50,3 @@ def run_in_group(
     with group:
         ctx.on_interrupt(group.stop)
         return Ran(group.run(write), group.was_stopped)
-
-
-def end_commands_of(worker_id: str) -> None:
-    """Kill the commands that a dead worker left behind."""
-    end_marked(f"{WORKER_MARK}={worker_id}")

@@ -19,9 +19,9 @@ from contextlib import contextmanager, suppress
 
 from holdfast import events as e
 from holdfast.errors import ConfigError, HoldfastError
-from holdfast.jobs.command import end_commands_of
 from holdfast.supervisor.dead_workers import DeadWorkers
 from holdfast.supervisor.process import EXIT_CUT_SHORT, EXIT_EXHAUSTED, EXIT_NOT_STARTED, Notice, Process
+from holdfast.system.process_group import end_processes_of
 
 _LOOK = 0.25
 
@@ -209,7 +209,7 @@ class Supervisor:
         worker_id = worker.worker_id if worker else None
         self._events.emit(e.WorkerDied(worker_id=worker_id, pid=process.pid, how=how, restart_in=restart_in))
         if worker is not None:
-            end_commands_of(worker.worker_id or "")
+            end_processes_of(worker.worker_id or "")
             self._dead_workers.free_jobs(worker, stopping=requests > 0)
             process.dead_worker = worker
         self._replace(process, pause)

@@ -15,13 +15,19 @@ from typing import Self
 
 from holdfast.system.lifeline import KERNEL_KILLS, Lifeline, kill_group_at_end
 
+WORKER_MARK, RUN_MARK = "QUEUECTL_WORKER_ID", "QUEUECTL_RUN"
+"""The environment variables that identify the worker and the job that started a process."""
+
+MARKS = (WORKER_MARK, RUN_MARK, "QUEUECTL_JOB_ID", "QUEUECTL_ATTEMPT")
+"""All that such a process finds in its environment. Workers that it starts are not its job's."""
+
 KILL_AFTER = 2.0
 """Seconds between TERM and KILL."""
 
 _CHUNK = 64 * 1024
 _LAST_OUTPUT = 0.2
 _PATIENCE = 2.0
-_LOOK = 0.02
+_POLL_SECONDS = 0.02
 
 # Waits for a line from the worker, so that nothing of the command runs before the worker's death would end
 # it. The worker may be gone already: then the pipe ends without one.
@@ -111,7 +117,7 @@ class ProcessGroup:
         kill_at = math.inf
         while not self._has_ended():
             # Where no descriptor tells of its end, we look for it every now and then.
-            until = kill_at if self._pidfd is not None else min(kill_at, time.monotonic() + _LOOK)
+            until = kill_at if self._pidfd is not None else min(kill_at, time.monotonic() + _POLL_SECONDS)
             left = until - time.monotonic()
             ready = dict(poll.poll(None if left == math.inf else max(0, round(1000 * left) + 1)))
             if output in ready and not _copy(output, write):
@@ -191,6 +197,11 @@ def marked(mark: str) -> Iterator[int]:
                 continue  # it is gone, or another user's
             if b"\0" + wanted in environment:
                 yield int(name)
+
+
+def end_processes_of(worker_id: str) -> None:
+    """Kill what the handlers of a dead worker started and marked."""
+    end_marked(f"{WORKER_MARK}={worker_id}")
 
 
 def end_marked(mark: str) -> None:
