@@ -12,6 +12,7 @@ from holdfast import Queue, errors, events
 from holdfast.cli.main import COMMANDS, load
 from holdfast.config import SETTINGS
 from holdfast.jobs import errors as job_errors
+from holdfast.store.candidates import DEEPEST
 from holdfast.store.postgres import schema as postgres
 from holdfast.store.sqlite.schema import MIGRATIONS
 from tests.postgres import fresh_url
@@ -58,8 +59,14 @@ def test_the_reference_invents_no_option(command: str) -> None:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_the_reference_has_every_setting(name: str) -> None:
-    assert f"| `{name}` |" in text_of("settings.md")
+def test_the_reference_has_every_setting_once(name: str) -> None:
+    assert text_of("settings.md").count(f"| `{name}` |") == 1
+
+
+def test_pages_about_groups_say_how_far_a_claim_looks() -> None:
+    for page in ("how-to/limits.md", "explanation/what-may-start.md"):
+        text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+        assert f"among the first {DEEPEST:,} jobs in line" in text, page
 
 
 def test_the_reference_has_every_error() -> None:
