@@ -21,6 +21,7 @@ from benchmarks.figures import Figure, at_most
 from benchmarks.http import served
 from holdfast import Queue
 from holdfast.core.error_group import error_group
+from holdfast.store.open import store_of
 from holdfast.store.records import HOUR, TypeRecord, WorkerRecord, empty_minute
 
 EXPECTED = 3.0
@@ -382,14 +383,14 @@ def _register(queue: Queue, now: int) -> None:
             id=_worker(number), host="shop", pid=1000 + number, state="running", concurrency=10,
             types=tuple(_NAMES),
         )  # fmt: skip
-        queue.store.register_worker(worker, types)
+        store_of(queue).register_worker(worker, types)
         for minute in range(now // 60_000_000 - HOUR + 1, now // 60_000_000 + 1):
             for place, name in enumerate(_TYPES):
                 row = empty_minute(minute, name, worker.id)
                 row.completed, row.failed = 40 - place, place % 3
                 row.waits[place], row.runs[place + 1] = 40, 40
                 minutes.append(row)
-    queue.store.write_statistics(minutes)
+    store_of(queue).write_statistics(minutes)
 
 
 def _job(number: int, count: int, now: int, random: Random) -> dict[str, Any]:

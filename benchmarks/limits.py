@@ -19,6 +19,7 @@ from benchmarks.idle import processor_seconds
 from holdfast import Queue
 from holdfast.config import SettingName
 from holdfast.handlers.options import EnqueueOptions
+from holdfast.store.open import store_of
 
 _LANES = 2_000
 _MAX_RUNNING = 50
@@ -129,7 +130,7 @@ def _drain(bench: Bench, place: Place, load: Load) -> float:
             wait_for_worker(queue)
             queue.resume()
             _wait_until_empty(queue)
-        [(count, microseconds)] = queue.store.database.read(_SPAN)
+        [(count, microseconds)] = store_of(queue).database.read(_SPAN)
     if count != jobs:
         raise AssertionError(f"{count} of {jobs} jobs were completed")
     return float(jobs / (microseconds / 1e6))
@@ -137,7 +138,7 @@ def _drain(bench: Bench, place: Place, load: Load) -> float:
 
 def _wait_until_empty(queue: Queue) -> None:
     deadline = time.monotonic() + _PATIENCE
-    while queue.store.database.read(_LEFT):
+    while store_of(queue).database.read(_LEFT):
         if time.monotonic() > deadline:
             raise TimeoutError("the drain did not end")
         time.sleep(0.05)
@@ -168,7 +169,7 @@ def _wait_of_small(bench: Bench, place: Place, load: Load, jobs: int) -> float:
                 queue.enqueue(TYPE, {"number": number}, group="small")
                 time.sleep(0.005)
             _wait_until_empty(queue)
-        waits = [wait / 1e3 for (wait,) in queue.store.database.read(_SMALL)]
+        waits = [wait / 1e3 for (wait,) in store_of(queue).database.read(_SMALL)]
     return float(quantiles(waits, n=100)[98])
 
 

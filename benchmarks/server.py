@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from holdfast import Queue
+from holdfast.store.open import store_of
 from holdfast.store.records import NewJob, Verdict
 from holdfast.web import create_app
 from holdfast.web.server import make_server, serve
@@ -25,13 +26,13 @@ def main() -> None:
 
     queue.open()
     if sys.argv[2:] == ["no-op"]:
-        now = queue.store.now
+        now = store_of(queue).now
 
         def insert_jobs(jobs: Sequence[NewJob], *, atomic: bool = False, wait: bool = True) -> list[Verdict]:
             moment = now()
             return [Verdict(id=job.id, inserted=True, created_at=moment) for job in jobs]
 
-        queue.store.insert_jobs = insert_jobs  # type: ignore[method-assign]
+        store_of(queue).insert_jobs = insert_jobs  # type: ignore[method-assign]
     listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
     server = make_server(
         create_app(queue),

@@ -105,7 +105,7 @@ def main() -> None:
     greet.with_options(delay=60).enqueue(name="whoever came later")
     open_shop.with_options(key="shop").enqueue()
     counts = queue.stats()
-    print(f"{counts['pending']} jobs pending and {counts['scheduled']} scheduled in {queue.store.url}")
+    print(f"{counts['pending']} jobs pending and {counts['scheduled']} scheduled in {queue.address}")
     print("to watch them, open the address that `queuectl serve` prints in a browser")
 
 

@@ -12,6 +12,7 @@ from benchmarks.postgres.place import connect, new_schema, settle
 from holdfast import Queue
 from holdfast.core.job import Status
 from holdfast.core.lifecycle import Decision
+from holdfast.store.open import store_of
 from holdfast.store.records import Claim, Demand, Finish
 
 EXPECTED = 1.25
@@ -101,7 +102,7 @@ def _times(queues: Sequence[Queue], turns: int, jobs: int) -> list[float]:
                 _finish(queue, claims[place])
                 claims[place] = []
             began = time.perf_counter()
-            with queue.store.transaction():
+            with store_of(queue).transaction():
                 _finish(queue, claims[place])
                 claims[place] = _claim(queue, jobs)
             times[place].append(time.perf_counter() - began)
@@ -112,7 +113,7 @@ def _times(queues: Sequence[Queue], turns: int, jobs: int) -> list[float]:
 
 def _claim(queue: Queue, jobs: int) -> list[Claim]:
     demand = Demand(type=TYPE, limit=jobs, max_attempts=3)
-    claims = queue.store.claim_jobs("bench", [demand], limit=jobs, lease_seconds=30).claims
+    claims = store_of(queue).claim_jobs("bench", [demand], limit=jobs, lease_seconds=30).claims
     if len(claims) != jobs:
         raise AssertionError(f"{len(claims)} of {jobs} jobs were claimed")
     return claims
@@ -120,7 +121,7 @@ def _claim(queue: Queue, jobs: int) -> list[Claim]:
 
 def _finish(queue: Queue, claims: Sequence[Claim]) -> None:
     decision = Decision("complete", Status.COMPLETED, result="null")
-    queue.store.finish_jobs(
+    store_of(queue).finish_jobs(
         [
             Finish(
                 seq=claim.seq,

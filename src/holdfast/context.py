@@ -20,6 +20,7 @@ from holdfast.core.settings import Settings
 from holdfast.enqueueing.enqueuer import Admission
 from holdfast.errors import HoldfastError, Interrupted, LeaseLost, ResultIgnored, StoreError
 from holdfast.handlers.handler import GivenToHandlers, Handler
+from holdfast.store.open import store_of
 from holdfast.store.protocol import Store
 from holdfast.store.records import Claim, LogTail, NewJob
 from holdfast.text import shown
@@ -42,7 +43,7 @@ class AttemptHost(Protocol):
     """What an attempt needs from its queue."""
 
     @property
-    def store(self) -> Store: ...
+    def _store(self) -> Store: ...
     @property
     def admission(self) -> Admission: ...
     @property
@@ -176,7 +177,7 @@ class Context(GivenToHandlers):
         """The job as it was when first read in this attempt."""
         if self._job is None:
             claim = self._attempt.claim
-            job = self._attempt.host.store.get_job(claim.id)
+            job = store_of(self._attempt.host).get_job(claim.id)
             if job is None or job.version != claim.version:
                 raise LeaseLost
             self._job = job
@@ -198,7 +199,7 @@ class Context(GivenToHandlers):
 
         On PostgreSQL that is the server's clock, so handlers on all machines agree.
         """
-        return to_datetime(self._attempt.host.store.now())
+        return to_datetime(store_of(self._attempt.host).now())
 
     def setting(self, name: str) -> Any:
         """The value in effect of one of the queue's settings, for this job's type."""
@@ -223,7 +224,7 @@ class Context(GivenToHandlers):
 
     def _holds_job(self) -> bool:
         claim = self._attempt.claim
-        job = self._attempt.host.store.get_job(claim.id)
+        job = store_of(self._attempt.host).get_job(claim.id)
         return job is not None and (job.version, job.status) == (claim.version, Status.PROCESSING)
 
     def on_interrupt(self, stop: Callable[[], None]) -> None:
@@ -248,7 +249,7 @@ class Context(GivenToHandlers):
 
         None if the queue is a file on this machine: no other machine could read it.
         """
-        store = self._attempt.host.store
+        store = store_of(self._attempt.host)
         return SharedOutput(store, self._attempt.claim) if store.is_shared else None
 
     def progress(self, fraction: float, message: str | None = None) -> None:

@@ -17,6 +17,7 @@ from holdfast.errors import (
     QueueMoved,
     StoreUnavailable,
 )
+from holdfast.store.open import store_of
 from holdfast.store.scope import Scope
 from holdfast.system.threads import Threads
 
@@ -120,7 +121,7 @@ class Transaction:
         attempt, host = self._attempt, self._attempt.host
         seconds = host.settings().transaction_seconds
         self._result_limit = attempt.result_limit  # inside the block nothing waits for another connection
-        return host.store.begin_attempt_transaction(attempt.claim, seconds)
+        return store_of(host).begin_attempt_transaction(attempt.claim, seconds)
 
     def _check_wait(self) -> None:
         """Called while it can't begin: ends the wait of an attempt that should stop."""
@@ -149,7 +150,7 @@ class Transaction:
             return ended
 
     def _enter_scope(self) -> None:
-        self._scope = Scope.enter(self._attempt.host.store.url)
+        self._scope = Scope.enter(store_of(self._attempt.host).url)
 
     def _leave_scope(self) -> None:
         assert self._scope is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import pkgutil
 import subprocess
 import sys
@@ -178,18 +177,3 @@ def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
 def test_every_module_opens_with_a_sentence_of_what_lives_in_it() -> None:
     for path in sorted(Path(holdfast.__path__[0]).rglob("*.py")):
         assert path.read_text(encoding="utf-8").startswith('"""'), path
-
-
-@pytest.mark.parametrize("room", ["cli", "observe", "web"])
-def test_surfaces_speak_to_the_queue_and_not_to_its_store(room: str) -> None:
-    """What the import rules can't see: the store as an attribute of a queue."""
-    folder = Path(holdfast.__file__).parent / room
-    for path in folder.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            is_store = isinstance(node, ast.Attribute) and node.attr in ("store", "_store")
-            assert not is_store or _is_bulk(node), f"{path}:{getattr(node, 'lineno', '')}"
-
-
-def _is_bulk(node: ast.AST) -> bool:
-    """Bulk.store is what stores jobs, and no store."""
-    return isinstance(node, ast.Attribute) and ast.unparse(node.value) == "bulk"

@@ -13,6 +13,7 @@ from holdfast.cli.main import COMMANDS, load
 from holdfast.config import SETTINGS
 from holdfast.jobs import errors as job_errors
 from holdfast.store.candidates import DEEPEST
+from holdfast.store.open import store_of
 from holdfast.store.postgres import schema as postgres
 from holdfast.store.sqlite.schema import MIGRATIONS
 from tests.postgres import fresh_url
@@ -103,7 +104,7 @@ def test_the_reference_has_every_table_of_both_engines() -> None:
 def test_the_reference_has_every_figure_of_a_database(tmp_path: Path) -> None:
     page = text_of("http-api.md")
     with fresh_url() as server, Queue(server) as shared, Queue(f"sqlite:///{tmp_path}/queue.db") as local:
-        names = shared.store.measure().keys() | local.store.measure().keys()
+        names = store_of(shared).measure().keys() | store_of(local).measure().keys()
     assert [name for name in sorted(names) if f"`holdfast_store_{name}`" not in page] == []
 
 

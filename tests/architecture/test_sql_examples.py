@@ -15,6 +15,7 @@ from psycopg import sql
 
 from holdfast import Context, Queue
 from holdfast.errors import SchemaOutOfDate, StoreUnavailable
+from holdfast.store.open import store_of
 from holdfast.store.postgres import tallies
 from holdfast.store.postgres.store import PostgresStore
 from tests.postgres import drop_schema, new_schema, server_url, with_parameters
@@ -97,9 +98,10 @@ def work_with_everything(queue: Queue) -> None:
     assert queue.retry_all()[0] == 1
     queue.drain()
     assert queue.cleanup(older_than=timedelta(0)) == 6
-    assert isinstance(queue.store, PostgresStore)
-    tallies.fold(queue.store.database)
-    assert not [finding for finding in queue.store.examine() if "permission" in finding.text]
+    store = store_of(queue)
+    assert isinstance(store, PostgresStore)
+    tallies.fold(store.database)
+    assert not [finding for finding in store.examine() if "permission" in finding.text]
 
 
 def test_the_rights_of_the_page_are_enough_to_work_and_to_enqueue(roles: Roles) -> None:

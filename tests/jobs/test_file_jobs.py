@@ -25,6 +25,7 @@ from holdfast.events import HandlerErrorIgnored, JobCompleted, OutcomeRefused
 from holdfast.jobs import CREATE_FILE, DELETE_FILE, files, install
 from holdfast.jobs.files import publish
 from holdfast.jobs.roots import LONGEST_NAME, VARIABLE
+from holdfast.store.open import store_of
 from holdfast.transaction import Transaction
 from holdfast.worker.maintenance import reap
 from tests.support import Recorder, wait_until
@@ -904,8 +905,8 @@ def test_late_attempt_does_not_touch_what_its_successor_has_written(
 
     def stopped(payload: Any, ctx: Context) -> Any:
         late.append(lambda: handler(payload, ctx))
-        with queue_with_files.store.transaction():
-            store, worker = queue_with_files.store, get(queue_with_files, "the-job").worker_id
+        with store_of(queue_with_files).transaction():
+            store, worker = store_of(queue_with_files), get(queue_with_files, "the-job").worker_id
             reap(store, store.list_held(worker or ""), queue_with_files.settings(), expired_only=False)
         assert finish(other_queue, "the-job").status == "completed"
 

@@ -16,6 +16,7 @@ from holdfast.errors import ForeignDatabase, StoreUnavailable
 from holdfast.jobs import CLAUDE_EXTRACTION, CREATE_FILE, DELETE_FILE, install
 from holdfast.jobs.roots import VARIABLE, roots
 from holdfast.reconcile import reconcile
+from holdfast.store.open import store_of
 from holdfast.store.own_files import is_own_path
 from tests.worker.support import get, sql
 
@@ -246,4 +247,4 @@ def test_part_of_an_open_database_is_no_address_of_a_queue(queue: Queue, root: P
 
 def test_copy_does_not_take_a_name_of_the_database(queue: Queue, root: Path) -> None:
     with pytest.raises(StoreUnavailable, match="SQLite uses for the queue itself"):
-        queue.store.back_up(str(root / "queue.db-journal"))
+        store_of(queue).back_up(str(root / "queue.db-journal"))

@@ -22,6 +22,7 @@ from typing import Any
 from holdfast import Queue
 from holdfast.jobs import CREATE_FILE, DELETE_FILE, files
 from holdfast.jobs.roots import VARIABLE
+from holdfast.store.open import store_of
 
 JOB = "the-job"
 MOST_STEPS = 60
@@ -66,7 +67,7 @@ class Steps:
     def wrap_all(self, queue: Queue) -> None:
         for name in CALLS:
             setattr(os, name, self.wrap(name, getattr(os, name)))
-        database: Any = queue.store.database
+        database: Any = store_of(queue).database
         database.commit = self.wrap("commit", database.commit)
         steps = self
 

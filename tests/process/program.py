@@ -24,6 +24,7 @@ from typing import Any
 
 from holdfast import HoldfastError, events
 from holdfast.errors import CommitUncertain
+from holdfast.store.open import store_of
 from holdfast.worker import runner
 from holdfast.worker.slots import Slots
 from tests.process.app import note, queue
@@ -172,7 +173,7 @@ def _become(role: str, options: dict[str, Any], output: str, errors: str) -> Non
 
 
 def opening() -> None:
-    queue.store.now()
+    store_of(queue).now()
 
 
 def enqueue() -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import Queue
+from holdfast.store.open import store_of
 from holdfast.store.records import StopRequest, WorkerRecord
 from tests.process.nursery import Nursery
 from tests.process.test_full_disk import Disk
@@ -799,9 +800,9 @@ def test_ctrl_c_while_workers_are_awaited_leaves_the_request_standing(stocked: P
     worker = WorkerRecord(
         id="worker1", pid=os.getpid(), host=socket.gethostname(), state="running", concurrency=1, types=()
     )
-    queue.store.register_worker(worker, [])
+    store_of(queue).register_worker(worker, [])
     process = start_queuectl(stocked, "worker", "stop")
-    wait_until(lambda: queue.store.get_stop_request("worker1") != StopRequest.NONE)
+    wait_until(lambda: store_of(queue).get_stop_request("worker1") != StopRequest.NONE)
     process.send_signal(signal.SIGINT)
     ran = finished(process)
     assert ran.code == INTERRUPTED, ran
@@ -821,7 +822,7 @@ def test_ctrl_c_while_detached_workers_are_awaited_leaves_none_behind(stocked: P
     else:
         assert ran.code == INTERRUPTED, ran
     wait_until(lambda: not _processes_of(stocked), timeout=30, message="no process is left")
-    assert queue.store.list_workers() == []
+    assert store_of(queue).list_workers() == []
 
 
 def test_detached_workers_that_nobody_waits_for_stop(stocked: Path, queue: Queue) -> None:
@@ -833,7 +834,7 @@ def test_detached_workers_that_nobody_waits_for_stop(stocked: Path, queue: Queue
     process.kill()
     process.communicate()
     wait_until(lambda: not _processes_of(stocked), timeout=30, message="no process is left")
-    assert queue.store.list_workers() == []
+    assert store_of(queue).list_workers() == []
 
 
 def _processes_of(home: Path) -> list[str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import Queue
+from holdfast.store.open import store_of
 from tests.process import oracle
 from tests.process.conftest import DEFAULTS
 from tests.process.faults import Run, Scenario, Scenarios
@@ -31,7 +32,7 @@ def scenarios(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scenarios]:
 @pytest.fixture
 def before(queue: Queue, database: Database) -> Path:
     """A database that a test prepares with `queue` and then closes."""
-    queue.store.now()
+    store_of(queue).now()
     database.make_rows_table()
     return database.path
 
@@ -51,7 +52,7 @@ def check_sound(run: Run) -> dict[str, Row]:
 def test_killed_while_it_makes_the_database(
     scenarios: Scenarios, tmp_path: Path, queue: Queue, database: Database
 ) -> None:
-    queue.store.now()
+    store_of(queue).now()
     whole = database.query("SELECT type, name, sql FROM sqlite_master ORDER BY name")
 
     def check(run: Run) -> None:
@@ -116,7 +117,7 @@ def test_killed_while_it_changes_a_job(
     if old == "failed":
         queue.register("fails", _fail)
         queue.drain()
-    assert queue.store.get_job(job).status == old  # type: ignore[union-attr]
+    assert store_of(queue).get_job(job).status == old  # type: ignore[union-attr]
     queue.close()
 
     def check(run: Run) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import Queue
+from holdfast.store.open import store_of
 from tests.process import oracle
 from tests.process.oracle import Database
 from tests.process.programs import Program, Programs
@@ -43,7 +44,7 @@ class Held:
     def __init__(self, queue: Queue, programs: Programs, database: Database, seconds: float = 600) -> None:
         self._programs = programs
         self._database = database
-        queue.store.now()
+        store_of(queue).now()
         self.long = queue.enqueue("hold", {"seconds": seconds}, max_attempts=2).id
         quick = queue.enqueue_many("work", [{}] * 2 * HELD, max_attempts=1)
         self.jobs = [self.long, *(job.id for job in quick)]
@@ -132,7 +133,7 @@ def run_until_done(programs: Programs, database: Database, **options: int) -> No
 def test_job_that_kills_its_worker_takes_no_neighbour_with_it(
     queue: Queue, programs: Programs, database: Database
 ) -> None:
-    queue.store.now()
+    store_of(queue).now()
     innocent = [queue.enqueue("work", {"seconds": 0.6}).id for _ in range(9)]
     poison = queue.enqueue("poison", {"seconds": 0.3}).id
     run_until_done(programs, database, concurrency=10)
@@ -150,7 +151,7 @@ def test_job_that_kills_its_worker_takes_no_neighbour_with_it(
 def test_job_that_kills_its_worker_beside_many_held_ready_harms_none_of_them(
     queue: Queue, programs: Programs, database: Database
 ) -> None:
-    queue.store.now()
+    store_of(queue).now()
     jobs = [job.id for job in queue.enqueue_many("work", [{}] * HELD)]
     poison = queue.enqueue("poison").id
     jobs += [job.id for job in queue.enqueue_many("work", [{}] * HELD)]

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import Queue
+from holdfast.store.open import store_of
 from tests.process import oracle
 from tests.process.conftest import DEFAULTS
 from tests.process.faults import Run, Scenario, Scenarios, faults
@@ -34,7 +35,7 @@ def scenarios(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scenarios]:
 
 @pytest.fixture
 def before(queue: Queue, database: Database) -> Path:
-    queue.store.now()
+    store_of(queue).now()
     database.make_rows_table()
     return database.path
 

@@ -14,6 +14,7 @@ import pytest
 from holdfast import Job
 from holdfast.jobs import CREATE_FILE, DELETE_FILE
 from holdfast.jobs.roots import VARIABLE
+from holdfast.store.open import store_of
 from holdfast.worker.maintenance import reap
 from tests.process import oracle
 from tests.process.file_job_crashes import JOB, opened
@@ -147,12 +148,12 @@ def runs_of(tmp_path: Path, scenario: Scenario) -> Iterator[Run]:
 def recover(run: Run) -> Job:
     """Free the job of the dead worker, as a supervisor does, and let another worker run it."""
     with opened(run.folder) as queue:
-        held = queue.store.get_job(JOB)
+        held = store_of(queue).get_job(JOB)
         assert held is not None
         if held.worker_id is not None:
-            with queue.store.transaction():
-                lost = queue.store.list_held(held.worker_id)
-                reap(queue.store, lost, queue.settings(), expired_only=False)
+            with store_of(queue).transaction():
+                lost = store_of(queue).list_held(held.worker_id)
+                reap(store_of(queue), lost, queue.settings(), expired_only=False)
         queue.drain()
         job = queue.get(JOB)
         assert job is not None

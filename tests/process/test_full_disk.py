@@ -12,6 +12,7 @@ import pytest
 
 from holdfast import Queue
 from holdfast.errors import StoreUnavailable
+from holdfast.store.open import store_of
 from tests.process import oracle
 from tests.process.conftest import DEFAULTS
 from tests.process.oracle import Database
@@ -63,7 +64,7 @@ def url(disk: Disk) -> str:
 def test_nothing_is_lost_however_often_the_disk_is_full(
     queue: Queue, programs: Programs, database: Database, disk: Disk
 ) -> None:
-    queue.store.now()
+    store_of(queue).now()
     worker = programs.worker()
     accepted = []
     refused = 0

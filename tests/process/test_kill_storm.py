@@ -13,6 +13,7 @@ import time
 import pytest
 
 from holdfast import Queue
+from holdfast.store.open import store_of
 from tests.process import oracle
 from tests.process.app import MAX_RUNNING, RATE
 from tests.process.oracle import Database
@@ -73,7 +74,7 @@ def seldom(database: Database) -> Database:
 @pytest.mark.timeout(4 * 3600 if LONG else 300)
 @pytest.mark.parametrize("defaults", [DEFAULTS])
 def test_nothing_is_lost_in_a_storm_of_kills(queue: Queue, programs: Programs, database: Database) -> None:
-    queue.store.now()  # the first opening has tests of its own
+    store_of(queue).now()  # the first opening has tests of its own
     storm = Storm(programs)
     chance = random.Random(SEED)
     for _ in range(KILLS):

@@ -20,6 +20,7 @@ from holdfast.errors import HoldfastError, QueueArriving, QueueMoved
 from holdfast.events import StoreTrouble
 from holdfast.store.move import open_end
 from holdfast.store.moved import MOVE_TABLE, MOVED, TARGET
+from holdfast.store.open import store_of
 from holdfast.web.errors import refusal
 from tests.conformance.steps import claim_one
 from tests.support import Recorder, wait_until
@@ -277,7 +278,7 @@ def test_running_worker_goes_on_after_its_mover_was_killed(place: Places, engine
         try:
             end.close_to_producers("sqlite:////elsewhere.db", "token", 60)
             assert end.close_to_all("token")
-            assert queue.store.list_paused()
+            assert store_of(queue).list_paused()
             expire(source)
             job = queue.enqueue("note", {})
             assert queue.wait(job.id, timeout=60).status == "completed"
@@ -292,7 +293,7 @@ def test_jobs_of_a_dead_worker_do_not_hold_a_move_up(place: Places) -> None:
     with Queue(source) as queue:
         queue.set_config("heartbeat_interval", 0.1)
         queue.enqueue("note", {}, id="a")
-        claim_one(queue.store, "note", lease=0.2)
+        claim_one(store_of(queue), "note", lease=0.2)
     assert run(["--database", source, "move", "--to", target, "--json"]) == 0
     with Queue(target) as queue:
         job = queue.get("a")
@@ -306,7 +307,7 @@ def test_running_job_is_waited_for_and_then_the_move_is_undone(
     source, target = place("sqlite"), place("sqlite")
     with Queue(source) as queue:
         queue.enqueue("note", {}, id="a")
-        claim_one(queue.store, "note")
+        claim_one(store_of(queue), "note")
         before = contents(source)
         assert run(["--database", source, "move", "--to", target, "--timeout", "0.3"]) == 1
         assert "1 job is still running after 0.3 s" in capsys.readouterr().err

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import Queue
+from holdfast.store.open import store_of
 from tests.process import oracle
 from tests.process.oracle import Database
 from tests.process.programs import Programs
@@ -35,7 +36,7 @@ class Scene:
         self.programs = programs
         self.database = database
         self.go, self.done = folder / "go", folder / "done"
-        queue.store.now()
+        store_of(queue).now()
         database.make_rows_table()
         self.with_row, self.without_row = (
             queue.enqueue(type, {"row": row, "go": str(self.go), "done": str(self.done)}).id

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from holdfast import Queue
+from holdfast.store.open import store_of
 from tests.process import oracle
 from tests.process.postgres_database import PostgresDatabase
 from tests.process.programs import Programs
@@ -41,7 +42,7 @@ def _let_it_work(database: PostgresDatabase) -> None:
 def test_nothing_is_lost_or_doubled_when_connections_are_terminated(
     queue: Queue, programs: Programs, database: PostgresDatabase
 ) -> None:
-    queue.store.now()
+    store_of(queue).now()
     queue.close()  # so that all connections are those of the programs
     database.make_rows_table()
     workers = [programs.fork("worker", concurrency=4) for _ in range(2)]
@@ -78,7 +79,7 @@ def test_nothing_is_lost_or_doubled_when_connections_are_terminated(
 def test_a_handler_whose_connection_is_terminated_runs_again_and_leaves_one_row(
     queue: Queue, programs: Programs, database: PostgresDatabase, type: str
 ) -> None:
-    queue.store.now()
+    store_of(queue).now()
     database.make_rows_table()
     worker = programs.fork("worker")
     job = queue.enqueue(type, {"seconds": 0.6}).id
@@ -101,7 +102,7 @@ def test_a_handler_whose_connection_is_terminated_runs_again_and_leaves_one_row(
 def test_a_worker_is_woken_again_after_its_listening_connection_was_terminated(
     queue: Queue, programs: Programs, database: PostgresDatabase
 ) -> None:
-    queue.store.now()
+    store_of(queue).now()
     programs.worker()
     for _ in range(3):
         [before] = database.backends(LISTENING)

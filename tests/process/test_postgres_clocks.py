@@ -14,6 +14,7 @@ import pytest
 
 from holdfast import Queue
 from holdfast.core.clock import SECOND, to_datetime
+from holdfast.store.open import store_of
 from tests.process.postgres_database import PostgresDatabase
 from tests.process.programs import ROOT, Program, Programs
 from tests.support import wait_until
@@ -78,12 +79,14 @@ def ticks(programs: Programs, what: str, job: str) -> list[float]:
 def test_delays_retries_and_leases_follow_the_clock_of_the_database(
     queue: Queue, programs: Programs, database: PostgresDatabase
 ) -> None:
-    began_at = queue.store.now()
+    began_at = store_of(queue).now()
     workers = start_workers(programs)
     check_clocks_differ(programs, workers)
     began = time.monotonic()
     delayers = [programs.start("enqueue_delayed", environment=clock(name), seconds=DELAY) for name in CLOCKS]
-    due = {queue.enqueue("work", run_at=to_datetime(queue.store.now()) + timedelta(seconds=DELAY)).id: began}
+    due = {
+        queue.enqueue("work", run_at=to_datetime(store_of(queue).now()) + timedelta(seconds=DELAY)).id: began
+    }
     long = [queue.enqueue("hold", {"seconds": 1.5 * LEASE}).id for _ in range(4)]
     failing = queue.enqueue("fail_first").id
     for delayer in delayers:
@@ -104,8 +107,8 @@ def test_delays_retries_and_leases_follow_the_clock_of_the_database(
     assert (fast["completed"], fast["workers"], fast["stuck"]) == (len(jobs), 2, [])
     for worker in workers.values():
         worker.stop()
-    check_instants(database, began_at, queue.store.now())
-    check_statistics(database, began_at, queue.store.now(), completed=len(jobs), retried=1)
+    check_instants(database, began_at, store_of(queue).now())
+    check_statistics(database, began_at, store_of(queue).now(), completed=len(jobs), retried=1)
     programs.check_no_traceback()
 
 
@@ -136,7 +139,7 @@ def check_statistics(
 def test_a_killed_workers_job_is_taken_over_in_time_and_those_of_the_living_are_not(
     queue: Queue, programs: Programs, database: PostgresDatabase
 ) -> None:
-    queue.store.now()
+    store_of(queue).now()
     workers = start_workers(programs)
     jobs = [queue.enqueue("hold", {"seconds": 1.5 * LEASE}).id for _ in range(6)]
     wait_until(lambda: len(programs.log.starts()) == len(jobs), message="all run")

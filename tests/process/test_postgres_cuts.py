@@ -18,6 +18,7 @@ import pytest
 
 from holdfast import Context, Queue
 from holdfast.errors import CommitUncertain, StoreError
+from holdfast.store.open import store_of
 from holdfast.store.postgres import enqueue as postgres_enqueue
 from holdfast.store.records import Demand
 from tests.postgres import server_url
@@ -46,7 +47,7 @@ def proxy() -> Iterator[Proxy]:
 @pytest.fixture
 def through(queue: Queue, proxy: Proxy, database: PostgresDatabase) -> Iterator[Queue]:
     """The same queue, through the proxy."""
-    queue.store.now()
+    store_of(queue).now()
     [(schema,)] = database.query("SELECT current_schema()")
     with Queue(proxy.url(schema=schema, options=f"-csearch_path={schema}"), defaults=DEFAULTS) as through:
         yield through
@@ -78,7 +79,7 @@ def test_an_enqueue_that_is_cut_at_any_message_is_there_once(
     through: Queue, proxy: Proxy, database: PostgresDatabase, how: str
 ) -> None:
     enqueue = ENQUEUES[how]
-    through.store.now()
+    store_of(through).now()
     proxy.follow(pass_all)
     enqueue(through, "uncut")
     wanted = set(marks(database))
@@ -95,11 +96,11 @@ def test_an_enqueue_on_a_new_connection_that_is_cut_at_any_message_is_there_or_r
     through: Queue, proxy: Proxy, database: PostgresDatabase
 ) -> None:
     """A server that can't be reached is told at once: nothing was sent that could be in doubt."""
-    through.store.now()
+    store_of(through).now()
     accepted, refused = set(), set()
     for number, cut in [(n, cut) for n in range(8) for cut in Cut]:
         mark = f"{cut.value} {number}"
-        through.store.database.pool.forget_idle()  # type: ignore[attr-defined]
+        store_of(through).database.pool.forget_idle()  # type: ignore[attr-defined]
         proxy.follow(cut_at(number, cut))
         try:
             through.enqueue("work", {"mark": mark})
@@ -118,7 +119,7 @@ def test_an_enqueue_of_which_nobody_knows_is_in_doubt_and_says_so(
     through: Queue, proxy: Proxy, database: PostgresDatabase, monkeypatch: pytest.MonkeyPatch, then: str
 ) -> None:
     monkeypatch.setattr(postgres_enqueue, "PATIENCE", 0.5)
-    through.store.now()
+    store_of(through).now()
 
     def plan(number: int, kind: bytes, content: bytes) -> Cut | None:
         if b"COMMIT\0" in content:
@@ -145,7 +146,7 @@ def test_an_enqueue_of_one_statement_whose_answer_is_lost_is_in_doubt_and_says_s
     through: Queue, proxy: Proxy, database: PostgresDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(postgres_enqueue, "PATIENCE", 0.3)
-    through.store.now()
+    store_of(through).now()
     proxy.follow(lambda number, kind, content: Cut.AFTER if b"INSERT" in content else None)
     with pytest.raises(CommitUncertain):
         through.enqueue("work", {"mark": "doubtful"})
@@ -157,7 +158,7 @@ def test_an_enqueue_that_never_reached_its_commit_is_refused_and_not_there(
     through: Queue, proxy: Proxy, database: PostgresDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(postgres_enqueue, "PATIENCE", 0.3)
-    through.store.now()
+    store_of(through).now()
     proxy.follow(lambda number, kind, content: Cut.AFTER if b"INSERT" in content else None)
     with pytest.raises(StoreError) as raised:
         through.enqueue("work", {"mark": "refused"}, key="k")
@@ -170,7 +171,7 @@ def test_a_heartbeat_that_is_cut_at_any_message_loses_no_lease(
     queue: Queue, through: Queue, proxy: Proxy, database: PostgresDatabase
 ) -> None:
     queue.enqueue("work")
-    store = through.store
+    store = store_of(through)
     [claim] = store.claim_jobs(
         "w", [Demand(type="work", limit=1, max_attempts=3)], limit=1, lease_seconds=60
     ).claims

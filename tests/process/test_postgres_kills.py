@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import Queue
+from holdfast.store.open import store_of
 from tests.process import oracle
 from tests.process.app import MAX_RUNNING, RATE
 from tests.process.oracle import Database
@@ -87,7 +88,7 @@ def _let_it_work(database: Database, jobs: int = BETWEEN) -> None:
 def test_nothing_is_lost_or_doubled_in_a_storm_of_kills(
     queue: Queue, programs: Programs, database: Database
 ) -> None:
-    queue.store.now()
+    store_of(queue).now()
     database.make_rows_table()
     storm = Storm(programs)
     for number in range(KILLS):
@@ -119,7 +120,7 @@ def test_a_worker_that_dies_inside_the_block_leaves_no_row(
 ) -> None:
     bombs = tmp_path / "bombs"
     bombs.mkdir()
-    queue.store.now()
+    store_of(queue).now()
     database.make_rows_table()
     jobs = [job.id for job in queue.enqueue_many("insert_row", [{"bombs": str(bombs)}] * 5)]
     for name in ("one", "two"):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import Queue
+from holdfast.store.open import store_of
 from tests.postgres import Server, with_parameters
 from tests.process import oracle
 from tests.process.postgres_database import PostgresDatabase, own_url
@@ -95,7 +96,7 @@ def _refusals(producers: list[Program]) -> list[str]:
 def test_all_go_on_and_nothing_is_lost_when_the_server_is_killed(
     server: Server, queue: Queue, programs: Programs, database: PostgresDatabase
 ) -> None:
-    queue.store.now()
+    store_of(queue).now()
     database.make_rows_table()
     scene = Scene(programs, database)
     stopped: dict[int, float] = {}

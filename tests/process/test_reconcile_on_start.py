@@ -23,6 +23,7 @@ import os, threading
 from pathlib import Path
 from holdfast import Job, Queue, Reconcile
 from holdfast.errors import StoreUnavailable
+from holdfast.store.open import store_of
 
 queue = Queue()
 here = Path(__file__).parent
@@ -55,7 +56,7 @@ def fail(*_: object) -> None:
     raise StoreUnavailable("disk I/O error")
 
 if (here / "full").exists():
-    type(queue.store).write_reconciliation = fail
+    type(store_of(queue)).write_reconciliation = fail
     queue.close()
 """
 

@@ -17,6 +17,7 @@ from holdfast import Queue
 from holdfast.core.job import Job
 from holdfast.jobs import install
 from holdfast.jobs.output_log import SHARED_BYTES, log_path, output_of
+from holdfast.store.open import store_of
 from holdfast.store.records import Claim, LogTail
 from tests import postgres
 from tests.support import wait_until
@@ -93,7 +94,7 @@ def test_attempts_on_two_machines_are_one_output(queue: Queue, go_elsewhere: Cal
     assert (
         there.index("first") < there.index("exit code 1") < there.index("second") < there.index("exit code 0")
     )
-    assert queue.store.read_log_tail(job.id).host == ELSEWHERE  # type: ignore[union-attr]
+    assert store_of(queue).read_log_tail(job.id).host == ELSEWHERE  # type: ignore[union-attr]
 
 
 def test_what_was_printed_here_is_not_shown_when_a_later_attempt_ran_elsewhere(
@@ -147,18 +148,18 @@ def test_output_of_a_running_command_is_seen_and_followed_from_another_machine(
 
 def test_output_goes_with_its_job(queue: Queue) -> None:
     job = run(queue, "echo x")
-    assert queue.store.read_log_tail(job.id) is not None
+    assert store_of(queue).read_log_tail(job.id) is not None
     queue.delete(job.id)
-    [(left,)] = queue.store.database.read("SELECT count(*) FROM holdfast_logs")
+    [(left,)] = store_of(queue).database.read("SELECT count(*) FROM holdfast_logs")
     assert left == 0
 
 
 def test_late_output_of_an_attempt_that_lost_its_job_is_not_kept(queue: Queue) -> None:
     job = run(queue, "echo x")
-    before = queue.store.read_log_tail(job.id)
+    before = store_of(queue).read_log_tail(job.id)
     assert before is not None
     assert before.host == socket.gethostname()
-    store = queue.store
+    store = store_of(queue)
     seq = store.database.read_one("SELECT seq FROM holdfast_jobs")[0]
     late = Claim(seq, job.id, "shell", "{}", 0, 1, 3, job.version, None, 0, 0, "w")
     store.write_log_tail(late, LogTail("late", 4, b"late"))

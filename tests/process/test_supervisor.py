@@ -19,6 +19,7 @@ from holdfast import Queue
 from holdfast.cli.app import load_app
 from holdfast.errors import ConfigError
 from holdfast.events import Event, Events, WorkerDied
+from holdfast.store.open import store_of
 from holdfast.supervisor.supervisor import Supervisor
 from tests.process.nursery import Nursery
 from tests.process.programs import is_alive
@@ -272,7 +273,7 @@ def test_the_log_says_that_a_worker_died_and_when_another_starts(desk: Desk) -> 
     assert desk.queue.workers() == []
     assert workers.stop() == 0
     assert len(workers.output().split("started, pid")) == 2
-    assert desk.queue.store.list_workers() == []
+    assert store_of(desk.queue).list_workers() == []
 
 
 def test_a_dead_worker_is_found_though_what_it_forked_lives_on(desk: Desk, app: Path) -> None:
@@ -449,7 +450,7 @@ def test_stop_reaches_a_worker_that_is_about_to_be_replaced(desk: Desk) -> None:
     assert desk("worker stop").out == f"{worker.id} stopped\n"
     assert workers.wait() == 0
     assert len(workers.pids()) == 1
-    assert desk.queue.store.list_workers() == []
+    assert store_of(desk.queue).list_workers() == []
 
 
 def test_stop_does_not_wait_for_a_worker_that_was_killed_with_its_supervisor(desk: Desk) -> None:

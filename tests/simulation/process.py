@@ -116,7 +116,7 @@ class SimulatedQueue(OpenQueue):
         for type, options in _DECLARED[code].items():
             if type not in BASE_TYPES:
                 self.registry.declare(type, **options)
-        self._store = store
+        self._opened = store
         self._settings = None
 
 

@@ -18,6 +18,7 @@ from holdfast import Queue
 from holdfast.core.job import Status
 from holdfast.core.lifecycle import Decision, completion
 from holdfast.handlers.options import EnqueueOptions
+from holdfast.store.open import store_of
 from holdfast.store.records import Claim, Demand, Finish, WorkerRecord
 from holdfast.testing import MovableClock
 from holdfast.web import create_app
@@ -94,7 +95,7 @@ class Shop:
 
     def __init__(self, queue: Queue, clock: MovableClock) -> None:
         self._queue = queue
-        self._store = queue.store
+        self._store = store_of(queue)
         self._clock = clock
         self._chance = random.Random(7)
         self._order = 18_000

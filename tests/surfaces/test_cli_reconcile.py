@@ -15,6 +15,7 @@ import pytest
 
 from holdfast import Job, Queue
 from holdfast.jobs import install
+from holdfast.store.open import store_of
 from tests.support import wait_until
 from tests.surfaces.support import Cli, environment, on_terminal, queuectl, terminal
 
@@ -419,7 +420,7 @@ def test_ctrl_c_ends_it_and_keeps_no_report(home: Path, queue: Queue, app: Path)
         started.close()
     assert ran.code == 130
     assert "Traceback" not in ran.text
-    assert queue.store.read_reconciliation() is None
+    assert store_of(queue).read_reconciliation() is None
 
 
 def test_help_says_that_nothing_is_repaired(cli: Cli) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from holdfast import Queue
+from holdfast.store.open import store_of
 from tests.conformance.steps import finish, run
 from tests.support import both_engines
 from tests.surfaces.support import Cli, Ran, queuectl, start_queuectl
@@ -394,7 +395,7 @@ def test_doctor_calls_waiting_jobs_without_a_worker_a_problem(cli: Cli, queue: Q
 def test_doctor_checks_the_engines_of_an_application(
     home: Path, queue: Queue, tmp_path: Path, engine: str, level: str
 ) -> None:
-    made = engine.format(f"create_engine({'sqlite:///' + queue.store.url.removeprefix('sqlite:///')!r})")
+    made = engine.format(f"create_engine({'sqlite:///' + store_of(queue).url.removeprefix('sqlite:///')!r})")
     (tmp_path / "shop.py").write_text(
         "from sqlalchemy import create_engine\n"
         "from holdfast import Queue\n"
@@ -482,6 +483,6 @@ def test_instants_of_status_and_workers_are_utc(cli: Cli, busy: Queue) -> None:
 
 def test_report_counts_jobs_whose_worker_died_before_it_could_tell_of_them(cli: Cli, queue: Queue) -> None:
     for number in range(5):
-        finish(queue.store, run(queue.store, f"j{number}"))
+        finish(store_of(queue), run(store_of(queue), f"j{number}"))
     lines = cli("report").lines
     assert lines[lines.index("How long do jobs take?") + 1].split() == ["email", "5", "0"]

@@ -16,6 +16,7 @@ from holdfast.config import SETTINGS
 from holdfast.core.lifecycle import Errored
 from holdfast.jobs import install
 from holdfast.listing import pages as listing
+from holdfast.store.open import store_of
 from holdfast.store.records import TypeRecord, WorkerRecord
 from holdfast.testing import MovableClock
 from holdfast.web import create_app
@@ -60,7 +61,7 @@ def states(queue: Queue) -> dict[str, str]:
 
 def failing(queue: Queue, *ids: str, error: str = "OSError: no route", **options: Any) -> None:
     for id in ids:
-        finished(queue.store, id, Errored(error, permanent=True), **options)
+        finished(store_of(queue), id, Errored(error, permanent=True), **options)
 
 
 def shown_ids(page: Page) -> list[str]:
@@ -90,8 +91,8 @@ CHANGES: dict[str, dict[str, str]] = {
 def changeable(queue: Queue, clock: MovableClock) -> Queue:
     """A queue in which each of CHANGES has something to change."""
     failing(queue, "broken")
-    finished(queue.store, "done")
-    insert(queue.store, "waits")
+    finished(store_of(queue), "done")
+    insert(store_of(queue), "waits")
     queue.pause("crawl")
     clock.advance(hours=2)
     return queue
@@ -99,7 +100,7 @@ def changeable(queue: Queue, clock: MovableClock) -> Queue:
 
 def whole(queue: Queue) -> object:
     """All that a change could change."""
-    store = queue.store
+    store = store_of(queue)
     return everything(store), store.list_paused(), store.get_settings(), store.read_reconciliation()
 
 
@@ -250,7 +251,7 @@ def test_notice_fits_into_a_cookie_whatever_it_says(web: Reader, queue: Queue) -
     for n, key in enumerate(keys):
         failing(queue, f"j{n}", key=key)
     for n, key in enumerate(keys):
-        insert(queue.store, f"holder{n}", key=key)
+        insert(store_of(queue), f"holder{n}", key=key)
     asked = web.open("/jobs/bulk?" + urlencode([("action", "retry"), *(("id", f"j{n}") for n in range(5))]))
     answer = web.send(asked.form("/jobs/bulk"))
     # A browser drops a cookie of more than 4096 bytes.
@@ -284,7 +285,7 @@ def test_job_is_retried_cancelled_and_deleted_from_its_page(web: Reader, queue: 
 
 
 def test_running_job_is_asked_to_stop(web: Reader, queue: Queue) -> None:
-    run(queue.store, "j1")
+    run(store_of(queue), "j1")
     after = web.submit(web.open("/jobs/j1").form("/jobs/j1/cancel"))
     assert after.notice == "Job j1 was asked to stop."
     assert stored(queue, "j1").cancel_requested
@@ -301,8 +302,8 @@ def test_running_job_is_asked_to_stop(web: Reader, queue: Queue) -> None:
 def test_wrong_state_is_a_page_with_the_sentence(
     web: Reader, queue: Queue, action: str, sentence: str
 ) -> None:
-    finished(queue.store, "j1")
-    insert(queue.store, "j2")
+    finished(store_of(queue), "j1")
+    insert(store_of(queue), "j2")
     before = whole(queue)
     id = sentence.split("'")[1]
     answer = post(web.client, f"/jobs/{id}/{action}", {"form_token": form_token(web.client)})
@@ -402,7 +403,7 @@ def test_selected_jobs_are_confirmed_by_count_before_anything_happens(
     web: Reader, queue: Queue, action: str
 ) -> None:
     failing(queue, "f1", "f2", "f3")
-    insert(queue.store, "p1", "p2", "p3")
+    insert(store_of(queue), "p1", "p2", "p3")
     before = whole(queue)
     form = web.open("/jobs?type=email").form("/jobs/bulk")
     button = form.button(f"{action.capitalize()}…")
@@ -437,7 +438,7 @@ def test_job_that_has_changed_since_is_left_as_it_is_and_named(web: Reader, queu
 
 def test_more_selected_jobs_than_are_named_are_counted(web: Reader, queue: Queue) -> None:
     ids = [f"j{n:02}" for n in range(25)]
-    insert(queue.store, *ids)
+    insert(store_of(queue), *ids)
     asked = ask(web, "cancel", id=ids)
     named = [item.text for item in asked.root.one("ul", "ids").all("li")]
     assert named == [*ids[:20], "and 5 more"]
@@ -467,7 +468,7 @@ def test_all_that_match_are_changed_and_no_others(web: Reader, queue: Queue, act
     failing(queue, "f1", "f2", error="KeyError: 7")
     failing(queue, "f3", error="other")
     failing(queue, "f4", error="KeyError: 8", type="crawl")
-    insert(queue.store, "p1")
+    insert(store_of(queue), "p1")
     filters: dict[str, Any] = {"type": "email"}
     if action != "cancel":
         filters |= {"status": "failed", "error": "KeyError: #", "from": "1h"}
@@ -502,14 +503,14 @@ ABLE = {
 def test_all_of_a_state_are_as_many_as_the_action_can_be_done_to(
     web: Reader, queue: Queue, action: str
 ) -> None:
-    finished(queue.store, "completed")
+    finished(store_of(queue), "completed")
     failing(queue, "failed")
-    insert(queue.store, "cancelled")
+    insert(store_of(queue), "cancelled")
     queue.cancel("cancelled")
-    finished(queue.store, "retrying", OUTCOMES["failed"])
-    run(queue.store, "processing")
+    finished(store_of(queue), "retrying", OUTCOMES["failed"])
+    run(store_of(queue), "processing")
     queue.enqueue("email", {}, id="scheduled", delay=3600)
-    insert(queue.store, "pending")
+    insert(store_of(queue), "pending")
     for state in sorted({*states(queue)} - {"scheduled"}):
         asked = ask(web, action, all=1, status=state)
         count = 1 if state in ABLE[action] else 0
@@ -554,7 +555,7 @@ def test_jobs_that_come_after_the_question_are_not_touched(
 @both_engines
 def test_no_more_jobs_are_changed_than_were_stated(web: Reader, queue: Queue) -> None:
     failing(queue, "j1", "j2")
-    insert(queue.store, "j3")
+    insert(store_of(queue), "j3")
     asked = ask(web, "delete", all=1)
     assert asked.heading == "Delete 2 jobs?"
     queue.cancel("j3")  # now there are three
@@ -607,12 +608,12 @@ def test_wrong_filter_of_many_is_refused_as_a_page(web: Reader) -> None:
 def aged(queue: Queue, clock: MovableClock) -> Queue:
     """Jobs that ended eight days and one hour ago."""
     for age in ("old", "new"):
-        finished(queue.store, f"{age}-done")
+        finished(store_of(queue), f"{age}-done")
         failing(queue, f"{age}-failed")
-        insert(queue.store, f"{age}-cancelled")
+        insert(store_of(queue), f"{age}-cancelled")
         queue.cancel(f"{age}-cancelled")
         clock.advance(days=8 if age == "old" else 0, hours=1)
-    insert(queue.store, "waits")
+    insert(store_of(queue), "waits")
     return queue
 
 
@@ -684,31 +685,31 @@ def test_all_is_paused_and_resumed(web: Reader, queue: Queue) -> None:
     page = web.submit(pause_form(page))
     assert (page.address, page.notice) == ("/controls", "Paused the whole queue; running jobs will finish.")
     assert page.section("all-state").text.startswith("paused")
-    assert queue.store.list_paused().keys() == {""}
+    assert store_of(queue).list_paused().keys() == {""}
     page = web.submit(pause_form(page))
     assert page.notice == "Resumed the whole queue."
-    assert queue.store.list_paused() == {}
+    assert store_of(queue).list_paused() == {}
 
 
 def test_overview_pauses_and_resumes_too(web: Reader, queue: Queue) -> None:
     page = web.submit(web.open("/").form("/controls/pause"))
     assert (page.address, page.heading) == ("/", "Paused")
     page = web.submit(page.form("/controls/resume"))
-    assert (page.address, queue.store.list_paused()) == ("/", {})
+    assert (page.address, store_of(queue).list_paused()) == ("/", {})
 
 
 def test_one_type_is_paused_and_resumed_and_the_page_stays_where_it_was(web: Reader, queue: Queue) -> None:
-    insert(queue.store, "a", type="a:b")
-    insert(queue.store, "b")
+    insert(store_of(queue), "a", type="a:b")
+    insert(store_of(queue), "b")
     page = web.submit(pause_form(web.open("/controls?type=email"), "a:b"))
     assert page.address == "/controls?type=email"
     assert page.notice == "Paused a:b; running jobs will finish."
     rows = {row[0]: row for row in page.section("types").rows()}
     assert rows["a:b"][1:3] == ["paused", "1"]
     assert rows["email"][1:3] == ["no worker", "1"]
-    assert queue.store.list_paused().keys() == {"a:b"}
+    assert store_of(queue).list_paused().keys() == {"a:b"}
     page = web.submit(pause_form(page, "a:b"))
-    assert queue.store.list_paused() == {}
+    assert store_of(queue).list_paused() == {}
 
 
 def setting_form(page: Page, key: str, place: str | None = None) -> Form:
@@ -726,7 +727,7 @@ def setting_form(page: Page, key: str, place: str | None = None) -> Form:
 
 
 def test_rate_limits_are_set_for_all_and_for_a_type_and_reset(web: Reader, queue: Queue) -> None:
-    insert(queue.store, "a", type="crawl")
+    insert(store_of(queue), "a", type="crawl")
     page = web.submit(
         setting_form(web.open("/controls"), "rate_limit", "whole-rate"), changes={"value": " 10 "}
     )
@@ -740,7 +741,7 @@ def test_rate_limits_are_set_for_all_and_for_a_type_and_reset(web: Reader, queue
     form = next(form for form in page.forms if {("key", "rate_limit"), ("type", "crawl")} <= set(form.fields))
     page = web.submit(form, form.button("Reset"))
     assert page.notice == "rate_limit for crawl is now 10."
-    assert queue.store.get_settings() == {("rate_limit", ""): 10.0}
+    assert store_of(queue).get_settings() == {("rate_limit", ""): 10.0}
 
 
 def test_every_setting_is_shown_with_value_default_and_what_is_allowed(web: Reader, queue: Queue) -> None:
@@ -769,18 +770,18 @@ def test_setting_is_stored_and_reset(web: Reader, queue: Queue) -> None:
     assert queue.config()["max_attempts"] == 7
     page = web.submit(form, form.button("Reset max_attempts"))
     assert page.notice == "max_attempts is now 3."
-    assert queue.store.get_settings() == {}
+    assert store_of(queue).get_settings() == {}
 
 
 @both_engines
 def test_setting_of_a_type_is_stored_for_it_alone(web: Reader, queue: Queue) -> None:
-    insert(queue.store, "j1")
+    insert(store_of(queue), "j1")
     page = web.open("/controls")
     page = web.read(web.send(page.form("/controls"), changes={"type": "email"}))
     assert page.section("settings-title").text == "Settings for email"
     page = web.submit(setting_form(page, "max_attempts"), changes={"value": "9"})
     assert (page.address, page.notice) == ("/controls?type=email", "max_attempts for email is now 9.")
-    assert queue.store.get_settings() == {("max_attempts", "email"): 9}
+    assert store_of(queue).get_settings() == {("max_attempts", "email"): 9}
 
 
 @pytest.mark.parametrize("value", ["0", "x", "", "1.5", '"><b>'])
@@ -794,11 +795,11 @@ def test_wrong_setting_is_told_at_its_field_with_what_is_allowed(
     assert "setting-max_attempts-problem" in field["aria-describedby"].split()
     [alert] = page.alerts
     assert "a whole number of at least 1" in alert
-    assert queue.store.get_settings() == {}
+    assert store_of(queue).get_settings() == {}
 
 
 def test_wrong_rate_is_told_at_the_type_it_was_meant_for(web: Reader, queue: Queue) -> None:
-    insert(queue.store, "j1")
+    insert(store_of(queue), "j1")
     page = web.open("/controls")
     form = next(form for form in page.forms if {("key", "rate_limit"), ("type", "email")} <= set(form.fields))
     page = web.read(web.send(form, changes={"value": "fast"}), 400)
@@ -821,17 +822,17 @@ def test_setting_that_there_is_not_is_told(web: Reader, queue: Queue, fields: di
     answer = post(web.client, "/controls/setting", {**fields, "form_token": form_token(web.client)})
     page = web.read(answer, 400)
     assert page.alerts
-    assert queue.store.get_settings() == {}
+    assert store_of(queue).get_settings() == {}
 
 
 @pytest.mark.parametrize("type", ["all", "a.b:c-d_e", "x" * 255])
 def test_type_of_any_name_can_be_controlled(web: Reader, queue: Queue, type: str) -> None:
-    insert(queue.store, "j1", type=type)
+    insert(store_of(queue), "j1", type=type)
     page = web.submit(pause_form(web.open("/controls"), type))
-    assert queue.store.list_paused().keys() == {type}
+    assert store_of(queue).list_paused().keys() == {type}
     form = next(form for form in page.forms if {("key", "rate_limit"), ("type", type)} <= set(form.fields))
     page = web.submit(form, changes={"value": "4"})
-    assert queue.store.get_settings() == {("rate_limit", type): 4.0}
+    assert store_of(queue).get_settings() == {("rate_limit", type): 4.0}
     form = next(form for form in page.forms if {("key", "rate_limit"), ("type", type)} <= set(form.fields))
     page = web.read(web.send(form, changes={"value": "x"}), 400)
     assert len(page.alerts) == 1
@@ -843,12 +844,12 @@ def test_type_that_can_be_none_is_refused(web: Reader, queue: Queue, path: str) 
     fields = {"type": "a b", "key": "max_attempts", "value": "2", "form_token": form_token(web.client)}
     assert "is not a valid job type" in web.read(post(web.client, path, fields), 400).alerts[0]
     assert "is not a valid job type" in web.open("/controls?type=a%20b", 400).alerts[0]
-    assert queue.store.list_paused() == {}
+    assert store_of(queue).list_paused() == {}
 
 
 def test_controls_of_many_types_are_cut_and_say_so(web: Reader, queue: Queue) -> None:
     for n in range(203):
-        insert(queue.store, f"j{n}", type=f"type{n:03}")
+        insert(store_of(queue), f"j{n}", type=f"type{n:03}")
     page = web.open("/controls")
     assert len(page.section("types").rows()) == 200
     assert "3 more types are not shown" in page.section("types").text
@@ -1069,7 +1070,7 @@ def test_form_says_why_no_type_is_offered(queue: Queue) -> None:
             id="w1", host="here", pid=17, state="running", concurrency=4, types=("shell", "webhook")
         )
         known = [TypeRecord(type=type, executor="thread", schema={}) for type in record.types]
-        queue.store.register_worker(record, known)
+        store_of(queue).register_worker(record, known)
         text = Reader(made).open("/enqueue").root.text
     assert "No job types yet" not in text
     assert "The running workers only handle built-in types (shell, webhook)" in text

@@ -17,6 +17,7 @@ from playwright.sync_api import Page
 
 from holdfast import Queue
 from holdfast.core.redact import redact
+from holdfast.store.open import store_of
 from holdfast.web import create_app
 from tests.surfaces.browser import Guard, NewPage, Serve, expect
 from tests.surfaces.hostile_strings import LONGEST, NAMES, STRINGS, TYPES, harmless
@@ -112,7 +113,7 @@ def schema_of(texts: Iterable[str]) -> dict[str, Any]:
 def fill(home: Path, queue: Queue, change: Change, turn: int = 0) -> None:
     """Every table with texts, each changed. `turn` says with which to begin: some pages show only a few."""
     texts = [change(text) for text in (*TEXTS[turn:], *TEXTS[:turn])]
-    now = queue.store.now()
+    now = store_of(queue).now()
     with opened(home) as connection:
         for place, text in enumerate(texts):
             failed_job(connection, f"failed-{place}", text, now - HOUR + place * SECOND)
@@ -354,7 +355,7 @@ def test_each_text_is_put_in_place_as_a_text(
     new_page: NewPage, serve: Serve, queue: Queue, home: Path, guard: Guard
 ) -> None:
     page = watched(new_page)
-    now = queue.store.now()
+    now = store_of(queue).now()
     with opened(home) as connection:
         for place, text in enumerate([*TEXTS, LONGEST]):
             failed_job(connection, f"hostile-{place}", text, now)
@@ -387,7 +388,7 @@ def test_each_message_of_progress_is_a_text(
     new_page: NewPage, serve: Serve, queue: Queue, home: Path
 ) -> None:
     page = watched(new_page, color_scheme="dark", bypass_csp=True)
-    now = queue.store.now()
+    now = store_of(queue).now()
     with opened(home) as connection:
         for place, text in enumerate(TEXTS):
             running_job(connection, f"hostile-{place}", text, now)
@@ -490,7 +491,7 @@ def test_a_copied_error_is_the_error_and_its_traceback(
 
 @contextmanager
 def opened_after(queue: Queue, home: Path) -> Iterator[sqlite3.Connection]:
-    queue.store.now()  # makes the tables
+    store_of(queue).now()  # makes the tables
     with opened(home) as connection:
         yield connection
 
@@ -864,7 +865,7 @@ def test_forms_that_are_sent_back_hold_the_texts_and_nothing_else(
     page.goto(f"{address}/docs")
     with opened_after(queue, home) as connection:
         insert(connection, "holdfast_types", type="odd", executor="thread", schema=json.dumps(schema))
-        failed_job(connection, "failed", "it broke", queue.store.now())
+        failed_job(connection, "failed", "it broke", store_of(queue).now())
     options = ("id", "priority", "max_attempts", "timeout", "delay", "run_at", "key", "key_for", "new_id")
     fields = [*(f"payload.{name}" for name in schema["properties"]), "payload", *options]
     with client(address, headers=HTML) as made:
@@ -1159,7 +1160,7 @@ def test_a_schema_that_is_none_takes_no_page_away(queue: Queue, api: httpx.Clien
 
 def test_progress_that_can_not_be_is_no_trouble(queue: Queue, api: httpx.Client, home: Path) -> None:
     with opened_after(queue, home) as connection:
-        running_job(connection, "running", "at work", queue.store.now())
+        running_job(connection, "running", "at work", store_of(queue).now())
     for progress in (9e999, -9e999, -1.0, 5.0):
         with opened(home) as connection:
             connection.execute("UPDATE holdfast_jobs SET progress = ?", [progress])

@@ -16,6 +16,7 @@ from playwright.sync_api import Locator, Page
 from holdfast import Context, Job, Queue
 from holdfast.errors import StoreUnavailable
 from holdfast.jobs import install
+from holdfast.store.open import store_of
 from holdfast.store.sqlite.database import Database
 from holdfast.web import create_app
 from tests.support import both_engines, wait_until
@@ -781,7 +782,7 @@ def test_trouble_with_the_database_leaves_the_page_as_it_was_and_says_so(
         raise StoreUnavailable("the disk is gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr(jobs.store, "now", trouble)
+        patch.setattr(store_of(jobs), "now", trouble)
         page.locator("#live").click()
         page.locator("#live").click()
         expect(page.locator("#live-word")).to_have_text("Reconnecting…")

@@ -20,6 +20,7 @@ from holdfast.core.lifecycle import Errored, Stopped
 from holdfast.errors import HoldfastError
 from holdfast.jobs.output_log import log_folder, log_path
 from holdfast.listing import pages as listing
+from holdfast.store.open import store_of
 from holdfast.store.records import BUCKETS, Minute, WorkerRecord
 from holdfast.store.sqlite.database import Database
 from holdfast.testing import MovableClock
@@ -62,26 +63,26 @@ def stored(queue: Queue, id: str) -> Job:
 
 def failing(queue: Queue, id: str, error: str = "OSError: no route", **options: Any) -> Job:
     """A job that failed for good."""
-    return finished(queue.store, id, Errored(error, permanent=True), **options)
+    return finished(store_of(queue), id, Errored(error, permanent=True), **options)
 
 
 def worker(queue: Queue, *types: str, id: str = "w1", slots: int = 4, host: str = "here") -> None:
     record = WorkerRecord(id=id, host=host, pid=17, state="running", concurrency=slots, types=types)
-    queue.store.register_worker(record, [])
+    store_of(queue).register_worker(record, [])
 
 
 def one_of_each(queue: Queue) -> dict[str, str]:
     """A job in every state, by the state; `retrying` and `stopping` are two more."""
-    finished(queue.store, "done")
+    finished(store_of(queue), "done")
     failing(queue, "broken")
-    insert(queue.store, "gone")
+    insert(store_of(queue), "gone")
     queue.cancel("gone")
-    finished(queue.store, "again", OUTCOMES["failed"])
-    run(queue.store, "ends")
+    finished(store_of(queue), "again", OUTCOMES["failed"])
+    run(store_of(queue), "ends")
     queue.cancel("ends")
-    run(queue.store, "busy")
+    run(store_of(queue), "busy")
     queue.enqueue("email", {}, id="later", delay=3600)
-    insert(queue.store, "ready")
+    insert(store_of(queue), "ready")
     return {
         "scheduled": "later",
         "pending": "ready",
@@ -99,7 +100,7 @@ def one_of_each(queue: Queue) -> dict[str, str]:
 
 def test_cards_have_a_count_a_word_and_a_link_for_every_state(web: Reader, queue: Queue) -> None:
     one_of_each(queue)
-    insert(queue.store, *(f"more{n}" for n in range(1_233)))
+    insert(store_of(queue), *(f"more{n}" for n in range(1_233)))
     cards = web.open("/").root.one("ul", "cards")
     counts = dict.fromkeys(STATES, "1") | {"scheduled": "2", "processing": "2", "pending": "1,234"}
     assert [card.text for card in cards.all("a", "card")] == [f"{state} {counts[state]}" for state in STATES]
@@ -116,12 +117,12 @@ def statistics(queue: Queue, ago: int, **sums: Any) -> Minute:
     given = {"type": "email", "worker_id": "w1", **sums}
     for name in ("waits", "runs"):
         given[name] = [given.get(name, {}).get(place, 0) for place in range(len(BUCKETS) + 1)]
-    return Minute(minute=queue.store.now() // MINUTE - ago, **given)
+    return Minute(minute=store_of(queue).now() // MINUTE - ago, **given)
 
 
 @both_engines
 def test_throughput_is_drawn_as_the_statistics_say(web: Reader, queue: Queue) -> None:
-    queue.store.write_statistics(
+    store_of(queue).write_statistics(
         [
             statistics(queue, 0, completed=4),
             statistics(queue, 1, completed=30, failed=20),
@@ -156,7 +157,7 @@ def test_wait_and_run_times_are_percentiles(web: Reader, queue: Queue) -> None:
     figures = web.open("/").section("figures").facts()
     assert (figures["Wait, p50 / p95"], figures["Run, p50 / p95"]) == ("–", "–")
     last = len(BUCKETS)
-    queue.store.write_statistics(
+    store_of(queue).write_statistics(
         [statistics(queue, 3, completed=100, waits={0: 50, 5: 45, last: 5}, runs={7: 90, last: 10})]
     )
     figures = web.open("/").section("figures").facts()
@@ -169,11 +170,11 @@ def test_when_it_will_be_empty(web: Reader, queue: Queue) -> None:
         return web.open("/").section("figures").facts()["Time to drain"]
 
     assert told() == "no jobs waiting"
-    insert(queue.store, *(f"j{n}" for n in range(10)))
+    insert(store_of(queue), *(f"j{n}" for n in range(10)))
     assert told() == "blocked: no workers"
     worker(queue, "email")
     assert told() == "no estimate yet"
-    queue.store.write_statistics([statistics(queue, 5, completed=590, failed=10)])
+    store_of(queue).write_statistics([statistics(queue, 5, completed=590, failed=10)])
     assert told() == "about 5.0 s at 2 jobs/s"
     queue.pause()
     assert told() == "blocked: queue paused"
@@ -186,9 +187,9 @@ def test_age_of_the_oldest_ready_job(web: Reader, queue: Queue, clock: MovableCl
     assert told() == "none"
     queue.enqueue("crawl", {}, id="later", delay=3600)
     assert told() == "none"
-    insert(queue.store, "first")
+    insert(store_of(queue), "first")
     clock.advance(seconds=90)
-    insert(queue.store, "second")
+    insert(store_of(queue), "second")
     assert told() == "1 min 30 s email"
     assert web.open("/").section("figures").one("a")["href"] == "/jobs/first"
 
@@ -202,7 +203,7 @@ def headline(web: Reader) -> tuple[set[str], str, str]:
 def test_headline_tells_the_states_apart(web: Reader, queue: Queue) -> None:
     seen = [headline(web)]
     assert seen[-1] == ({"warning"}, "No workers", "No worker is running, and no jobs are waiting.")
-    insert(queue.store, "a", "b")
+    insert(store_of(queue), "a", "b")
     seen.append(headline(web))
     assert seen[-1][:2] == ({"problem"}, "No workers")
     worker(queue, "crawl")
@@ -215,19 +216,19 @@ def test_headline_tells_the_states_apart(web: Reader, queue: Queue) -> None:
     worker(queue, "email", id="w2", slots=1)
     seen.append(headline(web))
     assert seen[-1] == ({"busy"}, "Working", "0 of 5 slots in use; 2 jobs waiting.")
-    queue.store.remove_workers(["w1"])
-    first = claim_one(queue.store, worker="w2")
+    store_of(queue).remove_workers(["w1"])
+    first = claim_one(store_of(queue), worker="w2")
     seen.append(headline(web))
     assert seen[-1] == ({"busy"}, "Busy", "The only slot is in use; 1 job waiting.")
     queue.pause()
     seen.append(headline(web))
     assert seen[-1] == ({"warning"}, "Paused", "No jobs start until the queue is resumed; 1 job waiting.")
     queue.resume()
-    finish(queue.store, first)
-    second = claim_one(queue.store, worker="w2")
+    finish(store_of(queue), first)
+    second = claim_one(store_of(queue), worker="w2")
     seen.append(headline(web))
     assert seen[-1] == ({"good"}, "Working", "1 of 1 slot in use; no jobs waiting.")
-    finish(queue.store, second)
+    finish(store_of(queue), second)
     seen.append(headline(web))
     assert seen[-1] == ({"good"}, "Idle", "No jobs are waiting or running.")
     assert len({(word, *level) for level, word, _ in seen}) == len(seen)
@@ -237,13 +238,13 @@ def test_headline_tells_the_states_apart(web: Reader, queue: Queue) -> None:
 def test_what_needs_attention_is_listed_and_linked(web: Reader, queue: Queue, clock: MovableClock) -> None:
     assert not web.open("/").has("attention-card")
     queue.pause("email")
-    insert(queue.store, "slow", "quick", type="report")
-    claim_one(queue.store, "report", lease=10_000)
+    insert(store_of(queue), "slow", "quick", type="report")
+    claim_one(store_of(queue), "report", lease=10_000)
     clock.advance(minutes=4)
-    claim_one(queue.store, "report", lease=10_000)
+    claim_one(store_of(queue), "report", lease=10_000)
     clock.advance(seconds=61)
     worker(queue, "email", "report")
-    insert(queue.store, "a", "b", type="crawl")
+    insert(store_of(queue), "a", "b", type="crawl")
     queue.enqueue("fetch:slow", {}, delay=3600)
     attention = web.open("/").section("attention-card")
     assert [item.text for item in attention.all("li")] == [
@@ -261,10 +262,10 @@ def test_what_needs_attention_is_listed_and_linked(web: Reader, queue: Queue, cl
 
 
 def test_many_that_need_attention_are_counted(web: Reader, queue: Queue, clock: MovableClock) -> None:
-    insert(queue.store, *(f"s{n}" for n in range(8)))
-    claim(queue.store)
+    insert(store_of(queue), *(f"s{n}" for n in range(8)))
+    claim(store_of(queue))
     for n in range(13):
-        insert(queue.store, f"j{n}", type=f"type{n:02}")
+        insert(store_of(queue), f"j{n}", type=f"type{n:02}")
     clock.advance(hours=1)
     items = [item.text for item in web.open("/").section("attention-card").all("li")]
     assert sum("may be stuck: started" in item for item in items) == 5
@@ -274,9 +275,9 @@ def test_many_that_need_attention_are_counted(web: Reader, queue: Queue, clock: 
 
 
 def test_types_are_shown_with_their_counts_as_links(web: Reader, queue: Queue) -> None:
-    insert(queue.store, "a", "b", type="crawl")
+    insert(store_of(queue), "a", "b", type="crawl")
     failing(queue, "c")
-    finished(queue.store, "d")
+    finished(store_of(queue), "d")
     types = web.open("/").section("types")
     assert types.rows() == [
         ["crawl", "", "0", "2", "0", "0", "0", "0"],
@@ -297,7 +298,7 @@ def test_types_are_shown_with_their_counts_as_links(web: Reader, queue: Queue) -
 
 def test_more_types_and_workers_than_are_shown_are_said(web: Reader, queue: Queue) -> None:
     for n in range(15):
-        insert(queue.store, f"j{n}", type=f"type{n}")
+        insert(store_of(queue), f"j{n}", type=f"type{n}")
     for n in range(25):
         worker(queue, "email", id=f"w{n:02}")
     page = web.open("/")
@@ -313,12 +314,12 @@ def test_more_types_and_workers_than_are_shown_are_said(web: Reader, queue: Queu
 @both_engines
 def test_last_ten_failures_are_by_their_end(web: Reader, queue: Queue, clock: MovableClock) -> None:
     assert "No recent failures." in web.open("/").section("failures").text
-    insert(queue.store, *(f"j{n:02}" for n in range(12)))
-    claims = {claimed.id: claimed for claimed in claim(queue.store)}
+    insert(store_of(queue), *(f"j{n:02}" for n in range(12)))
+    claims = {claimed.id: claimed for claimed in claim(store_of(queue))}
     order = [f"j{n:02}" for n in (5, 3, 9, 0, 11, 1, 7, 2, 10, 4, 8, 6)]
     for id in order:
         clock.advance(seconds=1)
-        finish(queue.store, claims[id], Errored(f"\n\nE: {id}\nsecond line", permanent=True))
+        finish(store_of(queue), claims[id], Errored(f"\n\nE: {id}\nsecond line", permanent=True))
     clock.advance(minutes=2)
     failures = web.open("/").section("failures")
     assert [item.text for item in failures.all("li")] == [
@@ -361,8 +362,8 @@ def test_workers_are_shown_with_heartbeat_and_what_they_run(
     worker(queue, "email", "crawl", host="alpha")
     worker(queue, "email", id="w2", host="beta", slots=8)
     clock.advance(seconds=12)
-    insert(queue.store, *(f"j{n}" for n in range(5)))
-    claim(queue.store, worker="w2")
+    insert(store_of(queue), *(f"j{n}" for n in range(5)))
+    claim(store_of(queue), worker="w2")
     clock.advance(seconds=8)
     workers = web.open("/").section("workers")
     rows = {row[0]: row[1:] for row in workers.rows()}
@@ -392,11 +393,11 @@ def shown_ids(page: Page) -> list[str]:
 
 @both_engines
 def test_columns_of_the_list(web: Reader, queue: Queue, clock: MovableClock) -> None:
-    insert(queue.store, "j1", priority=7, key="k" * 100, max_attempts=5)
+    insert(store_of(queue), "j1", priority=7, key="k" * 100, max_attempts=5)
     clock.advance(minutes=1)
-    claimed = claim_one(queue.store)
+    claimed = claim_one(store_of(queue))
     clock.advance(seconds=2.5)
-    finish(queue.store, claimed, Errored("\nE: it broke\nTraceback", permanent=True))
+    finish(store_of(queue), claimed, Errored("\nE: it broke\nTraceback", permanent=True))
     clock.advance(hours=3)
     page = web.open("/jobs")
     heads = page.root.one("thead").all("th")
@@ -424,8 +425,8 @@ def test_status_of_each_job_is_a_word_of_its_own(web: Reader, queue: Queue) -> N
 
 
 def test_progress_of_a_running_job_is_in_its_row(web: Reader, queue: Queue) -> None:
-    claimed = run(queue.store, "j1")
-    queue.store.write_progress("worker", [(claimed.seq, claimed.version, 0.426, "resizing")])
+    claimed = run(store_of(queue), "j1")
+    store_of(queue).write_progress("worker", [(claimed.seq, claimed.version, 0.426, "resizing")])
     row = web.open("/jobs").root.one("table", "jobs").one("tbody")
     assert row.one("progress")["value"] == "0.43"
     assert "43 % · resizing" in row.text
@@ -435,12 +436,12 @@ def test_progress_of_a_running_job_is_in_its_row(web: Reader, queue: Queue) -> N
 def corpus(queue: Queue, clock: MovableClock) -> Queue:
     """Nine jobs that differ in everything that can be asked for, one each minute; the newest is `late`."""
     steps: list[Callable[[], object]] = [
-        lambda: finished(queue.store, "done1", key="alpha key"),
+        lambda: finished(store_of(queue), "done1", key="alpha key"),
         lambda: failing(queue, "fail1", "TimeoutError: after 30 s"),
         lambda: failing(queue, "fail2", "TimeoutError: after 45 s", type="crawl"),
-        lambda: finished(queue.store, "again", OUTCOMES["failed"], type="crawl"),
+        lambda: finished(store_of(queue), "again", OUTCOMES["failed"], type="crawl"),
         lambda: queue.cancel(queue.enqueue("email", {}, id="gone").id),
-        lambda: run(queue.store, "busy", type="crawl"),
+        lambda: run(store_of(queue), "busy", type="crawl"),
         lambda: queue.enqueue("email", {"user": {"id": 42}, "to": ["a@b.c"]}, id="p42", priority=3),
         lambda: queue.enqueue("crawl", {"user": {"id": 43}, "name": "Zoë"}, id="p43", priority=-1),
         lambda: queue.enqueue("email", {"user": {"id": 42}}, id="late", delay=3600),
@@ -534,7 +535,7 @@ def test_every_filter_is_a_chip_that_takes_it_away(web: Reader, corpus: Queue) -
 
 
 def test_sort_size_and_page_links_keep_every_filter(web: Reader, queue: Queue) -> None:
-    insert(queue.store, *(f"j{n}" for n in range(60)), type="a:b", priority=3)
+    insert(store_of(queue), *(f"j{n}" for n in range(60)), type="a:b", priority=3)
     filters = [
         ("status", "pending"),
         ("status", "failed"),
@@ -570,7 +571,7 @@ def test_sort_size_and_page_links_keep_every_filter(web: Reader, queue: Queue) -
 
 
 def test_column_that_sorts_says_so(web: Reader, queue: Queue) -> None:
-    finished(queue.store, "j1")
+    finished(store_of(queue), "j1")
 
     def sorted_by(address: str) -> dict[str, str]:
         heads = web.open(address).root.one("thead").all("th")
@@ -588,10 +589,10 @@ def test_pages_lead_on_to_the_end_and_back(
     web: Reader, queue: Queue, clock: MovableClock, sort: Sort, order: str
 ) -> None:
     for n in range(63):
-        insert(queue.store, f"j{n:02}", priority=n % 3)
-    for n, claimed in enumerate(claim(queue.store)):
+        insert(store_of(queue), f"j{n:02}", priority=n % 3)
+    for n, claimed in enumerate(claim(store_of(queue))):
         clock.advance(seconds=n % 2)  # some end at the same moment
-        finish(queue.store, claimed)
+        finish(store_of(queue), claimed)
     whole = [job.id for job in queue.page(sort=sort, ascending=order == "asc", limit=100).jobs]
     address = f"/jobs?{urlencode({'sort': sort, 'order': order, 'size': 25})}"
     pages = [web.open(address)]
@@ -608,7 +609,7 @@ def test_pages_lead_on_to_the_end_and_back(
 
 @pytest.mark.parametrize(("size", "shown"), [("25", 25), ("50", 50), ("100", 100), ("", 50)])
 def test_page_has_the_size_that_was_chosen(web: Reader, queue: Queue, size: str, shown: int) -> None:
-    insert(queue.store, *(f"j{n}" for n in range(101)))
+    insert(store_of(queue), *(f"j{n}" for n in range(101)))
     page = web.open(f"/jobs?size={size}")
     assert len(shown_ids(page)) == shown
     assert page.section("pages").one("strong").text == str(shown)
@@ -651,7 +652,7 @@ def test_search_says_how_many_it_read_and_offers_older_ones(
 
 
 def test_search_with_more_matches_than_a_page_leads_on(web: Reader, queue: Queue) -> None:
-    insert(queue.store, *(f"match{n:02}" for n in range(30)))
+    insert(store_of(queue), *(f"match{n:02}" for n in range(30)))
     page = web.open("/jobs?q=match&size=25")
     assert len(shown_ids(page)) == 25
     assert shown_ids(web.open(page.link(NEXT))) == [f"match{n:02}" for n in range(4, -1, -1)]
@@ -660,7 +661,7 @@ def test_search_with_more_matches_than_a_page_leads_on(web: Reader, queue: Queue
 def test_empty_lists_say_what_to_do(web: Reader, queue: Queue) -> None:
     page = web.open("/jobs")
     assert "No jobs yet. Enqueue the first one." in page.main.text
-    insert(queue.store, "j1")
+    insert(store_of(queue), "j1")
     page = web.open("/jobs?type=crawl")
     assert "No jobs match." in page.main.text
     assert shown_ids(web.open(page.link("Show all jobs"))) == ["j1"]
@@ -741,21 +742,21 @@ def test_metadata_of_a_job_field_by_field(web: Reader, queue: Queue, clock: Mova
         "Version": "0",
     }
     clock.advance(minutes=5)
-    queue.store.promote_jobs(10)
-    claimed = claim_one(queue.store)
+    store_of(queue).promote_jobs(10)
+    claimed = claim_one(store_of(queue))
     clock.advance(seconds=10)
     facts = web.open("/jobs/j1").section("facts").facts()
     assert facts["Last started"] == "10 s ago 2030-01-01 00:05:00 UTC"
     assert (facts["Duration"], facts["Attempts"], facts["Version"]) == ("10 s", "1 of 7", "1")
     assert (facts["Worker"], facts["Lease expires"]) == ("worker", "in 20 s 2030-01-01 00:05:30 UTC")
-    finish(queue.store, claimed, OUTCOMES["failed"])
+    finish(store_of(queue), claimed, OUTCOMES["failed"])
     facts = web.open("/jobs/j1").section("facts").facts()
     assert facts["Next attempt"] == "in 10 s 2030-01-01 00:05:20 UTC"
     assert "Worker" not in facts
     assert "Lease expires" not in facts
     clock.advance(seconds=10)
-    queue.store.promote_jobs(10)
-    finish(queue.store, claim_one(queue.store))
+    store_of(queue).promote_jobs(10)
+    finish(store_of(queue), claim_one(store_of(queue)))
     facts = web.open("/jobs/j1").section("facts").facts()
     assert facts["Finished"] == "now 2030-01-01 00:05:20 UTC"
 
@@ -763,9 +764,9 @@ def test_metadata_of_a_job_field_by_field(web: Reader, queue: Queue, clock: Mova
 def test_duration_is_that_of_the_last_attempt_not_of_the_wait_after_it(
     web: Reader, queue: Queue, clock: MovableClock
 ) -> None:
-    claimed = run(queue.store, "j1")
+    claimed = run(store_of(queue), "j1")
     clock.advance(seconds=2)
-    finish(queue.store, claimed, OUTCOMES["failed"])
+    finish(store_of(queue), claimed, OUTCOMES["failed"])
     clock.advance(hours=1)
     queue.cancel("j1")
     assert web.open("/jobs/j1").section("facts").facts()["Duration"] in ("2.0 s", "–")
@@ -773,11 +774,11 @@ def test_duration_is_that_of_the_last_attempt_not_of_the_wait_after_it(
 
 
 def test_page_of_a_failed_job_shows_one_duration(web: Reader, queue: Queue, clock: MovableClock) -> None:
-    claimed = run(queue.store, "j1")
+    claimed = run(store_of(queue), "j1")
     clock.advance(seconds=5)  # while it was held ready
     began_at = clock()
     clock.advance(seconds=7)
-    finish(queue.store, claimed, OUTCOMES["failed for good"], started_at=began_at)
+    finish(store_of(queue), claimed, OUTCOMES["failed for good"], started_at=began_at)
     page = web.open("/jobs/j1")
     assert page.section("facts").facts()["Duration"] == "7.0 s"
     assert "took 7.0 s" in page.section("timeline").text
@@ -814,8 +815,8 @@ def test_secrets_are_shown_nowhere(web: Reader, queue: Queue) -> None:
     queue.register("echo", lambda payload: payload)
     queue.enqueue("echo", {"user": "ada", "password": "hunter2", "deep": [{"apiKey": "hunter2"}]}, id="done")
     queue.drain()
-    insert(queue.store, "broken", payload='{"password": "hunter2", "to": "ada"}')
-    finish(queue.store, claim_one(queue.store), OUTCOMES["failed for good"])
+    insert(store_of(queue), "broken", payload='{"password": "hunter2", "to": "ada"}')
+    finish(store_of(queue), claim_one(store_of(queue)), OUTCOMES["failed for good"])
     for id in ("done", "broken"):
         page = web.open(f"/jobs/{id}")
         assert "hunter2" not in page.source
@@ -831,11 +832,11 @@ def test_secrets_are_shown_nowhere(web: Reader, queue: Queue) -> None:
 
 def test_error_has_its_traceback(web: Reader, queue: Queue) -> None:
     trace = 'Traceback (most recent call last):\n  File "x.py", line 1\n    <b>&amp;\nKeyError: 1\n'
-    run(queue.store, "j1")
-    [held] = queue.store.list_held("worker")
-    insert(queue.store, "j2")
-    claimed = claim_one(queue.store)
-    finish(queue.store, claimed, Errored("KeyError: 1\n  twice", traceback=trace, permanent=True))
+    run(store_of(queue), "j1")
+    [held] = store_of(queue).list_held("worker")
+    insert(store_of(queue), "j2")
+    claimed = claim_one(store_of(queue))
+    finish(store_of(queue), claimed, Errored("KeyError: 1\n  twice", traceback=trace, permanent=True))
     assert held.id == "j1"
     page = web.open("/jobs/j2")
     error = page.section("error")
@@ -857,15 +858,15 @@ def looks(page: Page) -> list[str]:
 def test_timeline_of_a_job_that_fails_twice_and_then_completes(
     web: Reader, queue: Queue, clock: MovableClock
 ) -> None:
-    insert(queue.store, "j1")
+    insert(store_of(queue), "j1")
     for attempt, error in enumerate(("OSError: one\nmore", "OSError: two")):
         clock.advance(seconds=10)
-        queue.store.promote_jobs(10)
-        claimed = claim_one(queue.store, worker=f"w{attempt}")
-        started_at = queue.store.now()
+        store_of(queue).promote_jobs(10)
+        claimed = claim_one(store_of(queue), worker=f"w{attempt}")
+        started_at = store_of(queue).now()
         clock.advance(seconds=1.5)
         outcome = Errored(error, traceback=f"trace {attempt}", detail={"exitCode": attempt})
-        finish(queue.store, claimed, outcome, started_at=started_at)
+        finish(store_of(queue), claimed, outcome, started_at=started_at)
     page = web.open("/jobs/j1")
     assert [step.all("p")[0].text for step in steps(page)] == [
         "Created 23 s ago 2030-01-01 00:00:00 UTC",
@@ -874,11 +875,11 @@ def test_timeline_of_a_job_that_fails_twice_and_then_completes(
         "Next attempt in 10 s 2030-01-01 00:00:33 UTC",
     ]
     clock.advance(seconds=10)
-    queue.store.promote_jobs(10)
-    claimed = claim_one(queue.store, worker="w2")
+    store_of(queue).promote_jobs(10)
+    claimed = claim_one(store_of(queue), worker="w2")
     assert steps(web.open("/jobs/j1"))[-1].text == "Attempt 3 running now 2030-01-01 00:00:33 UTC on w2"
     clock.advance(seconds=2)
-    finish(queue.store, claimed)
+    finish(store_of(queue), claimed)
     page = web.open("/jobs/j1")
     assert looks(page) == ["created", "failed", "failed", "completed"]
     _, first, second, last = steps(page)
@@ -900,7 +901,7 @@ def test_timeline_of_a_job_that_was_retried_by_hand(web: Reader, queue: Queue) -
     queue.retry("j1")
     page = web.open("/jobs/j1")
     assert looks(page) == ["created", "failed", "pending"]
-    finish(queue.store, claim_one(queue.store))
+    finish(store_of(queue), claim_one(store_of(queue)))
     page = web.open("/jobs/j1")
     assert [step.all("strong")[0].text for step in steps(page)] == [
         "Created", "Attempt 1 failed", "Attempt 1 completed",
@@ -910,7 +911,7 @@ def test_timeline_of_a_job_that_was_retried_by_hand(web: Reader, queue: Queue) -
 def test_timeline_of_a_job_that_was_cancelled_while_it_ran(
     web: Reader, queue: Queue, clock: MovableClock
 ) -> None:
-    claimed = run(queue.store, "j1")
+    claimed = run(store_of(queue), "j1")
     queue.cancel("j1")
     page = web.open("/jobs/j1")
     assert [step.all("strong")[0].text for step in steps(page)] == [
@@ -920,7 +921,7 @@ def test_timeline_of_a_job_that_was_cancelled_while_it_ran(
     assert "processing, stopping" in page.section("status").text
     assert page.section("actions").text == ""
     clock.advance(seconds=3)
-    finish(queue.store, claimed, Stopped())
+    finish(store_of(queue), claimed, Stopped())
     page = web.open("/jobs/j1")
     assert looks(page)[-1] == "cancelled"
     assert steps(page)[-1].text == "Cancelled now 2030-01-01 00:00:03 UTC"
@@ -928,10 +929,10 @@ def test_timeline_of_a_job_that_was_cancelled_while_it_ran(
 
 @both_engines
 def test_timeline_of_a_job_whose_worker_died(web: Reader, queue: Queue, clock: MovableClock) -> None:
-    run(queue.store, "j1", max_attempts=1)
-    run(queue.store, "j2")
+    run(store_of(queue), "j1", max_attempts=1)
+    run(store_of(queue), "j2")
     clock.advance(seconds=31)
-    assert len(reap(queue.store)) == 2
+    assert len(reap(store_of(queue))) == 2
     once = web.open("/jobs/j1")
     assert looks(once) == ["created", "failed", "failed"]
     assert steps(once)[1].one("p", "error").text == "WorkerLost: worker"
@@ -978,7 +979,7 @@ def test_why_is_told_in_every_state(web: Reader, queue: Queue) -> None:
 
 
 def test_output_of_a_command_is_cut_at_a_whole_character(web: Reader, queue: Queue) -> None:
-    run(queue.store, "j1", type="shell")
+    run(store_of(queue), "j1", type="shell")
     assert not web.open("/jobs/j1").has("output")
     Path(log_folder()).mkdir()
     path = Path(log_path("j1"))
@@ -996,14 +997,14 @@ def test_output_of_a_command_is_cut_at_a_whole_character(web: Reader, queue: Que
 
 
 def test_output_that_begins_with_a_blank_line_keeps_it(web: Reader, queue: Queue) -> None:
-    run(queue.store, "j1", type="shell")
+    run(store_of(queue), "j1", type="shell")
     Path(log_folder()).mkdir()
     Path(log_path("j1")).write_bytes(b"\nafter a blank line\n")
     assert web.open("/jobs/j1").section("log").raw == "\nafter a blank line\n"
 
 
 def test_job_that_is_no_command_has_no_output(web: Reader, queue: Queue) -> None:
-    finished(queue.store, "j1")
+    finished(store_of(queue), "j1")
     assert not web.open("/jobs/j1").has("output")
 
 
@@ -1044,7 +1045,7 @@ def test_buttons_are_those_that_the_queue_accepts(web: Reader, queue: Queue) -> 
 def accepts(queue: Queue, call: Callable[[str], object], id: str) -> bool:
     """Whether the queue would do it; nothing is changed."""
     try:
-        with queue.store.transaction():
+        with store_of(queue).transaction():
             call(id)
             raise ZeroDivisionError
     except ZeroDivisionError:
@@ -1214,8 +1215,8 @@ def posted_to(page: Page) -> set[str]:
 def populate(queue: Queue) -> None:
     one_of_each(queue)
     queue.register("echo", lambda payload: payload)
-    insert(queue.store, *(f"more{n}" for n in range(60)))
-    run(queue.store, "command", type="shell")
+    insert(store_of(queue), *(f"more{n}" for n in range(60)))
+    run(store_of(queue), "command", type="shell")
     Path(log_folder()).mkdir()
     Path(log_path("command")).write_bytes(b"x" * 70_000)
     queue.enqueue("a:b.c-d_e", {}, id="lane")

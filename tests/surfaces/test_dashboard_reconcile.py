@@ -17,6 +17,7 @@ from holdfast import Queue
 from holdfast.errors import StoreUnavailable
 from holdfast.jobs import install
 from holdfast.reconcile import Covered, Discrepancy, Report, reconcile
+from holdfast.store.open import store_of
 from holdfast.store.sqlite.database import Database
 from holdfast.testing import MovableClock
 from holdfast.web import create_app, reconciler
@@ -76,7 +77,7 @@ def keep(queue: Queue, *discrepancies: Discrepancy, **fields: Any) -> None:
         **fields,
     }
     report = Report(discrepancies=list(discrepancies), **given)
-    queue.store.write_reconciliation(msgspec.json.encode(report).decode())
+    store_of(queue).write_reconciliation(msgspec.json.encode(report).decode())
 
 
 def verdict(page: Page) -> tuple[set[str], str, str]:
@@ -280,7 +281,7 @@ def test_overview_is_silent_when_nothing_differs(web: Reader, queue: Queue) -> N
     keep(queue)
     assert attention(web.open("/")) == []
     for nonsense in ("", "{}", "[]", '{"differing": "x", "unchecked": 1}', "null"):
-        queue.store.write_reconciliation(nonsense)
+        store_of(queue).write_reconciliation(nonsense)
         assert attention(web.open("/")) == []
         assert verdict(web.open("/reconcile"))[1] == "Not checked yet"
 

@@ -14,6 +14,7 @@ import pytest
 from holdfast import Context, Queue
 from holdfast.core.job import MAX_GROUP_LENGTH
 from holdfast.errors import ConfigError
+from holdfast.store.open import store_of
 from holdfast.testing import MovableClock
 from tests.conformance.steps import claim, finished
 from tests.support import both_engines, unsynced
@@ -42,10 +43,10 @@ def web(api: httpx.Client) -> Reader:
 def shared(queue: Queue) -> Queue:
     """Two jobs of customer:1 run, one waits and one is done; one of customer:2 waits, and one of nobody."""
     queue.set_config("group_concurrency", 2, type="export")
-    finished(queue.store, "done", type="export", group="customer:1")
+    finished(store_of(queue), "done", type="export", group="customer:1")
     for id in ("one", "two"):
         queue.enqueue("export", {}, id=id, group="customer:1")
-        claim(queue.store, "export", limit=1)
+        claim(store_of(queue), "export", limit=1)
     queue.enqueue("export", {}, id="three", group="customer:1")
     queue.enqueue("export", {}, id="other", group="customer:2")
     queue.enqueue("export", {}, id="nobody")

@@ -18,6 +18,7 @@ import pytest
 from holdfast import Queue
 from holdfast.config import SETTINGS
 from holdfast.jobs import BUILT_IN, install
+from holdfast.store.open import store_of
 from holdfast.store.records import BUCKETS, TypeRecord, WorkerRecord
 from holdfast.store.sqlite.database import Database
 from holdfast.testing import MovableClock
@@ -77,20 +78,20 @@ def register(queue: Queue, id: str = "worker", *types: str, state: str = "runnin
         id=id, host="here", pid=4711, state=state, concurrency=4, types=types or ("echo",), slots={}
     )
     known = [TypeRecord(type=type, executor="thread", schema={"type": "object"}) for type in types]
-    queue.store.register_worker(worker, known)
+    store_of(queue).register_worker(worker, known)
 
 
 def running(queue: Queue, id: str, worker: str = "worker") -> None:
     queue.enqueue("echo", id=id)
-    assert claim_one(queue.store, "echo", worker).id == id
+    assert claim_one(store_of(queue), "echo", worker).id == id
 
 
 def ended(queue: Queue, id: str, how: str, **options: Any) -> None:
     """A job that ran before those that wait, and how it ended."""
     queue.enqueue("echo", id=id, priority=1, **options)
-    claimed = claim_one(queue.store, "echo")
+    claimed = claim_one(store_of(queue), "echo")
     assert claimed.id == id
-    finish(queue.store, claimed, OUTCOMES[how])
+    finish(store_of(queue), claimed, OUTCOMES[how])
 
 
 @pytest.fixture

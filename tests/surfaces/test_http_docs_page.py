@@ -20,6 +20,7 @@ from starlette.routing import BaseRoute
 
 from holdfast import Queue
 from holdfast.jobs import install
+from holdfast.store.open import store_of
 from holdfast.store.records import TypeRecord, WorkerRecord
 from holdfast.web import create_app
 from tests.surfaces.live import client, live
@@ -150,7 +151,7 @@ def publish(queue: Queue, *records: TypeRecord) -> None:
     """Types that a worker elsewhere knows, as it tells the database."""
     names = tuple(record.type for record in records)
     worker = WorkerRecord(id="w1", host="here", pid=1, state="running", concurrency=1, types=names)
-    queue.store.register_worker(worker, records)
+    store_of(queue).register_worker(worker, records)
 
 
 # The document and the application are about the same operations.

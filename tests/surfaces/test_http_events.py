@@ -18,6 +18,7 @@ import pytest
 
 from holdfast import Queue
 from holdfast.errors import StoreUnavailable
+from holdfast.store.open import store_of
 from holdfast.web import create_app, events
 from holdfast.web.errors import Refused
 from holdfast.web.events import Broadcast, Interest, Listener
@@ -566,7 +567,7 @@ def test_a_stream_that_begins_in_trouble_gets_the_present_state_when_it_has_pass
     queue: Queue, api: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failed = threading.Semaphore(0)
-    store = queue.store
+    store = store_of(queue)
 
     def trouble(*_: object) -> Any:
         failed.release()

@@ -11,6 +11,7 @@ import pytest
 from holdfast import Queue
 from holdfast.core.lifecycle import Errored
 from holdfast.listing import pages as listing
+from holdfast.store.open import store_of
 from holdfast.testing import MovableClock
 from holdfast.web.api import tasks as tasks_module
 from tests.conformance.steps import claim_one, finish
@@ -37,7 +38,7 @@ def queue(url: str, clock: MovableClock) -> Iterator[Queue]:
 def fail(queue: Queue, id: str, error: str, type: str = "echo", **options: Any) -> None:
     """A job that failed for good, with this error."""
     queue.enqueue(type, options.pop("payload", {}), id=id, **options)
-    finish(queue.store, claim_one(queue.store, type), Errored(error, permanent=True))
+    finish(store_of(queue), claim_one(store_of(queue), type), Errored(error, permanent=True))
     job = queue.get(id)
     assert job is not None
     assert job.status == "failed"

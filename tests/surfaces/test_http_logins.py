@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from holdfast import Queue
+from holdfast.store.open import store_of
 from holdfast.web import create_app
 from holdfast.web.auth import COOKIE
 from holdfast.web.failed_logins import LONGEST_SECONDS, FailedLogins
@@ -80,12 +81,12 @@ def test_stream_of_a_session_ends_when_it_is_logged_out(queue: Queue, address: s
 
 def test_ended_session_is_no_setting_and_is_forgotten_when_its_time_is_over(queue: Queue) -> None:
     app = create_app(queue, TOKEN)
-    queue.store.set_setting(RECORD, "long-over", int(time.time()) - 1)
+    store_of(queue).set_setting(RECORD, "long-over", int(time.time()) - 1)
     with live(app) as address, client(address) as made:
         made.post("/logout", headers=cookie_of(address))
         bearer = {"Authorization": f"Bearer {TOKEN}"}
         assert made.get("/api/config", headers=bearer).json()["byType"] == {}
-    [(name, _)] = queue.store.get_settings()
+    [(name, _)] = store_of(queue).get_settings()
     assert name == RECORD
 
 

@@ -25,6 +25,7 @@ from schemathesis.specs.openapi.checks import (
 
 from holdfast import Queue
 from holdfast.jobs import install
+from holdfast.store.open import store_of
 from holdfast.store.records import Demand, TypeRecord, WorkerRecord
 from holdfast.web import create_app
 from tests.surfaces.live import live
@@ -190,9 +191,9 @@ def _hold(queue: Queue, id: str) -> None:
     worker = WorkerRecord(
         id="w1", host="here", pid=1, state="running", concurrency=4, types=("echo:held", "elsewhere:lane")
     )
-    queue.store.register_worker(worker, [record])
+    store_of(queue).register_worker(worker, [record])
     demand = Demand(type="echo:held", limit=1, max_attempts=3)
-    claimed = queue.store.claim_jobs("w1", [demand], limit=1, lease_seconds=3600)
+    claimed = store_of(queue).claim_jobs("w1", [demand], limit=1, lease_seconds=3600)
     assert [claim.id for claim in claimed.claims] == [id]
 
 

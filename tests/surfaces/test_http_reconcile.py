@@ -19,6 +19,7 @@ from holdfast.errors import StoreUnavailable
 from holdfast.events import ReconciliationFailed
 from holdfast.jobs import BUILT_IN, install
 from holdfast.reconcile import last_report, reconcile
+from holdfast.store.open import store_of
 from holdfast.testing import MovableClock
 from holdfast.web import create_app, reconciler
 from holdfast.web.reconciler import Asked, Run
@@ -122,7 +123,7 @@ def test_report_of_file_jobs_written_out(
     (folder / "changed").write_text("otherwise")
     (folder / "back").write_text("again")
     clock.advance(minutes=1)
-    before = everything(queue.store)
+    before = everything(store_of(queue))
     report = got(post(api))
     assert report.pop("covered") == [
         {"type": "create_file", "completed": 5, "since": at(), "removed": 0},
@@ -156,7 +157,7 @@ def test_report_of_file_jobs_written_out(
         "unchecked": 0,
     }
     # Looked at and told, never repaired.
-    assert everything(queue.store) == before
+    assert everything(store_of(queue)) == before
     assert sorted(path.name for path in folder.iterdir()) == ["back", "changed", "kept", "late"]
 
 

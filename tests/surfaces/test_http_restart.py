@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from holdfast import Queue
+from holdfast.store.open import store_of
 from holdfast.web import create_app
 from tests.surfaces.live import client, live
 
@@ -32,16 +33,16 @@ def test_a_bulk_order_takes_those_it_counted_and_no_others(
     for id in [queue.enqueue("mail", {}).id for _ in range(300)]:
         queue.cancel(id)
     first = threading.Event()
-    delete_job = queue.store.delete_job
+    delete_job = store_of(queue).delete_job
 
     def delete(job_id: str) -> None:
         if not first.is_set():
             first.set()
             for id in older:  # come to fit while the order is carried out
-                queue.store.cancel_job(id)
+                store_of(queue).cancel_job(id)
         delete_job(job_id)
 
-    monkeypatch.setattr(queue.store, "delete_job", delete)
+    monkeypatch.setattr(store_of(queue), "delete_job", delete)
     order: dict[str, Any] = {"action": "delete", "filter": {"status": "cancelled"}, "expectedCount": 300}
     answer = api.post("/api/tasks/bulk", json=order).json()
     assert (answer["matched"], answer["done"], answer["refused"]) == (300, 300, 0)

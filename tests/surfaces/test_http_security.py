@@ -24,6 +24,7 @@ from starlette.routing import Mount, Route
 import holdfast
 from holdfast import Queue
 from holdfast.errors import ConfigError
+from holdfast.store.open import store_of
 from holdfast.web import create_app
 from tests.support import wait_until
 from tests.surfaces.live import Served, client, live
@@ -77,7 +78,7 @@ def state(queue: Queue) -> tuple[object, ...]:
     return (
         [(job.id, job.status, job.version) for job in queue.jobs()],
         queue.config(),
-        queue.store.list_paused(),
+        store_of(queue).list_paused(),
     )
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from holdfast import Context, Fail, Job, Queue
 from holdfast.jobs import install
+from holdfast.store.open import store_of
 from holdfast.testing import MovableClock
 from holdfast.web import create_app
 from holdfast.web.api import tasks as tasks_module
@@ -56,7 +57,7 @@ def stored(queue: Queue, id: str) -> Job:
 def failed(queue: Queue, id: str, **options: Any) -> None:
     """A job of type `echo` that failed for good at its first attempt."""
     queue.enqueue("echo", options.pop("payload", {}), id=id, **options)
-    finish(queue.store, claim_one(queue.store, "echo"), OUTCOMES["failed for good"])
+    finish(store_of(queue), claim_one(store_of(queue), "echo"), OUTCOMES["failed for good"])
     assert stored(queue, id).status == "failed"
 
 
@@ -470,7 +471,7 @@ def test_full_list_has_everything(queue: Queue, api: httpx.Client) -> None:
 @pytest.fixture
 def one_of_each(queue: Queue) -> Queue:
     """Jobs of type `echo`, each called as what it is; and one of another type."""
-    store = queue.store
+    store = store_of(queue)
     queue.enqueue("echo", id="retrying")
     finish(store, claim_one(store, "echo"), OUTCOMES["failed"])
     failed(queue, "failed")
@@ -897,7 +898,7 @@ def test_retry_with_a_wrong_body_changes_nothing(queue: Queue, api: httpx.Client
     def send_email(to: str) -> None: ...
 
     send_email.with_options(id="dead").enqueue(to="a@b.c")
-    finish(queue.store, claim_one(queue.store, "send_email"), OUTCOMES["failed for good"])
+    finish(store_of(queue), claim_one(store_of(queue), "send_email"), OUTCOMES["failed for good"])
     before = stored(queue, "dead")
     path = "/api/tasks/dead/retry"
     for body, code in (
@@ -1349,6 +1350,6 @@ def test_job_without_output_that_is_kept_here_has_no_log(queue: Queue, api: http
     message = refused(api.get("/api/tasks/job1/logs"), 404, "not_found")
     assert message.endswith("only the output of shell jobs is stored")
     queue.enqueue("shell", {"command": "true"}, id="elsewhere")
-    claim_one(queue.store, "shell")
+    claim_one(store_of(queue), "shell")
     message = refused(api.get("/api/tasks/elsewhere/logs"), 404, "not_found")
     assert message.startswith("the output of job 'elsewhere' is not on this machine")

@@ -10,6 +10,7 @@ import pytest
 from holdfast import Queue
 from holdfast.listing.why import slots_of
 from holdfast.observe.overview import overview
+from holdfast.store.open import store_of
 from holdfast.store.records import WorkerRecord
 from holdfast.testing import MovableClock
 from tests.conformance.steps import claim, claim_one
@@ -52,7 +53,7 @@ def works(queue: Queue, concurrency: int = 10, **slots: int) -> WorkerRecord:
         types=TYPES,
         slots={name.replace("_", ":"): size for name, size in slots.items()},
     )
-    queue.store.register_worker(record, [])
+    store_of(queue).register_worker(record, [])
     return record
 
 
@@ -116,7 +117,7 @@ def test_an_inherited_cap_is_one_and_an_own_one_is_the_lanes_alone(queue: Queue,
     queue.set_config("max_running", 1, type="pay")
     queue.set_config("max_running", 2, type="pay:us")
     queue.set_config("max_running", 1, type="mail:a")
-    assert [job.type for job in claim(queue.store, "pay:eu", limit=1)] == ["pay:eu"]
+    assert [job.type for job in claim(store_of(queue), "pay:eu", limit=1)] == ["pay:eu"]
     queue.enqueue("pay:eu", {}, id="next")
     full = "1 job is already running, the most that max_running of pay allows"
     assert full in reasons(queue, "next")
@@ -124,8 +125,8 @@ def test_an_inherited_cap_is_one_and_an_own_one_is_the_lanes_alone(queue: Queue,
     assert full in [each["text"] for each in got(api.get("/api/tasks/next/why"))["reasons"]]
     for id in ("pay:us", "mail", "mail:a", "mail:b"):
         assert not [text for text in reasons(queue, id) if "max_running" in text]
-    assert claim(queue.store, "pay", "pay:eu") == []
-    assert [job.type for job in claim(queue.store, "pay:us", "mail:a")] == ["pay:us", "mail:a"]
+    assert claim(store_of(queue), "pay", "pay:eu") == []
+    assert [job.type for job in claim(store_of(queue), "pay:us", "mail:a")] == ["pay:us", "mail:a"]
 
 
 def test_a_rate_limit_is_shown_once_under_its_name_and_as_shared_below(queue: Queue, web: Reader) -> None:
@@ -179,7 +180,7 @@ def test_slots_that_are_stored_for_a_type_are_one_number_for_its_lanes(queue: Qu
 
 def test_why_knows_which_lanes_share_slots_from_the_code_of_the_worker(queue: Queue) -> None:
     works(queue, 10, pay=1, pay_us=1)
-    claim_one(queue.store, "pay:eu", "w1")
+    claim_one(store_of(queue), "pay:eu", "w1")
     text = "the only slot for its type is in use"
     assert text in reasons(queue, "pay")
     assert text not in reasons(queue, "pay:us")
@@ -188,7 +189,7 @@ def test_why_knows_which_lanes_share_slots_from_the_code_of_the_worker(queue: Qu
 
 def test_status_shows_lanes_of_a_served_type_as_served(queue: Queue) -> None:
     record = WorkerRecord(id="w", host="here", pid=1, state="running", concurrency=1, types=("pay", "mail:a"))
-    queue.store.register_worker(record, [])
+    store_of(queue).register_worker(record, [])
     assert overview(queue).without_worker == {"mail": 1, "mail:b": 1}
 
 

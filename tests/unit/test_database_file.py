@@ -16,6 +16,7 @@ import pytest
 from holdfast import Queue
 from holdfast.errors import DatabaseReplaced
 from holdfast.events import WorkerCrashed
+from holdfast.store.open import store_of
 from holdfast.store.records import Finding
 from holdfast.store.sqlite import SqliteStore
 from holdfast.store.sqlite import database as database_module
@@ -73,7 +74,7 @@ def link(tmp_path: Path) -> Path:
 
 
 def finding(queue: Queue, check: str) -> Finding:
-    [found] = [found for found in queue.store.examine() if found.check == check]
+    [found] = [found for found in store_of(queue).examine() if found.check == check]
     return found
 
 
@@ -88,7 +89,7 @@ def test_wal_of_a_linked_database_is_seen_and_checkpointed(
     with Queue(f"sqlite:///{link}") as queue:
         for _ in range(40):
             queue.enqueue_many("crawl", [{"text": "x" * 1000}] * 100)
-            assert queue.store.measure()["wal_bytes"] == wal.stat().st_size
+            assert store_of(queue).measure()["wal_bytes"] == wal.stat().st_size
         assert wal.stat().st_size < 4 * 1024 * 1024
         assert finding(queue, "WAL").text == f"{wal.stat().st_size / 2**20:.1f} MiB"
 
@@ -99,11 +100,11 @@ def test_idle_worker_behind_a_link_waits_instead_of_polling(
 ) -> None:
     with Queue(f"sqlite:///{link}") as queue:
         queue.enqueue("crawl")
-        with closing(queue.store.watch()) as watch:
+        with closing(store_of(queue).watch()) as watch:
             watch.wait(0.5)  # the looks after an opening, which become rarer
             looks: list[str] = []
-            assert isinstance(queue.store, SqliteStore)
-            database = queue.store.database
+            assert isinstance(store_of(queue), SqliteStore)
+            database = store_of(queue).database
             read = database.read_one
 
             def look(sql: str) -> Any:
@@ -124,7 +125,7 @@ def test_linked_database_that_is_new_is_for_its_owner_alone(link: Path) -> None:
 def test_file_is_one_queue_by_whatever_link(link: Path) -> None:
     real = link.parent / "data" / "real.db"
     with Queue(f"sqlite:///{link}") as one, Queue(f"sqlite:///{real}") as other:
-        assert one.store.url == other.store.url == f"sqlite:///{real}"
+        assert store_of(one).url == store_of(other).url == f"sqlite:///{real}"
 
 
 # Removed and replaced.
@@ -149,7 +150,7 @@ def test_link_that_leads_elsewhere_is_another_database(link: Path) -> None:
 
 def test_file_that_is_gone_is_not_made_anew_by_those_who_had_it_open(queue: Queue, path: Path) -> None:
     remove(path)
-    queue.store.close_thread()  # the next use needs a new connection
+    store_of(queue).close_thread()  # the next use needs a new connection
     with pytest.raises(DatabaseReplaced):
         queue.jobs()
     assert not path.exists()
@@ -161,7 +162,7 @@ def test_readers_notice_at_the_next_check(queue: Queue, path: Path) -> None:
     with pytest.raises(DatabaseReplaced):
         queue.jobs()
     with pytest.raises(DatabaseReplaced):
-        queue.store.check_place()
+        store_of(queue).check_place()
 
 
 def test_transaction_of_the_caller_takes_no_job_for_a_file_that_is_gone(queue: Queue, path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from holdfast import Queue
 from holdfast.config import stop_file
 from holdfast.observe import doctor
+from holdfast.store.open import store_of
 from holdfast.store.records import Finding, WorkerRecord
 from holdfast.store.sqlite import SqliteStore, health
 from holdfast.testing import MovableClock
@@ -50,7 +51,7 @@ def room(mebibytes: int) -> Any:
 
 
 def register(queue: Queue, *types: str, id: str = "w1") -> None:
-    queue.store.register_worker(
+    store_of(queue).register_worker(
         WorkerRecord(id=id, host="here", pid=1, state="running", concurrency=4, types=types), []
     )
 
@@ -67,16 +68,16 @@ def wrong(queue: Queue) -> list[tuple[str, str]]:
 def test_healthy_queue_has_nothing_wrong(queue: Queue, clock: MovableClock) -> None:
     assert wrong(queue) == []
     register(queue, "email")
-    run(queue.store, "running")
-    insert(queue.store, "waiting")
+    run(store_of(queue), "running")
+    insert(store_of(queue), "waiting")
     assert wrong(queue) == []
     checks = {found.check for found in doctor.examine(queue)}
     assert checks >= {"SQLite", "home folder", "clock", "workers", "stuck jobs", "integrity", "WAL"}
 
 
 def test_everything_wrong_comes_with_advice(queue: Queue, home: Path, clock: MovableClock) -> None:
-    run(queue.store, "a")
-    insert(queue.store, "b")
+    run(store_of(queue), "a")
+    insert(store_of(queue), "b")
     queue.pause()
     home.chmod(0o777)
     Path(stop_file()).touch()
@@ -90,8 +91,8 @@ def test_everything_wrong_comes_with_advice(queue: Queue, home: Path, clock: Mov
 
 
 def test_job_from_the_future_means_a_wrong_clock(queue: Queue, clock: MovableClock) -> None:
-    insert(queue.store, "a")
-    queue.store.cancel_job("a")
+    insert(store_of(queue), "a")
+    store_of(queue).cancel_job("a")
     clock.advance(-5)
     assert wrong(queue) == []
     clock.advance(-85)
@@ -109,8 +110,8 @@ def test_heartbeat_from_the_future_means_a_wrong_clock(queue: Queue, clock: Mova
 
 
 def test_waiting_jobs_without_any_worker_are_a_problem(queue: Queue) -> None:
-    insert(queue.store, "a")
-    insert(queue.store, "later", delay=60)
+    insert(store_of(queue), "a")
+    insert(store_of(queue), "later", delay=60)
     [found] = findings(queue, "workers")
     assert (found.level, found.advice) == ("problem", "queuectl worker start")
     assert ("1 pending" in found.text, "1 scheduled" in found.text) == (True, True)
@@ -118,13 +119,13 @@ def test_waiting_jobs_without_any_worker_are_a_problem(queue: Queue) -> None:
 
 
 def test_jobs_of_a_later_time_without_any_worker_are_a_warning(queue: Queue) -> None:
-    insert(queue.store, "later", delay=60)
+    insert(store_of(queue), "later", delay=60)
     assert [found.level for found in findings(queue, "workers")] == ["warning"]
 
 
 def test_worker_that_has_gone_silent_does_not_count(queue: Queue, clock: MovableClock) -> None:
     register(queue, "email")
-    insert(queue.store, "a")
+    insert(store_of(queue), "a")
     assert [found.level for found in findings(queue, "workers")] == ["ok"]
     clock.advance(31)
     assert [found.level for found in findings(queue, "workers")] == ["problem"]
@@ -132,8 +133,8 @@ def test_worker_that_has_gone_silent_does_not_count(queue: Queue, clock: Movable
 
 def test_type_that_no_worker_handles_is_named(queue: Queue) -> None:
     register(queue, "email")
-    insert(queue.store, "a")
-    insert(queue.store, "b", "c", type="crawl")
+    insert(store_of(queue), "a")
+    insert(store_of(queue), "b", "c", type="crawl")
     [found] = findings(queue, "types")
     assert found.level == "warning"
     assert ("crawl" in found.text, "2" in found.text) == (True, True)
@@ -200,8 +201,8 @@ def test_commands_that_are_advised_can_be_pasted(
 
 
 def test_stuck_jobs_are_counted_and_one_is_named(queue: Queue, clock: MovableClock) -> None:
-    insert(queue.store, "a", "b")
-    claim(queue.store, lease=10_000)
+    insert(store_of(queue), "a", "b")
+    claim(store_of(queue), lease=10_000)
     register(queue, "email")
     clock.advance(20)
     assert findings(queue, "stuck jobs")[0].level == "ok"
@@ -227,8 +228,8 @@ def test_endless_history_is_a_warning_unless_it_is_kept_for_a_time(
 ) -> None:
     monkeypatch.setattr(doctor, "_MUCH_HISTORY", 1)
     for id in "ab":
-        insert(queue.store, id)
-        queue.store.cancel_job(id)
+        insert(store_of(queue), id)
+        store_of(queue).cancel_job(id)
     [found] = findings(queue, "history")
     assert (found.level, "2 finished jobs" in found.text) == ("warning", True)
     queue.set_config("retention_completed", "30d")
@@ -246,15 +247,15 @@ def test_little_space_is_found(queue: Queue, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_large_wal_is_found(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = queue.store
+    store = store_of(queue)
     assert isinstance(store, SqliteStore)
     monkeypatch.setattr(store.database.file, "wal_bytes", lambda: 100 * health.MIB)
     assert wrong(queue) == [("warning", "WAL")]
 
 
 def test_file_that_everybody_can_read_is_found(queue: Queue, home: Path) -> None:
-    insert(queue.store, "a")
-    queue.store.cancel_job("a")
+    insert(store_of(queue), "a")
+    store_of(queue).cancel_job("a")
     home.chmod(0o755)
     (home / "queue.db").chmod(0o644)
     assert wrong(queue) == [("warning", "permissions")]

@@ -14,6 +14,7 @@ from holdfast import Queue
 from holdfast.core.job import Status
 from holdfast.core.lifecycle import Errored
 from holdfast.observe.metrics import CONTENT_TYPE, render
+from holdfast.store.open import store_of
 from holdfast.store.reads import OLDEST
 from holdfast.store.records import BUCKETS, Minute, WorkerRecord
 from holdfast.testing import MovableClock
@@ -88,7 +89,7 @@ def minute(number: int = 1, type: str = "email", worker_id: str = "w1", **sums: 
 
 def register(queue: Queue, id: str = "w1", **fields: Any) -> None:
     record = {"host": "here", "pid": 7, "state": "running", "concurrency": 4, "types": ("email",), **fields}
-    queue.store.register_worker(WorkerRecord(id=id, **record), [])
+    store_of(queue).register_worker(WorkerRecord(id=id, **record), [])
 
 
 # What is there
@@ -110,10 +111,10 @@ def test_text_is_what_its_content_type_says(queue: Queue) -> None:
 
 
 def test_depth_is_told_by_type_and_state(queue: Queue) -> None:
-    insert(queue.store, "a", "b", type="email")
-    run(queue.store, "c", type="crawl")
-    insert(queue.store, "d", type="crawl", delay=60)
-    finish(queue.store, claim_one(queue.store))
+    insert(store_of(queue), "a", "b", type="email")
+    run(store_of(queue), "c", type="crawl")
+    insert(store_of(queue), "d", type="crawl", delay=60)
+    finish(store_of(queue), claim_one(store_of(queue)))
     depth = samples(queue, "holdfast_jobs")
     assert {labels: count for labels, count in depth.items() if count} == {
         ("completed", "email"): 1,
@@ -128,20 +129,20 @@ def test_age_of_the_oldest_ready_job_is_counted_from_when_it_could_have_run(
     queue: Queue, clock: MovableClock
 ) -> None:
     assert value(queue, "holdfast_oldest_ready_seconds") == 0
-    insert(queue.store, "later", delay=60)
+    insert(store_of(queue), "later", delay=60)
     clock.advance(50)
     assert value(queue, "holdfast_oldest_ready_seconds") == 0
-    insert(queue.store, "ready")
+    insert(store_of(queue), "ready")
     clock.advance(30)
-    queue.store.promote_jobs(10)
+    store_of(queue).promote_jobs(10)
     assert value(queue, "holdfast_oldest_ready_seconds") == 30
-    assert claim_one(queue.store).id == "later"
-    assert claim_one(queue.store).id == "ready"
+    assert claim_one(store_of(queue)).id == "later"
+    assert claim_one(store_of(queue)).id == "ready"
     assert value(queue, "holdfast_oldest_ready_seconds") == 0
 
 
 def test_job_from_a_clock_that_is_ahead_is_not_of_negative_age(queue: Queue, clock: MovableClock) -> None:
-    insert(queue.store, "a")
+    insert(store_of(queue), "a")
     register(queue)
     clock.advance(-20)
     assert value(queue, "holdfast_oldest_ready_seconds") == 0
@@ -161,7 +162,7 @@ def test_workers_are_shown_with_their_last_heartbeat_and_last_turn(queue: Queue,
     register(queue, "w1")
     register(queue, "w2", host="there", pid=8)
     clock.advance(3)
-    queue.store.heartbeat("w1", [], state="running", lease_seconds=30, turn_age=1.5)
+    store_of(queue).heartbeat("w1", [], state="running", lease_seconds=30, turn_age=1.5)
     clock.advance(2)
     assert value(queue, "holdfast_workers") == 2
     assert samples(queue, "holdfast_worker_heartbeat_age_seconds") == {
@@ -179,15 +180,15 @@ def test_worker_that_was_silent_for_a_lease_is_not_shown(queue: Queue, clock: Mo
 
 
 def test_figures_of_the_database_are_shown_under_its_names(queue: Queue) -> None:
-    insert(queue.store, "a")
-    assert value(queue, "holdfast_store_wal_bytes") == queue.store.measure()["wal_bytes"] > 0
+    insert(store_of(queue), "a")
+    assert value(queue, "holdfast_store_wal_bytes") == store_of(queue).measure()["wal_bytes"] > 0
 
 
 # Totals
 
 
 def test_totals_are_sums_over_all_workers_and_minutes(queue: Queue) -> None:
-    queue.store.write_statistics(
+    store_of(queue).write_statistics(
         [
             minute(100, "email", "w1", completed=1, failed=2, retried=3, reaped=4, limited_seconds=0.5),
             minute(100, "email", "w2", completed=10, failed=20, retried=30, reaped=40, limited_seconds=2),
@@ -207,7 +208,7 @@ def test_totals_are_sums_over_all_workers_and_minutes(queue: Queue) -> None:
 
 
 def test_type_that_nothing_happened_to_has_zeros(queue: Queue) -> None:
-    insert(queue.store, "a", "b")
+    insert(store_of(queue), "a", "b")
     assert value(queue, "holdfast_jobs_enqueued_total", "email") == 2
     for name in COUNTERS[1:]:
         assert samples(queue, name) == {("email",): 0}
@@ -228,14 +229,14 @@ def totals(queue: Queue) -> dict[tuple[str, ...], float]:
 
 def test_totals_do_not_fall_whatever_becomes_of_the_jobs(queue: Queue, clock: MovableClock) -> None:
     """Deleted, pruned and retried jobs, folded statistics, a store that is opened anew."""
-    finished(queue.store, "a")
-    finished(queue.store, "b", Errored("boom", permanent=True))
-    insert(queue.store, "c", type="crawl", delay=60)
+    finished(store_of(queue), "a")
+    finished(store_of(queue), "b", Errored("boom", permanent=True))
+    insert(store_of(queue), "c", type="crawl", delay=60)
     statistics = Statistics("w1")
     for outcome in ("completed", "failed", "retried"):
         statistics.end("email", outcome, clock(), wait=0.3, run=2.0)
     statistics.count("crawl", "reaped", clock())
-    queue.store.write_statistics([*statistics.changed(), minute(5, limited_seconds=1.5)])
+    store_of(queue).write_statistics([*statistics.changed(), minute(5, limited_seconds=1.5)])
     before = totals(queue)
     assert before["holdfast_jobs_enqueued_total", "email"] == 2
     assert before["holdfast_job_run_seconds_sum", "email"] == 6
@@ -249,21 +250,21 @@ def test_totals_do_not_fall_whatever_becomes_of_the_jobs(queue: Queue, clock: Mo
     clock.advance(days=30)
     assert queue.cleanup(older_than=60) == 2
     assert totals(queue) == before
-    queue.store.fold_statistics(6)
+    store_of(queue).fold_statistics(6)
     assert totals(queue) == before
-    queue.store.fold_statistics(clock() // 60_000_000)
-    queue.store.fold_statistics(clock() // 60_000_000)
-    assert [found.minute for found in queue.store.list_statistics(0)] == [0, 0]
+    store_of(queue).fold_statistics(clock() // 60_000_000)
+    store_of(queue).fold_statistics(clock() // 60_000_000)
+    assert [found.minute for found in store_of(queue).list_statistics(0)] == [0, 0]
     assert totals(queue) == before
     queue.close()
     assert totals(queue) == before
-    insert(queue.store, "a")
+    insert(store_of(queue), "a")
     assert totals(queue)["holdfast_jobs_enqueued_total", "email"] == 3
 
 
 def test_any_process_gives_the_same_totals(queue: Queue, clock: MovableClock) -> None:
-    insert(queue.store, "a")
-    queue.store.write_statistics([minute(completed=3)])
+    insert(store_of(queue), "a")
+    store_of(queue).write_statistics([minute(completed=3)])
     with Queue(queue.url, clock=clock) as other:
         assert totals(other) == totals(queue)
 
@@ -275,7 +276,7 @@ def test_buckets_are_cumulative_with_their_sum_and_count(queue: Queue, clock: Mo
     statistics = Statistics("w1")
     for wait, run_time in ((0.004, 1), (0.005, 1.5), (0.2, 20), (100_000, 0.001)):
         statistics.end("email", "completed", clock(), wait=wait, run=run_time)
-    queue.store.write_statistics(statistics.changed())
+    store_of(queue).write_statistics(statistics.changed())
     waits = buckets(queue, "holdfast_job_wait_seconds", "email")
     assert list(waits) == [*(f"{bound:g}" for bound in BUCKETS), "+Inf"]
     assert [float(bound) for bound in waits] == [*BUCKETS, float("inf")]
@@ -296,7 +297,7 @@ def test_buckets_are_cumulative_with_their_sum_and_count(queue: Queue, clock: Mo
 
 
 def test_buckets_never_fall_from_one_to_the_next_and_end_with_the_count(queue: Queue) -> None:
-    queue.store.write_statistics(
+    store_of(queue).write_statistics(
         [
             minute(1, "email", waits=list(range(SIZE)), runs=[3] * SIZE),
             minute(2, "email", waits=[1] * SIZE, runs=list(reversed(range(SIZE)))),
@@ -320,9 +321,9 @@ def test_buckets_never_fall_from_one_to_the_next_and_end_with_the_count(queue: Q
 )
 def test_type_of_any_name_reads_back_as_it_is(queue: Queue, type: str) -> None:
     """The store takes any; what keeps odd ones out stands elsewhere."""
-    insert(queue.store, "a", type=type)
-    insert(queue.store, "plain")
-    claim(queue.store, type)
+    insert(store_of(queue), "a", type=type)
+    insert(store_of(queue), "plain")
+    claim(store_of(queue), type)
     assert value(queue, "holdfast_jobs", "processing", type) == 1
     assert samples(queue, "holdfast_jobs_enqueued_total") == {(type,): 1, ("email",): 1}
     assert buckets(queue, "holdfast_job_wait_seconds", type)["+Inf"] == 0
@@ -335,9 +336,9 @@ def test_host_of_any_name_reads_back_as_it_is(queue: Queue) -> None:
 
 def test_metrics_of_a_long_queue_read_no_jobs(queue: Queue) -> None:
     """But for the oldest one that is ready."""
-    insert(queue.store, *(f"job-{n}" for n in range(50)))
+    insert(store_of(queue), *(f"job-{n}" for n in range(50)))
     statements: list[str] = []
-    connection = queue.store.database.connection()  # type: ignore[attr-defined]
+    connection = store_of(queue).database.connection()  # type: ignore[attr-defined]
     connection.set_trace_callback(statements.append)
     render(queue)
     connection.set_trace_callback(None)

@@ -13,7 +13,7 @@ from holdfast import Queue
 from holdfast.core.clock import system_clock
 from holdfast.errors import ConfigError, ForeignDatabase, SchemaOutOfDate, StoreUnavailable
 from holdfast.store.migrate import VERSION_TABLE, Migration, pending
-from holdfast.store.open import open_store
+from holdfast.store.open import open_store, store_of
 from holdfast.store.sqlite import open as sqlite_open
 from holdfast.store.sqlite.schema import MIGRATIONS
 
@@ -49,7 +49,7 @@ def test_a_relative_address_stays_where_it_was_when_the_folder_changes(
     with Queue("sqlite:///queue.db") as queue:
         job = queue.enqueue("crawl")
         monkeypatch.chdir(tmp_path / "elsewhere")
-        queue.store.close_thread()
+        store_of(queue).close_thread()
         assert queue.get(job.id) is not None
     assert not (tmp_path / "elsewhere" / "queue.db").exists()
 

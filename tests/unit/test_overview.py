@@ -22,6 +22,7 @@ from holdfast.observe.overview import (
     stuck,
     without_worker,
 )
+from holdfast.store.open import store_of
 from holdfast.store.records import BUCKETS, ErrorGroup, Minute, ReusedKey, WorkerRecord
 from holdfast.testing import MovableClock
 from tests.conformance.steps import claim, finish, finished, insert, run
@@ -98,8 +99,8 @@ def test_overview_takes_the_rates_of_this_minute_and_the_one_before(
     queue: Queue, clock: MovableClock
 ) -> None:
     clock.advance(30)
-    now = queue.store.now() // MINUTE
-    queue.store.write_statistics(
+    now = store_of(queue).now() // MINUTE
+    store_of(queue).write_statistics(
         [minute(now - 2, completed=10_000), minute(now - 1, completed=45), minute(now, completed=45)]
     )
     assert overview(queue).rates == {"email": Rates(completed=1.0)}
@@ -150,12 +151,12 @@ def test_percentiles_are_the_bounds_that_so_many_runs_lie_below(seed: int) -> No
 
 
 def stuck_ids(queue: Queue, clock: MovableClock) -> list[str]:
-    return [found.id for found in stuck(queue, queue.store.list_running(100), clock.now)]
+    return [found.id for found in stuck(queue, store_of(queue).list_running(100), clock.now)]
 
 
 def test_attempt_that_runs_longer_than_stuck_seconds_is_stuck(queue: Queue, clock: MovableClock) -> None:
-    insert(queue.store, "a")
-    claim(queue.store, lease=10_000)
+    insert(store_of(queue), "a")
+    claim(store_of(queue), lease=10_000)
     clock.advance(300)
     assert stuck_ids(queue, clock) == []
     clock.advance(0.001)
@@ -165,9 +166,9 @@ def test_attempt_that_runs_longer_than_stuck_seconds_is_stuck(queue: Queue, cloc
 
 
 def test_type_may_have_stuck_seconds_of_its_own(queue: Queue, clock: MovableClock) -> None:
-    insert(queue.store, "quick")
-    insert(queue.store, "slow", type="crawl")
-    claim(queue.store, "email", "crawl", lease=10_000)
+    insert(store_of(queue), "quick")
+    insert(store_of(queue), "slow", type="crawl")
+    claim(store_of(queue), "email", "crawl", lease=10_000)
     queue.set_config("stuck_seconds", 10, type="email")
     clock.advance(11)
     assert stuck_ids(queue, clock) == ["quick"]
@@ -176,7 +177,7 @@ def test_type_may_have_stuck_seconds_of_its_own(queue: Queue, clock: MovableCloc
 def test_attempt_whose_lease_has_run_out_is_stuck_however_short_it_ran(
     queue: Queue, clock: MovableClock
 ) -> None:
-    run(queue.store, "a")
+    run(store_of(queue), "a")
     clock.advance(30)
     assert stuck_ids(queue, clock) == []
     clock.advance(0.001)
@@ -211,8 +212,8 @@ def test_lane_is_served_by_its_type_and_not_the_type_by_a_lane() -> None:
 
 
 def test_worker_that_has_gone_silent_serves_nobody(queue: Queue, clock: MovableClock) -> None:
-    insert(queue.store, "a")
-    queue.store.register_worker(worker("w1", "email"), [])
+    insert(store_of(queue), "a")
+    store_of(queue).register_worker(worker("w1", "email"), [])
     assert overview(queue).without_worker == {}
     clock.advance(31)
     view = overview(queue)
@@ -232,7 +233,7 @@ def test_overview_of_an_empty_queue_is_empty(queue: Queue, clock: MovableClock) 
 
 
 def test_overview_shows_everything_at_once(queue: Queue, clock: MovableClock) -> None:
-    store = queue.store
+    store = store_of(queue)
     finished(store, "done")
     finish(store, run(store, "retrying"), Errored("boom"))
     run(store, "running", worker="w1")
@@ -258,7 +259,7 @@ def test_overview_shows_everything_at_once(queue: Queue, clock: MovableClock) ->
 
 
 def test_report_answers_each_question(queue: Queue, clock: MovableClock) -> None:
-    store = queue.store
+    store = store_of(queue)
     finished(store, "long ago")
     clock.advance(3601)
     for n in range(3):
@@ -282,7 +283,7 @@ def test_report_answers_each_question(queue: Queue, clock: MovableClock) -> None
 
 def test_report_has_the_largest_groups_of_errors(queue: Queue) -> None:
     for n, error in enumerate(("row 1", "row 2", "row 3", "late 1", "late 2", "once")):
-        finished(queue.store, f"dead-{n}", Errored(error, permanent=True))
+        finished(store_of(queue), f"dead-{n}", Errored(error, permanent=True))
     groups = report(queue, limit=2).error_groups
     assert [(group.error, group.jobs) for group in groups] == [("row #", 3), ("late #", 2)]
     assert len(report(queue).error_groups) == 3
@@ -290,11 +291,11 @@ def test_report_has_the_largest_groups_of_errors(queue: Queue) -> None:
 
 def test_report_counts_jobs_whose_worker_died_before_it_could_tell_of_them(queue: Queue) -> None:
     for number in range(5):
-        finish(queue.store, run(queue.store, f"j{number}"))
+        finish(store_of(queue), run(store_of(queue), f"j{number}"))
     answers = report(queue)
     assert (answers.finished, answers.durations) == ({"email": 5}, {})
 
 
 def test_type_with_nothing_outstanding_is_left_out(queue: Queue) -> None:
-    finished(queue.store, "done")
+    finished(store_of(queue), "done")
     assert report(queue).outstanding == {}

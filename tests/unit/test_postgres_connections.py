@@ -473,18 +473,19 @@ def test_parent_and_child_of_a_fork_each_go_on_by_themselves(address: str) -> No
     program = """
         import os, sys, threading
         from holdfast import Queue
+        from holdfast.store.open import store_of
 
         queue = Queue(sys.argv[1])
         queue.enqueue("fork", {})
         queue.enqueue("fork", {})  # whose NOTIFY still waits
-        database = queue.store.database
+        database = store_of(queue).database
         inside, forked = threading.Event(), threading.Event()
 
         def hold():
-            with queue.store.transaction():
+            with store_of(queue).transaction():
                 inside.set()
                 forked.wait(20)
-                queue.store.set_setting("poll_interval", "fork", 5)
+                store_of(queue).set_setting("poll_interval", "fork", 5)
 
         holder = threading.Thread(target=hold, daemon=True)
         holder.start()
@@ -505,8 +506,8 @@ def test_parent_and_child_of_a_fork_each_go_on_by_themselves(address: str) -> No
         forked.set()
         holder.join()
         queue.enqueue("fork", {})
-        assert queue.store.get_settings()["poll_interval", "fork"] == 5
-        queue.store.unset_setting("poll_interval", "fork")
+        assert store_of(queue).get_settings()["poll_interval", "fork"] == 5
+        store_of(queue).unset_setting("poll_interval", "fork")
         print(queue.count(type="fork"))
         queue.close()
     """
@@ -518,19 +519,20 @@ def test_child_forked_inside_a_transaction_can_not_commit_it(address: str) -> No
         import os, sys
         from holdfast import Queue
         from holdfast.errors import StoreUnavailable
+        from holdfast.store.open import store_of
 
         queue = Queue(sys.argv[1]).open()
         child = None
         try:
-            with queue.store.transaction():
-                queue.store.set_setting("poll_interval", "fork", 5)
+            with store_of(queue).transaction():
+                store_of(queue).set_setting("poll_interval", "fork", 5)
                 child = os.fork()
                 if child:
                     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
         except StoreUnavailable:
-            queue.store.get_settings()
-            os._exit(3 if queue.store.database.pool._taken == 0 else 4)
-        print(child != 0 and queue.store.unset_setting("poll_interval", "fork"))
+            store_of(queue).get_settings()
+            os._exit(3 if store_of(queue).database.pool._taken == 0 else 4)
+        print(child != 0 and store_of(queue).unset_setting("poll_interval", "fork"))
         queue.close()
     """
     assert run(program, address).split() == ["True"]
@@ -542,10 +544,11 @@ def test_transaction_of_a_dead_parent_ends_though_its_child_lives_on(
     program = """
         import os, signal, sys
         from holdfast import Queue
+        from holdfast.store.open import store_of
 
         queue = Queue(sys.argv[1]).open()
-        with queue.store.transaction():
-            queue.store.set_setting("poll_interval", "fork", 5)
+        with store_of(queue).transaction():
+            store_of(queue).set_setting("poll_interval", "fork", 5)
             if os.fork() == 0:
                 os.write(1, b"up")
                 os.read(0, 1)  # until the test is over
@@ -576,6 +579,7 @@ def test_two_threads_of_a_child_may_be_the_first(address: str) -> None:
     program = """
         import os, sys, threading
         from holdfast import Queue
+        from holdfast.store.open import store_of
 
         queue = Queue(sys.argv[1]).open()
         child = os.fork()
@@ -583,7 +587,7 @@ def test_two_threads_of_a_child_may_be_the_first(address: str) -> None:
             threads = [threading.Thread(target=queue.enqueue, args=("twins", {})) for _ in range(8)]
             for thread in threads: thread.start()
             for thread in threads: thread.join()
-            database = queue.store.database
+            database = store_of(queue).database
             queue.close()  # which waits for a NOTIFY that is on its way
             assert database.pool._taken == 0
             sys.exit(0)

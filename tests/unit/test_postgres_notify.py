@@ -18,7 +18,7 @@ from holdfast import Queue
 from holdfast.core.clock import system_clock
 from holdfast.errors import QueueClosed
 from holdfast.events import JobCompleted, WorkerStarted
-from holdfast.store.open import open_store
+from holdfast.store.open import open_store, store_of
 from holdfast.store.postgres import PostgresStore, notify
 from holdfast.store.postgres.notify import channel
 from holdfast.store.records import NewJob
@@ -65,8 +65,8 @@ def ear(queue: Queue) -> Iterator[Ear]:
 
 
 def database_of(queue: Queue) -> Any:
-    assert isinstance(queue.store, PostgresStore)
-    return queue.store.database
+    assert isinstance(store_of(queue), PostgresStore)
+    return store_of(queue).database
 
 
 def test_burst_of_many_threads_is_told_in_few_words(queue: Queue, ear: Ear) -> None:
@@ -168,15 +168,15 @@ def test_notify_is_never_part_of_a_commit(queue: Queue, monkeypatch: pytest.Monk
     sessions = []
     monkeypatch.setattr(database.notifier, "touch", lambda: sessions.append(database.session))
     job = queue.enqueue("a", {})
-    with queue.store.transaction():
+    with store_of(queue).transaction():
         queue.cancel(job.id)
         assert sessions == [None]
     assert sessions == [None, None]
 
 
 def test_what_is_rolled_back_is_told_to_nobody(queue: Queue, ear: Ear) -> None:
-    with suppress(ZeroDivisionError), queue.store.transaction():
-        queue.store.insert_jobs([NewJob(id="a", type="a", payload="{}", token="a")])
+    with suppress(ZeroDivisionError), store_of(queue).transaction():
+        store_of(queue).insert_jobs([NewJob(id="a", type="a", payload="{}", token="a")])
         raise ZeroDivisionError
     assert queue.count(type="a") == 0
     database_of(queue).notifier.close()

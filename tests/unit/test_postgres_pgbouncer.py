@@ -22,6 +22,7 @@ from holdfast import Context, Queue
 from holdfast.errors import StoreUnavailable
 from holdfast.events import JobCompleted, WorkerStarted
 from holdfast.observe.doctor import examine
+from holdfast.store.open import store_of
 from holdfast.store.postgres import PostgresStore
 from tests import postgres
 from tests.support import Recorder, wait_until
@@ -109,8 +110,8 @@ def queue(behind: str) -> Iterator[Queue]:
 
 
 def database_of(queue: Queue) -> Any:
-    assert isinstance(queue.store, PostgresStore)
-    return queue.store.database
+    assert isinstance(store_of(queue), PostgresStore)
+    return store_of(queue).database
 
 
 def test_pooler_is_found_out_and_the_doctor_says_so(queue: Queue) -> None:

@@ -19,6 +19,7 @@ import pytest
 from holdfast import Job, Queue
 from holdfast.context import Attempt
 from holdfast.errors import CommitUncertain
+from holdfast.store.open import store_of
 from holdfast.store.postgres.address import parse_url
 
 PATIENCE = 30.0
@@ -212,7 +213,7 @@ def run_script(
 
 def doubt_commit(monkeypatch: pytest.MonkeyPatch, queue: Queue, number: int, *, happened: bool) -> None:
     """Let one of the commits to come fail; it may have `happened` all the same."""
-    database: Any = queue.store.database
+    database: Any = store_of(queue).database
     commit, commits = database.commit, []
 
     def doubtful(connection: sqlite3.Connection) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from holdfast import Context, Job, Queue
 from holdfast.errors import ConfigError, JobNotFound, NestedWrite, QueueClosed, StoreUnavailable
+from holdfast.store.open import store_of
 from tests.support import both_engines, wait_until
 from tests.worker.support import PATIENCE, Spy, get, in_thread, join, run_script
 
@@ -124,8 +125,8 @@ def test_jobs_that_do_not_finish_are_read_in_one_query_when_something_changed(
     queue: Queue, other_queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs = queue.enqueue_many("work", [{}] * 50)
-    spy = Spy(queue.store.get_jobs)
-    monkeypatch.setattr(queue.store, "get_jobs", spy)
+    spy = Spy(store_of(queue).get_jobs)
+    monkeypatch.setattr(store_of(queue), "get_jobs", spy)
 
     async def wait_for_one() -> Job:
         tasks = [asyncio.create_task(queue.wait_async(job.id)) for job in jobs]
@@ -152,9 +153,9 @@ def test_wait_async_for_a_job_that_goes_away_says_so(queue: Queue) -> None:
         job = queue.enqueue("work")
         waiting = asyncio.create_task(queue.wait_async(job.id))
         await asyncio.sleep(0)
-        with queue.store.transaction():
-            queue.store.cancel_job(job.id)
-            queue.store.delete_job(job.id)
+        with store_of(queue).transaction():
+            store_of(queue).cancel_job(job.id)
+            store_of(queue).delete_job(job.id)
         with pytest.raises(JobNotFound, match=job.id):
             await waiting
 
@@ -232,9 +233,9 @@ def test_trouble_with_the_store_is_told_to_all_who_wait(
 ) -> None:
     jobs = queue.enqueue_many("work", [{}] * 3)
     with monkeypatch.context() as patched:
-        spy = Spy(queue.store.get_jobs)
+        spy = Spy(store_of(queue).get_jobs)
         spy.always = StoreUnavailable("the disk is gone")
-        patched.setattr(queue.store, "get_jobs", spy)
+        patched.setattr(store_of(queue), "get_jobs", spy)
 
         async def wait() -> list[Any]:
             waits = (queue.wait_async(job.id) for job in jobs)

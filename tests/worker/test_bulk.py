@@ -22,6 +22,7 @@ from holdfast.errors import (
     StoreUnavailable,
 )
 from holdfast.handlers.options import EnqueueOptions
+from holdfast.store.open import store_of
 from holdfast.store.sqlite import SqliteStore
 from tests.support import both_engines, open_files
 from tests.worker.support import Spy, get
@@ -306,7 +307,7 @@ def test_bulk_that_is_closed_without_being_stored_leaves_nothing(
 def test_error_while_storing_takes_the_chunk_back(
     queue: Queue, insert_fewer_at_once: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inserting = Spy(queue.store.insert_jobs)
+    inserting = Spy(store_of(queue).insert_jobs)
     with queue.bulk() as bulk:
         for number in range(250):
             bulk.add(number, "work", {}, {})
@@ -315,7 +316,7 @@ def test_error_while_storing_takes_the_chunk_back(
             if done == 200:
                 inserting.always = StoreUnavailable("disk I/O error")
 
-        monkeypatch.setattr(queue.store, "insert_jobs", inserting)
+        monkeypatch.setattr(store_of(queue), "insert_jobs", inserting)
         with pytest.raises(StoreUnavailable):
             bulk.store(progress=stop_at)
         assert queue.count() == 0
@@ -346,7 +347,7 @@ def test_commit_in_doubt_is_settled_and_no_job_is_stored_twice(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, got_through: bool, chunk: int | None
 ) -> None:
     """As a single enqueue does it: a row that did get through is known by its token."""
-    store = queue.store
+    store = store_of(queue)
     assert isinstance(store, SqliteStore)
     database, commit = store.database, store.database.commit
     commits: list[str] = []

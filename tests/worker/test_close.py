@@ -13,6 +13,7 @@ import pytest
 from holdfast import Queue
 from holdfast.errors import HoldfastError, StoreBusy
 from holdfast.events import Event, JobCompleted, StoreTrouble, WorkerCrashed
+from holdfast.store.open import store_of
 from holdfast.worker import Worker
 from tests.support import Recorder, both_engines, open_files, wait_until
 from tests.worker.support import PATIENCE, Gate, Spy, get, run_script
@@ -175,11 +176,11 @@ def test_subscriber_in_a_thread_of_the_worker_does_not_wait_for_its_end(
                 answers.append(error)
 
     queue.events.subscribe(subscriber)
-    beats = Spy(queue.store.heartbeat)
+    beats = Spy(store_of(queue).heartbeat)
     beats.failures = [StoreBusy(5)] if kind is StoreTrouble else []
     job = queue.enqueue("work")
     gate.wait_entered()
-    monkeypatch.setattr(queue.store, "heartbeat", beats)
+    monkeypatch.setattr(store_of(queue), "heartbeat", beats)
     queue.enqueue("quick")
     wait_until(lambda: answers)
     gate.open()
@@ -204,7 +205,7 @@ def test_worker_whose_connections_are_closed_under_it_does_not_claim_that_all_co
     queue.enqueue("work")
     worker = queue.worker().start()
     gate.wait_entered()
-    queue.store.close()
+    store_of(queue).close()
     wait_until(lambda: not worker.is_running)
     assert worker.stop() is False
 
@@ -212,9 +213,9 @@ def test_worker_whose_connections_are_closed_under_it_does_not_claim_that_all_co
 def test_start_raises_every_time_when_the_worker_cannot_start(
     queue: Queue, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    registering = Spy(queue.store.register_worker)
+    registering = Spy(store_of(queue).register_worker)
     registering.always = HoldfastError("no room")
-    monkeypatch.setattr(queue.store, "register_worker", registering)
+    monkeypatch.setattr(store_of(queue), "register_worker", registering)
     for _ in range(20):  # it was a race: now and then start() returned as if all were well
         worker = queue.worker()
         with pytest.raises(HoldfastError, match="no room"):
@@ -228,9 +229,9 @@ def test_start_raises_every_time_when_the_worker_cannot_start(
 def test_worker_that_could_not_start_can_be_started_again(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    registering = Spy(queue.store.register_worker)
+    registering = Spy(store_of(queue).register_worker)
     registering.failures = [HoldfastError("no room")]
-    monkeypatch.setattr(queue.store, "register_worker", registering)
+    monkeypatch.setattr(store_of(queue), "register_worker", registering)
     worker = queue.worker()
     with pytest.raises(HoldfastError, match="no room"):
         worker.start()

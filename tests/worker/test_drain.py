@@ -14,6 +14,7 @@ import pytest
 from holdfast import Context, Fail, Queue, Retry
 from holdfast.errors import InvalidPayload
 from holdfast.events import JobClaimed, JobCompleted, JobPromoted
+from holdfast.store.open import store_of
 from holdfast.store.records import Beat
 from holdfast.testing import MovableClock
 from tests.support import Recorder, both_engines, wait_until
@@ -137,7 +138,7 @@ def test_drain_leaves_no_worker_behind(queue: Queue) -> None:
     queue.enqueue("work")
     queue.drain()
     assert seen == [1]
-    assert queue.store.list_workers() == []
+    assert store_of(queue).list_workers() == []
 
 
 @both_engines
@@ -145,14 +146,14 @@ def test_drain_is_counted_in_the_statistics(queue: Queue) -> None:
     queue.register("work", lambda payload: None)
     queue.enqueue_many("work", [{}] * 3)
     queue.drain()
-    assert sum(minute.completed for minute in queue.store.list_statistics(1)) == 3
+    assert sum(minute.completed for minute in store_of(queue).list_statistics(1)) == 3
 
 
 def test_drain_renews_the_lease_of_a_long_job(
     queue: Queue, short_heartbeat: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    beats = Spy(queue.store.heartbeat)
-    monkeypatch.setattr(queue.store, "heartbeat", beats)
+    beats = Spy(store_of(queue).heartbeat)
+    monkeypatch.setattr(store_of(queue), "heartbeat", beats)
     queue.register("work", lambda payload: beats.wait_called(2))
     queue.enqueue("work")
     assert queue.drain() == 1
@@ -171,7 +172,7 @@ def test_interrupting_a_drain_ends_it_and_gives_the_job_back(queue: Queue) -> No
     with pytest.raises(KeyboardInterrupt):
         queue.drain()
     assert [get(queue, job.id).status for job in jobs] == ["pending"] * 3
-    assert queue.store.list_workers() == []
+    assert store_of(queue).list_workers() == []
 
 
 @both_engines
@@ -219,7 +220,7 @@ def test_drain_does_not_stop_a_job_for_what_a_heartbeat_says_of_the_one_before(
     queue: Queue, short_heartbeat: None, monkeypatch: pytest.MonkeyPatch, news: str
 ) -> None:
     first_beats, second_runs, told = threading.Event(), threading.Event(), threading.Event()
-    store, heartbeat = queue.store, queue.store.heartbeat
+    store, heartbeat = store_of(queue), store_of(queue).heartbeat
 
     def beat_late(worker_id: str, held: Sequence[tuple[int, int]], **options: Any) -> Beat:
         if second_runs.is_set():
@@ -282,7 +283,7 @@ def test_drain_can_raise_what_a_handler_raised_once_its_job_is_settled(queue: Qu
         queue.drain(raise_errors=True)
     assert "in work" in "".join(traceback.format_tb(caught.tb)), "it comes with its own traceback"
     assert (get(queue, first.id).status, get(queue, second.id).status) == ("failed", "pending")
-    assert queue.store.list_workers() == []
+    assert store_of(queue).list_workers() == []
     assert queue.drain() == 1
 
 

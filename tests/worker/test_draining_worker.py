@@ -11,6 +11,7 @@ import pytest
 from holdfast import Context, Queue
 from holdfast.core.job import Status
 from holdfast.events import JobRetrying, WorkerStopped
+from holdfast.store.open import store_of
 from tests.support import Recorder, both_engines, wait_until
 from tests.worker.support import PATIENCE, Gate, Spy, get
 
@@ -26,7 +27,7 @@ def test_empty_queue_ends_it_at_once(queue: Queue, start_worker: StartWorker, re
     worker = start_worker(drain=True)
     wait_ended(worker)
     assert recorder.wait(WorkerStopped).released == 0
-    assert queue.store.list_workers() == []
+    assert store_of(queue).list_workers() == []
     assert worker.stop() is True
 
 
@@ -63,10 +64,10 @@ def test_retry_that_takes_its_time_keeps_it_running(
         raise RuntimeError("boom")
 
     job = work.enqueue()
-    looks = Spy(queue.store.list_busy_types)
+    looks = Spy(store_of(queue).list_busy_types)
     worker = start_worker(drain=True)
     recorder.wait(JobRetrying)
-    queue.store.list_busy_types = looks  # type: ignore[method-assign]
+    store_of(queue).list_busy_types = looks  # type: ignore[method-assign]
     looks.wait_called(2)
     assert worker.is_running
     queue.cancel(job.id)
@@ -99,7 +100,7 @@ def test_job_whose_time_has_come_is_run_though_nobody_promoted_it(
 ) -> None:
     queue.register("work", lambda payload: None)
     job = queue.enqueue("work", delay=0.001)
-    wait_until(lambda: queue.store.now() > (queue.store.next_due_at() or 0))
+    wait_until(lambda: store_of(queue).now() > (store_of(queue).next_due_at() or 0))
     wait_ended(start_worker(drain=True))
     assert get(queue, job.id).status == "completed"
 
@@ -155,8 +156,8 @@ def test_job_that_another_worker_runs_is_waited_for(
     job = queue.enqueue("work")
     start_worker(of=other_queue)
     gate.wait_entered()
-    looks = Spy(queue.store.list_busy_types)
-    queue.store.list_busy_types = looks  # type: ignore[method-assign]
+    looks = Spy(store_of(queue).list_busy_types)
+    store_of(queue).list_busy_types = looks  # type: ignore[method-assign]
     worker = start_worker(drain=True)
     looks.wait_called(2)
     assert worker.is_running
@@ -173,7 +174,7 @@ def test_job_of_a_worker_that_died_is_taken_over_before_it_ends(
     job = queue.enqueue("work")
     from tests.conformance.steps import claim
 
-    assert len(claim(queue.store, "work", worker="dead", lease=0.05)) == 1
+    assert len(claim(store_of(queue), "work", worker="dead", lease=0.05)) == 1
     wait_ended(start_worker(drain=True))
     assert get(queue, job.id).result == "saved"
 
@@ -213,8 +214,8 @@ def test_pause_does_not_cut_its_running_job_short(
     job = work.enqueue()
     worker = start_worker(drain=True)
     gate.wait_entered()
-    looks = Spy(queue.store.get_stop_request)
-    queue.store.get_stop_request = looks  # type: ignore[method-assign]
+    looks = Spy(store_of(queue).get_stop_request)
+    store_of(queue).get_stop_request = looks  # type: ignore[method-assign]
     queue.pause()
     wait_until(lambda: not worker.is_running or len(looks.calls) >= 2, PATIENCE, "it did not look again")
     gate.open()

@@ -32,6 +32,7 @@ from holdfast.errors import (
     UnknownType,
 )
 from holdfast.handlers.options import EnqueueOptions, ManyOptions
+from holdfast.store.open import store_of
 from holdfast.store.postgres.address import parse_url
 from holdfast.testing import MovableClock
 from tests.support import both_engines
@@ -558,8 +559,8 @@ def test_depth_of_a_type_is_kept(queue: Queue) -> None:
 
 
 def test_many_jobs_are_one_commit(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    inserts = Spy(queue.store.insert_jobs)
-    monkeypatch.setattr(queue.store, "insert_jobs", inserts)
+    inserts = Spy(store_of(queue).insert_jobs)
+    monkeypatch.setattr(store_of(queue), "insert_jobs", inserts)
     jobs = queue.enqueue_many("work", ({"n": n} for n in range(1000)), priority=1)
     assert [job.payload["n"] for job in jobs] == list(range(1000))
     assert {job.priority for job in jobs} == {1}
@@ -570,16 +571,16 @@ def test_many_jobs_are_one_commit(queue: Queue, monkeypatch: pytest.MonkeyPatch)
 def test_more_than_a_batch_is_several_commits(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     assert enqueue_module.BATCH == 10_000
     monkeypatch.setattr(enqueue_module, "BATCH", 100)
-    inserts = Spy(queue.store.insert_jobs)
-    monkeypatch.setattr(queue.store, "insert_jobs", inserts)
+    inserts = Spy(store_of(queue).insert_jobs)
+    monkeypatch.setattr(store_of(queue), "insert_jobs", inserts)
     assert len(queue.enqueue_many("work", [{}] * 201)) == 201
     assert [len(call[0]) for call in inserts.calls] == [100, 100, 1]
 
 
 def test_atomic_is_one_commit_whatever_the_size(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(enqueue_module, "BATCH", 100)
-    inserts = Spy(queue.store.insert_jobs)
-    monkeypatch.setattr(queue.store, "insert_jobs", inserts)
+    inserts = Spy(store_of(queue).insert_jobs)
+    monkeypatch.setattr(store_of(queue), "insert_jobs", inserts)
     queue.enqueue_many("work", [{}] * 201, atomic=True)
     assert [len(call[0]) for call in inserts.calls] == [201]
 

@@ -25,6 +25,7 @@ from holdfast.errors import (
 )
 from holdfast.events import JobEnqueued
 from holdfast.handlers.options import EnqueueOptions
+from holdfast.store.open import store_of
 from tests.support import Recorder, both_engines
 from tests.worker.support import Spy, doubt_commit, get
 
@@ -97,8 +98,8 @@ def test_of_concurrent_admissions_with_one_key_one_is_new(queue: Queue) -> None:
 
 
 def test_concurrent_admissions_share_commits(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    inserts = Spy(queue.store.insert_jobs)
-    monkeypatch.setattr(queue.store, "insert_jobs", inserts)
+    inserts = Spy(store_of(queue).insert_jobs)
+    monkeypatch.setattr(store_of(queue), "insert_jobs", inserts)
 
     async def main() -> list[bool]:
         admitted = await asyncio.gather(*(queue.admit("work", {"n": n}) for n in range(100)))
@@ -137,7 +138,7 @@ def test_batch_is_stored_in_order_each_with_options_of_its_own(queue: Queue, oth
 
 
 def test_batch_is_one_commit(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    database: Any = queue.store.database
+    database: Any = store_of(queue).database
     commits = Spy(database.commit)
     monkeypatch.setattr(database, "commit", commits)
     queue.enqueue_batch(job(n, key=f"key-{n}" if n % 2 else None) for n in range(100))
@@ -217,7 +218,7 @@ def test_one_refusal_names_its_place_and_nothing_is_stored(queue: Queue, why: st
     assert str(refused.value).startswith(f"tasks[{place}]: ")
     assert str(refused.value.error) in str(refused.value)
     assert queue.stats() == before
-    assert queue.store.count_enqueued() == {"full": 1, "work": 1}
+    assert store_of(queue).count_enqueued() == {"full": 1, "work": 1}
     assert recorder.all(JobEnqueued) == []
 
 
@@ -270,9 +271,9 @@ def test_commit_in_doubt_stores_the_batch_once(
 def test_trouble_with_the_database_is_no_refusal_of_a_job(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inserts = Spy(queue.store.insert_jobs)
+    inserts = Spy(store_of(queue).insert_jobs)
     inserts.failures = [StoreUnavailable("the disk is full")]
-    monkeypatch.setattr(queue.store, "insert_jobs", inserts)
+    monkeypatch.setattr(store_of(queue), "insert_jobs", inserts)
     with pytest.raises(StoreUnavailable):
         queue.enqueue_batch([job(0)])
     assert queue.count() == 0

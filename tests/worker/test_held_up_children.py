@@ -13,6 +13,7 @@ import pytest
 from holdfast import Context, Queue
 from holdfast.core.job import Job, Status
 from holdfast.errors import StoreBusy
+from holdfast.store.open import store_of
 from tests import postgres
 from tests.support import wait_until
 
@@ -116,7 +117,7 @@ def test_retry_of_all_passes_over_a_key_that_waits_for_a_transaction(
         queue.enqueue("failing", {"n": n}, key=str(n))
     queue.drain()
     queue.enqueue("failing", {"n": 1}, key="1", connection=application)
-    looked_at, retried, _ = queue.store.retry_failed_jobs(None, after=0, limit=10)
+    looked_at, retried, _ = store_of(queue).retry_failed_jobs(None, after=0, limit=10)
     assert (looked_at, len(retried)) == (3, 2)
 
 

@@ -25,6 +25,7 @@ from holdfast.events import (
     StoreRecovered,
     StoreTrouble,
 )
+from holdfast.store.open import store_of
 from holdfast.store.records import Demand, Finish, WorkerRecord
 from holdfast.worker import maintenance
 from tests.support import Recorder, both_engines, wait_until
@@ -40,7 +41,7 @@ def claim_elsewhere(
 ) -> Any:
     """Claim a job for a worker of another machine that has been dead for so long."""
     demand = Demand(type=type, limit=1, max_attempts=3)
-    (claim,) = queue.store.claim_jobs("dead", [demand], limit=1, lease_seconds=30).claims
+    (claim,) = store_of(queue).claim_jobs("dead", [demand], limit=1, lease_seconds=30).claims
     sql(
         queue,
         "UPDATE holdfast_jobs SET lease_expires_at = lease_expires_at - ?, has_started = ? WHERE seq = ?",
@@ -70,7 +71,7 @@ def test_long_job_is_renewed_and_not_taken_by_another_worker(
     assert first is not None
     start_worker(other_queue)
     # Well past the end of the first lease, with sweeps every tenth of a second.
-    wait_until(lambda: queue.store.now() > first.timestamp() * 1e6 + 500_000)
+    wait_until(lambda: store_of(queue).now() > first.timestamp() * 1e6 + 500_000)
     running = get(queue, job.id)
     assert (running.status, running.worker_id, running.attempts) == ("processing", worker.id, 1)
     gate.open()
@@ -91,8 +92,8 @@ def test_jobs_held_and_outcomes_not_yet_written_are_renewed_too(
 
     queue.register("work", work)
     queue.enqueue_many("work", [*([{}] * 300), {"block": True}, *([{}] * 20)])
-    beats = Spy(queue.store.heartbeat)
-    monkeypatch.setattr(queue.store, "heartbeat", beats)
+    beats = Spy(store_of(queue).heartbeat)
+    monkeypatch.setattr(store_of(queue), "heartbeat", beats)
     start_worker(concurrency=1)
     gate.wait_entered()
     wait_until(lambda: queue.stats()["completed"] == 300 and queue.stats()["processing"] > 1)
@@ -108,8 +109,8 @@ def test_worker_that_cannot_renew_stops_its_async_handlers_and_lets_their_jobs_g
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stopped = threading.Event()
-    beats = Spy(queue.store.heartbeat)
-    monkeypatch.setattr(queue.store, "heartbeat", beats)
+    beats = Spy(store_of(queue).heartbeat)
+    monkeypatch.setattr(store_of(queue), "heartbeat", beats)
 
     @queue.job
     async def hang(ctx: Context) -> str:
@@ -130,7 +131,7 @@ def test_worker_that_cannot_renew_stops_its_async_handlers_and_lets_their_jobs_g
     assert (lost.worker_id, lost.jobs) == (worker.id, 1)
     assert stopped.wait(PATIENCE)
     seen = get(queue, job.id)
-    assert seen.lease_expires_at is None or queue.store.now() < seen.lease_expires_at.timestamp() * 1e6, (
+    assert seen.lease_expires_at is None or store_of(queue).now() < seen.lease_expires_at.timestamp() * 1e6, (
         "the handler was stopped only when the lease was over"
     )
     beats.always = None
@@ -144,8 +145,8 @@ def test_worker_that_cannot_renew_stops_its_async_handlers_and_lets_their_jobs_g
 def test_worker_that_cannot_renew_writes_its_threads_off_and_drops_their_late_outcomes(
     queue: Queue, start_worker: StartWorker, recorder: Recorder, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    beats = Spy(queue.store.heartbeat)
-    monkeypatch.setattr(queue.store, "heartbeat", beats)
+    beats = Spy(store_of(queue).heartbeat)
+    monkeypatch.setattr(store_of(queue), "heartbeat", beats)
 
     @queue.job
     def work(ctx: Context) -> int:
@@ -173,8 +174,8 @@ def test_trouble_that_passes_in_time_costs_nothing(
     short_heartbeat: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    beats = Spy(queue.store.heartbeat)
-    monkeypatch.setattr(queue.store, "heartbeat", beats)
+    beats = Spy(store_of(queue).heartbeat)
+    monkeypatch.setattr(store_of(queue), "heartbeat", beats)
     queue.register("work", lambda payload: gate.enter())
     start_worker()
     job = queue.enqueue("work")
@@ -301,7 +302,7 @@ def test_reaper_takes_an_expired_lease_only_at_the_second_look(
     monkeypatch.setattr(maintenance, "time", SimpleNamespace(monotonic=lambda: clock.now))
     job = queue.enqueue("work")
     claim_elsewhere(queue)
-    reaper = maintenance.Reaper(queue.store)
+    reaper = maintenance.Reaper(store_of(queue))
     settings = queue.settings()
     assert reaper.sweep(5.0, settings) == []
     reaper.looked()
@@ -319,11 +320,11 @@ def test_reaper_leaves_what_was_renewed_between_its_looks(
     monkeypatch.setattr(maintenance, "time", SimpleNamespace(monotonic=lambda: clock.now))
     queue.enqueue("work")
     claim = claim_elsewhere(queue)
-    reaper = maintenance.Reaper(queue.store)
+    reaper = maintenance.Reaper(store_of(queue))
     settings = queue.settings()
     reaper.sweep(5.0, settings)
     reaper.looked()
-    beat = queue.store.heartbeat("dead", [(claim.seq, claim.version)], state="running", lease_seconds=30)
+    beat = store_of(queue).heartbeat("dead", [(claim.seq, claim.version)], state="running", lease_seconds=30)
     assert not beat.lost
     clock.now += 6
     assert reaper.sweep(5.0, settings) == []
@@ -334,7 +335,7 @@ def test_reaper_begins_anew_with_each_claim(queue: Queue, monkeypatch: pytest.Mo
     monkeypatch.setattr(maintenance, "time", SimpleNamespace(monotonic=lambda: clock.now))
     queue.enqueue("work")
     claim_elsewhere(queue)
-    reaper = maintenance.Reaper(queue.store)
+    reaper = maintenance.Reaper(store_of(queue))
     settings = queue.settings()
     reaper.sweep(5.0, settings)
     reaper.looked()
@@ -348,9 +349,9 @@ def test_database_trouble_in_a_turn_loses_no_outcome(
     queue: Queue, start_worker: StartWorker, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs: list[int] = []
-    finishes = Spy(queue.store.finish_jobs)
+    finishes = Spy(store_of(queue).finish_jobs)
     finishes.failures = [StoreUnavailable("no disk")] * 4
-    monkeypatch.setattr(queue.store, "finish_jobs", finishes)
+    monkeypatch.setattr(store_of(queue), "finish_jobs", finishes)
     queue.register("work", lambda payload: runs.append(payload["n"]))
     jobs = queue.enqueue_many("work", [{"n": n} for n in range(20)])
     start_worker()
@@ -365,9 +366,9 @@ def test_database_trouble_in_a_turn_loses_no_outcome(
 def test_worker_survives_trouble_while_it_starts(
     queue: Queue, start_worker: StartWorker, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    registering = Spy(queue.store.register_worker)
+    registering = Spy(store_of(queue).register_worker)
     registering.failures = [StoreUnavailable("no disk")] * 3
-    monkeypatch.setattr(queue.store, "register_worker", registering)
+    monkeypatch.setattr(store_of(queue), "register_worker", registering)
     queue.register("work", lambda payload: "done")
     job = queue.enqueue("work")
     worker = start_worker()
@@ -379,8 +380,8 @@ def test_worker_survives_trouble_while_it_starts(
 def test_worker_survives_trouble_while_it_is_idle(
     queue: Queue, start_worker: StartWorker, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks = Spy(queue.store.list_heads)
-    monkeypatch.setattr(queue.store, "list_heads", looks)
+    looks = Spy(store_of(queue).list_heads)
+    monkeypatch.setattr(store_of(queue), "list_heads", looks)
     queue.register("work", lambda payload: "done")
     worker = start_worker()
     looks.failures = [StoreUnavailable("no disk")] * 3
@@ -394,8 +395,8 @@ def test_worker_survives_trouble_while_it_is_idle(
 def test_outcome_survives_when_settings_cannot_be_read_at_its_end(
     queue: Queue, start_worker: StartWorker, gate: Gate, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    settings = Spy(queue.store.read_settings)
-    monkeypatch.setattr(queue.store, "read_settings", settings)
+    settings = Spy(store_of(queue).read_settings)
+    monkeypatch.setattr(store_of(queue), "read_settings", settings)
 
     @queue.job(name="thread")
     def in_thread() -> str:
@@ -422,9 +423,9 @@ def test_outcome_survives_when_settings_cannot_be_read_at_its_end(
 def test_progress_reported_in_times_of_trouble_is_stored_after_them(
     queue: Queue, start_worker: StartWorker, gate: Gate, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writes = Spy(queue.store.write_progress)
+    writes = Spy(store_of(queue).write_progress)
     writes.failures = [StoreUnavailable("no disk")] * 2
-    monkeypatch.setattr(queue.store, "write_progress", writes)
+    monkeypatch.setattr(store_of(queue), "write_progress", writes)
 
     @queue.job
     def work(ctx: Context) -> None:
@@ -442,7 +443,7 @@ class DoubtfulCommit:
     """Makes one commit of the worker fail after it was made, or instead of it."""
 
     def __init__(self, queue: Queue, monkeypatch: pytest.MonkeyPatch, *, really: bool) -> None:
-        database: Any = queue.store.database
+        database: Any = store_of(queue).database
         self._database, self._commit = database, database.commit
         self._really = really
         self.armed = threading.Event()
@@ -532,7 +533,7 @@ def test_locked_database_delays_a_worker_but_breaks_nothing(
 def test_guard_refuses_an_outcome_whose_lease_was_reaped(queue: Queue) -> None:
     job = queue.enqueue("work")
     claim = claim_elsewhere(queue)
-    maintenance.reap(queue.store, queue.store.list_expired(), queue.settings(), expired_only=True)
+    maintenance.reap(store_of(queue), store_of(queue).list_expired(), queue.settings(), expired_only=True)
     late = Finish(
         seq=claim.seq,
         version=claim.version,
@@ -541,7 +542,7 @@ def test_guard_refuses_an_outcome_whose_lease_was_reaped(queue: Queue) -> None:
         decision=completion('"late"'),
         started_at=claim.created_at,
     )
-    assert queue.store.finish_jobs([late]) == {}
+    assert store_of(queue).finish_jobs([late]) == {}
     assert get(queue, job.id).status == "scheduled"
 
 
@@ -558,9 +559,9 @@ def test_lowered_lease_does_not_take_a_job_from_a_living_worker(
     queue.register("work", lambda payload: gate.enter())
     other_queue.register("work", lambda payload: "stolen")
     others = Recorder(other_queue.events)
-    beats, sweeps = Spy(queue.store.heartbeat), Spy(other_queue.store.list_expired)
-    monkeypatch.setattr(queue.store, "heartbeat", beats)
-    monkeypatch.setattr(other_queue.store, "list_expired", sweeps)
+    beats, sweeps = Spy(store_of(queue).heartbeat), Spy(store_of(other_queue).list_expired)
+    monkeypatch.setattr(store_of(queue), "heartbeat", beats)
+    monkeypatch.setattr(store_of(other_queue), "list_expired", sweeps)
     start_worker()
     early = queue.enqueue("work")
     gate.wait_entered()
@@ -582,15 +583,15 @@ def test_dead_workers_job_comes_back_though_the_clock_was_set_back(
     queue: Queue, start_worker: StartWorker, short_heartbeat: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ahead = [3600 * SECOND]
-    monkeypatch.setattr(queue.store, "now", lambda: system_clock() + ahead[0])
+    monkeypatch.setattr(store_of(queue), "now", lambda: system_clock() + ahead[0])
     queue.register("work", lambda payload, ctx: ctx.attempt)
     job = queue.enqueue("work")
     demand = Demand(type="work", limit=1, max_attempts=3)
-    (claim,) = queue.store.claim_jobs("dead", [demand], limit=1, lease_seconds=3).claims
+    (claim,) = store_of(queue).claim_jobs("dead", [demand], limit=1, lease_seconds=3).claims
     name = (claim.seq, claim.version)
-    queue.store.heartbeat("dead", [name], state="running", lease_seconds=3, started={name})
+    store_of(queue).heartbeat("dead", [name], state="running", lease_seconds=3, started={name})
     dead = WorkerRecord(id="dead", host="here", pid=1, state="running", concurrency=1, types=("work",))
-    queue.store.register_worker(dead, [])
+    store_of(queue).register_worker(dead, [])
     ahead[0] = 0
     assert queue.workers() == [], "it was last heard of in the future"
     start_worker()

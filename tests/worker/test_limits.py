@@ -13,6 +13,7 @@ from holdfast import Queue
 from holdfast.core.starting import Usage
 from holdfast.errors import ConfigError
 from holdfast.events import StoreTrouble
+from holdfast.store.open import store_of
 from holdfast.store.records import Claim, Demand
 from holdfast.store.sqlite.database import Database
 from tests.support import Recorder, both_engines, wait_until
@@ -181,20 +182,20 @@ def test_max_running_of_all_counts_what_another_took_between_look_and_claim(
     ran: list[str] = []
     for type in ("a", "marker"):
         queue.register(type, lambda payload, ctx: ran.append(ctx.job.type))
-    read = queue.store.read_usage
+    read = store_of(queue).read_usage
     taken: list[Claim] = []
 
     def read_and_lose() -> Usage:
         seen = read()
-        if not taken and not queue.store.in_transaction:  # it is the look, and not the claim
+        if not taken and not store_of(queue).in_transaction:  # it is the look, and not the claim
             assert seen.running == {}
             other_queue.enqueue("b")
             demand = Demand(type="b", limit=1, max_attempts=3)
-            claimed = other_queue.store.claim_jobs("winner", [demand], limit=1, lease_seconds=3600)
+            claimed = store_of(other_queue).claim_jobs("winner", [demand], limit=1, lease_seconds=3600)
             taken.extend(claimed.claims)
         return seen
 
-    monkeypatch.setattr(queue.store, "read_usage", read_and_lose)
+    monkeypatch.setattr(store_of(queue), "read_usage", read_and_lose)
     loser = queue.enqueue("a", priority=9)
     start_worker()
     wait_until(lambda: taken)

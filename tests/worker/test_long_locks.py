@@ -16,6 +16,7 @@ from holdfast.core import clock
 from holdfast.core.clock import SECOND, system_clock
 from holdfast.errors import StoreBusy, StoreUnavailable
 from holdfast.events import JobReaped, LeaseLostByWorker, StoreTrouble
+from holdfast.store.open import store_of
 from holdfast.store.records import Demand
 from holdfast.store.sqlite import attempt, database
 from holdfast.worker import dispatcher, heartbeat, maintenance, run
@@ -41,7 +42,7 @@ def lock(queue: Queue) -> Iterator[sqlite3.Connection]:
 def pass_time(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Let time pass for leases, in the database as in the worker."""
     gone = [0.0]
-    monkeypatch.setattr(queue.store, "now", lambda: system_clock() + round(gone[0] * SECOND))
+    monkeypatch.setattr(store_of(queue), "now", lambda: system_clock() + round(gone[0] * SECOND))
     for module in (context, dispatcher, heartbeat, run):
         monkeypatch.setattr(module, "lease_clock", lambda: clock.lease_clock() + gone[0])
 
@@ -69,7 +70,7 @@ def test_worker_that_is_kept_from_writing_for_minutes_keeps_its_jobs(
         pass_time(60)
         recorder.wait(StoreTrouble, count=len(recorder.all(StoreTrouble)) + 2)
     lock.execute("COMMIT")
-    wait_until(lambda: lease_of(queue, job.id) > queue.store.now(), message="the lease is renewed")
+    wait_until(lambda: lease_of(queue, job.id) > store_of(queue).now(), message="the lease is renewed")
     assert get(queue, job.id).worker_id == worker.id
     gate.open()
     done = queue.wait(job.id, timeout=PATIENCE)
@@ -116,19 +117,19 @@ class Scene:
         queue.register("work", lambda payload: None)
         self.job = queue.enqueue("work")
         demand = Demand(type="work", limit=1, max_attempts=3)
-        (claim,) = queue.store.claim_jobs("me", [demand], limit=1, lease_seconds=3).claims
-        monkeypatch.setattr(queue.store, "now", lambda: system_clock() + 60 * SECOND)
+        (claim,) = store_of(queue).claim_jobs("me", [demand], limit=1, lease_seconds=3).claims
+        monkeypatch.setattr(store_of(queue), "now", lambda: system_clock() + 60 * SECOND)
         handler = queue.registry.find("work")
         assert handler is not None
         self.attempt = Attempt(claim, handler, queue)
         self.attempt.leased_until = 0.0
         holder = LeaseHolder(queue, self.attempt)
         self.lost = holder.lost
-        self.me = Heartbeat("me", queue.store, queue.events, holder)
-        self.reaper = Reaper(queue.store)
+        self.me = Heartbeat("me", store_of(queue), queue.events, holder)
+        self.reaper = Reaper(store_of(queue))
 
     def sweep(self) -> list[str]:
-        with self.queue.store.transaction():
+        with store_of(self.queue).transaction():
             reaped = self.reaper.sweep(0.1, self.queue.settings())
         self.reaper.looked()
         return [lost.id for lost, _ in reaped]
@@ -176,13 +177,13 @@ def test_report_of_progress_while_the_lease_is_overdue_is_no_mark_of_a_reaper(
     scene: Scene, lock: sqlite3.Connection
 ) -> None:
     claim = scene.attempt.claim
-    scene.queue.store.write_progress("me", [(claim.seq, claim.version, 0.5, "half")])
+    store_of(scene.queue).write_progress("me", [(claim.seq, claim.version, 0.5, "half")])
     lock.execute("BEGIN IMMEDIATE")
     scene.me.beat()
     assert scene.lost == []
     lock.execute("COMMIT")
     assert scene.sweep() == []
-    scene.queue.store.write_progress("me", [(claim.seq, claim.version, 0.6, "more")])
+    store_of(scene.queue).write_progress("me", [(claim.seq, claim.version, 0.6, "more")])
     lock.execute("BEGIN IMMEDIATE")
     scene.me.beat()
     assert scene.lost == [scene.attempt], "nor does it remove one"
@@ -204,7 +205,7 @@ def test_worker_that_was_kept_from_writing_lets_the_others_renew_before_it_looks
 
 
 def test_reaper_counts_from_the_commit_of_its_first_look(scene: Scene) -> None:
-    with scene.queue.store.transaction():
+    with store_of(scene.queue).transaction():
         assert scene.reaper.sweep(0.1, scene.queue.settings()) == []
         scene.clock.now += 60  # a commit that took its time: nobody could see the mark
     scene.reaper.looked()
@@ -233,7 +234,7 @@ def test_block_of_a_handler_waits_until_it_can_begin(
     scene: Scene, lock: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attempt, "_CHECK_PAUSE", 0.01)
-    transaction = scene.queue.store.begin_attempt_transaction(scene.attempt.claim, 5.0)
+    transaction = store_of(scene.queue).begin_attempt_transaction(scene.attempt.claim, 5.0)
     check_wait = Spy(lambda: None)
     lock.execute("BEGIN IMMEDIATE")
     thread, outcome = in_thread(lambda: transaction.begin(check_wait))
@@ -248,7 +249,7 @@ def test_block_of_a_handler_that_is_to_stop_waits_no_longer(
     scene: Scene, lock: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attempt, "_CHECK_PAUSE", 0.01)
-    transaction = scene.queue.store.begin_attempt_transaction(scene.attempt.claim, 5.0)
+    transaction = store_of(scene.queue).begin_attempt_transaction(scene.attempt.claim, 5.0)
     check_wait = Spy(lambda: None)
     check_wait.always = StoreUnavailable("stop")
     lock.execute("BEGIN IMMEDIATE")
@@ -261,7 +262,7 @@ def test_block_that_waits_for_a_lock_of_its_own_handler_ends_with_an_error(
 ) -> None:
     monkeypatch.setattr(attempt, "_CHECK_PAUSE", 0.01)
     monkeypatch.setattr(attempt, "LOCK_PATIENCE", 0.05)
-    transaction = scene.queue.store.begin_attempt_transaction(scene.attempt.claim, 5.0)
+    transaction = store_of(scene.queue).begin_attempt_transaction(scene.attempt.claim, 5.0)
     lock.execute("BEGIN IMMEDIATE")
     with pytest.raises(StoreBusy, match=r"locked for 0\.05 s"):
         transaction.begin()

@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from holdfast import Fail, Queue
 from holdfast.core.clock import SECOND
 from holdfast.observe.metrics import render
+from holdfast.store.open import store_of
 from holdfast.store.records import WorkerRecord
 from holdfast.worker import statistics as statistics_module
 from holdfast.worker.statistics import Statistics
@@ -31,7 +32,7 @@ NOW = 1_900_000_020 * SECOND
 
 def limited(queue: Queue, type: str = "work") -> float:
     """The seconds that a type was held back by limits, as they are stored."""
-    return sum(row.limited_seconds for row in queue.store.list_statistics(0) if row.type == type)
+    return sum(row.limited_seconds for row in store_of(queue).list_statistics(0) if row.type == type)
 
 
 def pass_time(seconds: float) -> None:
@@ -170,8 +171,8 @@ def test_pause_is_no_wait_for_a_limit(
 ) -> None:
     queue.register("work", lambda payload: None, rate_limit=0.001)
     jobs = queue.enqueue_many("work", [{}] * 3)
-    turns = Spy(queue.store.claim_jobs)
-    monkeypatch.setattr(queue.store, "claim_jobs", turns)
+    turns = Spy(store_of(queue).claim_jobs)
+    monkeypatch.setattr(store_of(queue), "claim_jobs", turns)
     began = time.monotonic()
     worker = start_worker()
     queue.wait(jobs[0].id, timeout=PATIENCE)
@@ -187,7 +188,7 @@ def test_pause_is_no_wait_for_a_limit(
 
 
 def only_worker(queue: Queue) -> WorkerRecord:
-    [worker] = queue.store.list_workers()
+    [worker] = store_of(queue).list_workers()
     return worker
 
 
@@ -217,17 +218,17 @@ def test_loop_that_stands_still_shows_while_the_heartbeat_goes_on(
 ) -> None:
     queue.set_config("poll_interval", 0.1)
     queue.register("work", lambda payload: None)
-    look, blocked, go_on = queue.store.list_heads, threading.Event(), threading.Event()
+    look, blocked, go_on = store_of(queue).list_heads, threading.Event(), threading.Event()
 
     def stuck() -> Any:
-        if not queue.store.in_transaction:  # the look before a turn: inside one nobody else could write
+        if not store_of(queue).in_transaction:  # the look before a turn: inside one nobody else could write
             blocked.set()
             assert go_on.wait(PATIENCE)
         return look()
 
     start_worker()
     wait_until(lambda: lag(queue) < 0.5, PATIENCE)
-    monkeypatch.setattr(queue.store, "list_heads", stuck)
+    monkeypatch.setattr(store_of(queue), "list_heads", stuck)
     try:
         assert blocked.wait(PATIENCE)
         wait_until(lambda: lag(queue) > 0.6, PATIENCE)

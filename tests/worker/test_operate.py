@@ -23,6 +23,7 @@ from holdfast.errors import (
 from holdfast.events import Event, JobCancelled, JobCancelRequested, JobDeleted, JobRetried
 from holdfast.listing import actions as operate_module
 from holdfast.listing.actions import Acted, Action
+from holdfast.store.open import store_of
 from holdfast.store.scope import Scope
 from holdfast.testing import MovableClock
 from tests.conformance.steps import everything, finish, finished, insert, run
@@ -53,9 +54,9 @@ def prepare(queue: Queue, action: Action, count: int, prefix: str = "job", **opt
     ids = [f"{prefix}-{n}" for n in range(count)]
     for id in ids:
         if action == "cancel":
-            insert(queue.store, id, **options)
+            insert(store_of(queue), id, **options)
         else:
-            finished(queue.store, id, DEAD if action == "retry" else None, **options)
+            finished(store_of(queue), id, DEAD if action == "retry" else None, **options)
     return ids
 
 
@@ -97,8 +98,8 @@ def test_action_is_done_to_every_job_and_told_of_each(
 
 
 def test_running_job_is_asked_to_stop_and_a_waiting_one_cancelled(queue: Queue) -> None:
-    run(queue.store, "running")
-    insert(queue.store, "waiting")
+    run(store_of(queue), "running")
+    insert(store_of(queue), "waiting")
     recorder = Recorder(queue.events)
     assert queue.act("cancel", iter(["running", "waiting"])).done == 2
     assert told(recorder) == [
@@ -111,9 +112,9 @@ def test_running_job_is_asked_to_stop_and_a_waiting_one_cancelled(queue: Queue) 
 def test_action_on_many_does_what_it_does_on_one(queue: Queue) -> None:
     """Each pair of jobs has the same history; one is taken by hand, the other among many."""
     for id in ("one-a", "many-a"):
-        finished(queue.store, id, DEAD, priority=3, max_attempts=2)
+        finished(store_of(queue), id, DEAD, priority=3, max_attempts=2)
     for id in ("one-b", "many-b"):
-        finish(queue.store, run(queue.store, id), Errored("boom"))
+        finish(store_of(queue), run(store_of(queue), id), Errored("boom"))
     queue.retry("one-a")
     queue.retry("one-b")
     assert queue.act("retry", iter(["many-a", "many-b"])).done == 2
@@ -137,9 +138,9 @@ def test_unknown_action_is_refused_before_anything_is_touched(queue: Queue) -> N
 @both_engines
 def test_refusals_are_named_with_their_reasons_and_the_rest_is_done(queue: Queue, small_batches: int) -> None:
     good = prepare(queue, "retry", 6)
-    finished(queue.store, "rival", DEAD, key="k")
-    insert(queue.store, "holder", key="k")
-    insert(queue.store, "pending")
+    finished(store_of(queue), "rival", DEAD, key="k")
+    insert(store_of(queue), "holder", key="k")
+    insert(store_of(queue), "pending")
     mixed = [good[0], "nobody", good[1], "pending", "rival", *good[2:], "nobody-either"]
     recorder = Recorder(queue.events)
     result = queue.act("retry", iter(mixed))
@@ -166,20 +167,20 @@ def test_refusals_are_named_with_their_reasons_and_the_rest_is_done(queue: Queue
 def test_states_that_an_action_does_not_fit_are_left_as_they_are(
     queue: Queue, action: Action, able: set[str]
 ) -> None:
-    finished(queue.store, "completed")
-    finished(queue.store, "failed", DEAD)
-    insert(queue.store, "cancelled")
+    finished(store_of(queue), "completed")
+    finished(store_of(queue), "failed", DEAD)
+    insert(store_of(queue), "cancelled")
     queue.cancel("cancelled")
-    finish(queue.store, run(queue.store, "retrying"), Errored("boom"))
-    run(queue.store, "processing")
-    insert(queue.store, "pending")
-    insert(queue.store, "scheduled", delay=60)
-    before = {job.id: job for job in everything(queue.store)}
+    finish(store_of(queue), run(store_of(queue), "retrying"), Errored("boom"))
+    run(store_of(queue), "processing")
+    insert(store_of(queue), "pending")
+    insert(store_of(queue), "scheduled", delay=60)
+    before = {job.id: job for job in everything(store_of(queue))}
     result = queue.act(action, iter(list(before)))
     unable = before.keys() - able
     assert refused(result) == dict.fromkeys(unable, WrongState)
     assert (result.done, result.refused) == (len(able), len(unable))
-    assert {id: queue.store.get_job(id) for id in unable} == {id: before[id] for id in unable}
+    assert {id: store_of(queue).get_job(id) for id in unable} == {id: before[id] for id in unable}
 
 
 def test_job_that_is_named_twice_is_taken_once(queue: Queue) -> None:
@@ -277,8 +278,8 @@ def test_trouble_with_the_database_is_no_refusal(
     ids = prepare(queue, action, 10)
     before = {id: queue.get(id) for id in ids}
     recorder = Recorder(queue.events)
-    read = Spy(queue.store.get_job)
-    monkeypatch.setattr(queue.store, "get_job", read)
+    read = Spy(store_of(queue).get_job)
+    monkeypatch.setattr(store_of(queue), "get_job", read)
 
     def asked() -> Iterator[str]:
         for number, id in enumerate(ids):
@@ -309,7 +310,7 @@ def test_ids_that_can_not_be_had_leave_what_was_done(queue: Queue, small_batches
 @both_engines
 def test_handler_can_not_operate_inside_its_own_transaction(queue: Queue) -> None:
     prepare(queue, "delete", 1)
-    inside = Scope.enter(queue.store.url)
+    inside = Scope.enter(store_of(queue).url)
     try:
         with pytest.raises(NestedWrite):
             queue.act("delete", iter(["job-0"]))
@@ -325,8 +326,8 @@ def test_handler_can_not_operate_inside_its_own_transaction(queue: Queue) -> Non
 def test_filter_finds_what_a_list_finds_newest_first(queue: Queue, small_batches: int) -> None:
     prepare(queue, "retry", 9)
     prepare(queue, "retry", 5, "crawl", type="crawl")
-    insert(queue.store, "pending", "pending-too")
-    finish(queue.store, run(queue.store, "retrying", priority=1), Errored("boom"))
+    insert(store_of(queue), "pending", "pending-too")
+    finish(store_of(queue), run(store_of(queue), "retrying", priority=1), Errored("boom"))
     asked: list[tuple[tuple[StatusWord, ...], str | None]] = [
         ((), None),
         (("failed",), None),
@@ -368,7 +369,7 @@ def test_jobs_that_come_meanwhile_are_not_taken_in(queue: Queue, small_batches: 
         if isinstance(event, JobDeleted):
             assert len(came) < 50, "it does not end"
             came.append(f"new-{len(came)}")
-            finished(queue.store, came[-1])
+            finished(store_of(queue), came[-1])
 
     unsubscribe = queue.events.subscribe(replace)
     result = queue.act("delete", queue.ids(status="completed"))
@@ -406,8 +407,8 @@ def test_job_that_is_gone_before_its_turn_is_refused_by_name(queue: Queue, small
 
 
 def test_payloads_are_not_read_to_find_what_matches(queue: Queue) -> None:
-    insert(queue.store, "a", "b")
-    with queue.store.transaction() as connection:
+    insert(store_of(queue), "a", "b")
+    with store_of(queue).transaction() as connection:
         connection.execute("UPDATE holdfast_jobs SET payload = 'no JSON'")
     assert list(queue.ids(status="pending", type="email")) == ["b", "a"]
 
@@ -415,8 +416,8 @@ def test_payloads_are_not_read_to_find_what_matches(queue: Queue) -> None:
 @both_engines
 def test_jobs_of_one_error_are_retried_together(queue: Queue, small_batches: int) -> None:
     for number in range(9):
-        finished(queue.store, f"late-{number}", Errored(f"Timeout: after {number} s", permanent=True))
-    finished(queue.store, "other", Errored("KeyError", permanent=True))
+        finished(store_of(queue), f"late-{number}", Errored(f"Timeout: after {number} s", permanent=True))
+    finished(store_of(queue), "other", Errored("KeyError", permanent=True))
     [largest, _] = queue.error_groups()
     assert (largest.type, largest.error, largest.jobs) == ("email", "Timeout: after # s", 9)
     result = queue.act("retry", queue.ids(type=largest.type, error=largest.error))
@@ -428,7 +429,7 @@ def test_jobs_of_one_error_are_retried_together(queue: Queue, small_batches: int
 @both_engines
 def test_every_filter_of_a_page_chooses_what_is_done(queue: Queue, small_batches: int) -> None:
     for number in range(9):
-        finished(queue.store, f"job-{number}", priority=number % 3)
+        finished(store_of(queue), f"job-{number}", priority=number % 3)
     moment = queue.page(sort="finished", limit=1).jobs[0].finished_at
     for selection, expected in (
         ({"sort": "priority"}, [f"job-{n}" for n in (8, 5, 2, 7, 4, 1, 6, 3, 0)]),
@@ -445,7 +446,7 @@ def test_every_filter_of_a_page_chooses_what_is_done(queue: Queue, small_batches
 
 def test_count_and_page_of_the_queue_agree(queue: Queue) -> None:
     for number in range(5):
-        finished(queue.store, f"job-{number}", Errored(f"boom {number}", permanent=True), parent_id="p")
+        finished(store_of(queue), f"job-{number}", Errored(f"boom {number}", permanent=True), parent_id="p")
     lists: list[dict[str, Any]] = [
         {"error": "boom #"},
         {"parent_id": "p"},

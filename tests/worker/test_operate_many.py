@@ -12,6 +12,7 @@ from holdfast.core.lifecycle import Errored
 from holdfast.errors import ConfigError
 from holdfast.events import JobCancelled, JobCancelRequested, JobRetried, JobsPruned
 from holdfast.queue import operating as queue_module
+from holdfast.store.open import store_of
 from holdfast.testing import MovableClock
 from tests.conformance.steps import claim, ending, finished, insert, run
 from tests.support import Recorder, both_engines, unsynced
@@ -39,8 +40,10 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> int:
 
 def fail_many(queue: Queue, count: int, type: str = "email", prefix: str = "dead") -> list[str]:
     ids = [f"{prefix}-{n}" for n in range(count)]
-    insert(queue.store, *ids, type=type, max_attempts=1)
-    queue.store.finish_jobs([ending(claimed, DEAD) for claimed in claim(queue.store, type, limit=1000)])
+    insert(store_of(queue), *ids, type=type, max_attempts=1)
+    store_of(queue).finish_jobs(
+        [ending(claimed, DEAD) for claimed in claim(store_of(queue), type, limit=1000)]
+    )
     assert queue.count(status="failed", type=type) >= count
     return ids
 
@@ -50,8 +53,8 @@ def fail_many(queue: Queue, count: int, type: str = "email", prefix: str = "dead
 
 @both_engines
 def test_count_is_that_of_the_jobs_it_would_list(queue: Queue) -> None:
-    insert(queue.store, *"abc")
-    insert(queue.store, "d", type="crawl", delay=60)
+    insert(store_of(queue), *"abc")
+    insert(store_of(queue), "d", type="crawl", delay=60)
     fail_many(queue, 2, type="crawl")
     assert queue.count() == 6
     assert queue.count(type="crawl") == 3
@@ -62,15 +65,15 @@ def test_count_is_that_of_the_jobs_it_would_list(queue: Queue) -> None:
 
 
 def test_count_takes_the_word_retrying(queue: Queue) -> None:
-    insert(queue.store, "later", delay=60)
-    claimed = run(queue.store, "a")
-    queue.store.finish_jobs([ending(claimed, Errored("boom"))])
+    insert(store_of(queue), "later", delay=60)
+    claimed = run(store_of(queue), "a")
+    store_of(queue).finish_jobs([ending(claimed, Errored("boom"))])
     assert (queue.count(status="retrying"), queue.count(status="scheduled")) == (1, 2)
     assert queue.count(status=["retrying", "scheduled"]) == 2
 
 
 def test_count_stops_at_its_cap(queue: Queue) -> None:
-    insert(queue.store, *"abcde")
+    insert(store_of(queue), *"abcde")
     assert [queue.count(cap=cap) for cap in (4, 5, 6)] == [4, 5, 5]
 
 
@@ -87,12 +90,12 @@ def test_purge_takes_failed_jobs_that_are_old_enough_and_cleanup_the_others(
     queue: Queue, clock: MovableClock
 ) -> None:
     fail_many(queue, 2)
-    finished(queue.store, "done")
-    insert(queue.store, "cancelled")
+    finished(store_of(queue), "done")
+    insert(store_of(queue), "cancelled")
     queue.cancel("cancelled")
     clock.advance(60)
     fail_many(queue, 1, prefix="young")
-    insert(queue.store, "waiting")
+    insert(store_of(queue), "waiting")
     assert queue.purge(older_than=30) == 2
     assert {job.id for job in queue.jobs()} == {"done", "cancelled", "young-0", "waiting"}
     assert queue.cleanup(older_than=30) == 2
@@ -127,7 +130,7 @@ def test_purge_goes_in_batches_and_tells_the_ids_of_all(
 
 
 def test_job_that_holds_its_key_survives_a_purge(queue: Queue, clock: MovableClock) -> None:
-    finished(queue.store, "a", DEAD, key="k", key_for=3600)
+    finished(store_of(queue), "a", DEAD, key="k", key_for=3600)
     clock.advance(60)
     assert queue.purge(older_than=0) == 0
     clock.advance(3600)
@@ -158,18 +161,18 @@ def test_type_restricts_retry_all(queue: Queue, small_batches: int) -> None:
 @both_engines
 def test_jobs_whose_key_another_holds_are_left_and_counted(queue: Queue, small_batches: int) -> None:
     for n in range(6):
-        finished(queue.store, f"a{n}", DEAD, key=f"k{n}")
+        finished(store_of(queue), f"a{n}", DEAD, key=f"k{n}")
     for n in (1, 4):
-        insert(queue.store, f"holder{n}", key=f"k{n}")
+        insert(store_of(queue), f"holder{n}", key=f"k{n}")
     assert queue.retry_all() == (4, 2)
     assert sorted(job.id for job in queue.jobs(status="failed")) == ["a1", "a4"]
 
 
 def test_cancelled_jobs_and_jobs_that_wait_for_a_retry_are_left(queue: Queue) -> None:
-    insert(queue.store, "cancelled")
+    insert(store_of(queue), "cancelled")
     queue.cancel("cancelled")
-    claimed = run(queue.store, "retrying")
-    queue.store.finish_jobs([ending(claimed, Errored("boom"))])
+    claimed = run(store_of(queue), "retrying")
+    store_of(queue).finish_jobs([ending(claimed, Errored("boom"))])
     assert queue.retry_all() == (0, 0)
     assert get(queue, "cancelled").status == "cancelled"
     assert get(queue, "retrying").attempts == 1
@@ -181,7 +184,7 @@ def test_cancelled_jobs_and_jobs_that_wait_for_a_retry_are_left(queue: Queue) ->
 @both_engines
 def test_retry_all_takes_the_filters_of_a_list_and_a_limit(queue: Queue, recorder: Recorder) -> None:
     fail_many(queue, 3)
-    finished(queue.store, "other", Errored("another thing", permanent=True))
+    finished(store_of(queue), "other", Errored("another thing", permanent=True))
     assert queue.retry_all(error="another thing") == (1, 0)
     assert [event.job_id for event in recorder.all(JobRetried)] == ["other"]
     assert queue.retry_all(type="email", limit=1) == (1, 0)
@@ -195,9 +198,9 @@ def test_retry_all_takes_the_filters_of_a_list_and_a_limit(queue: Queue, recorde
 
 @both_engines
 def test_retry_all_takes_other_states_and_counts_what_it_left(queue: Queue) -> None:
-    insert(queue.store, "cancelled")
+    insert(store_of(queue), "cancelled")
     queue.cancel("cancelled")
-    finished(queue.store, "completed")
+    finished(store_of(queue), "completed")
     assert queue.retry_all(status=["cancelled", "completed"]) == (1, 1)
     assert get(queue, "cancelled").status == "pending"
     assert get(queue, "completed").status == "completed"
@@ -205,10 +208,10 @@ def test_retry_all_takes_other_states_and_counts_what_it_left(queue: Queue) -> N
 
 @both_engines
 def test_cancel_all_cancels_what_waits_and_asks_what_runs(queue: Queue, recorder: Recorder) -> None:
-    run(queue.store, "running", type="crawl")
-    insert(queue.store, "a", "b")
-    insert(queue.store, "later", delay=60)
-    finished(queue.store, "over", type="zip")
+    run(store_of(queue), "running", type="crawl")
+    insert(store_of(queue), "a", "b")
+    insert(store_of(queue), "later", delay=60)
+    finished(store_of(queue), "over", type="zip")
     assert queue.cancel_all(type="email", limit=1) == (1, 0)
     assert get(queue, "later").status == "cancelled", "the newest first, as in a list"
     assert queue.cancel_all() == (3, 0)

@@ -17,6 +17,7 @@ from holdfast.events import (
     WorkerPaused,
     WorkerResumed,
 )
+from holdfast.store.open import store_of
 from tests.support import Recorder, both_engines
 from tests.worker.support import PATIENCE, Gate, Spy, get
 
@@ -26,8 +27,8 @@ StartWorker = Callable[..., Any]
 @pytest.fixture
 def looks(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> Spy:
     """Counts how often the worker of `queue` has looked for something to start."""
-    spy = Spy(queue.store.list_heads)
-    monkeypatch.setattr(queue.store, "list_heads", spy)
+    spy = Spy(store_of(queue).list_heads)
+    monkeypatch.setattr(store_of(queue), "list_heads", spy)
     return spy
 
 

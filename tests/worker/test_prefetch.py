@@ -13,6 +13,7 @@ from holdfast import Queue
 from holdfast.context import Attempt, AttemptHost
 from holdfast.events import JobReleased
 from holdfast.handlers.handler import Handler
+from holdfast.store.open import store_of
 from holdfast.store.records import Claim
 from holdfast.worker.slots import HORIZON, MAX_HELD, Pace, Slots
 from tests.support import Recorder, both_engines, wait_until
@@ -31,8 +32,8 @@ def test_slow_handlers_hold_nothing_ahead(
 
     queue.register("work", work)
     queue.enqueue_many("work", [*([{}] * 4), *([{"block": True}] * 10)])
-    looks = Spy(queue.store.list_heads)
-    monkeypatch.setattr(queue.store, "list_heads", looks)
+    looks = Spy(store_of(queue).list_heads)
+    monkeypatch.setattr(store_of(queue), "list_heads", looks)
     start_worker(concurrency=2)
     gate.wait_entered(2)
     wait_until(lambda: queue.stats()["completed"] == 4)

@@ -25,6 +25,7 @@ from holdfast.errors import ConfigError, StoreBusy, StoreUnavailable
 from holdfast.events import DiscrepancyFound, Event, JobsPruned, Reconciled
 from holdfast.jobs import files, install
 from holdfast.reconcile import KEPT, Report, checkable_types, last_report, reconcile
+from holdfast.store.open import store_of
 from holdfast.testing import MovableClock
 from holdfast.worker import maintenance
 from tests.conformance.steps import claim_one, finish
@@ -94,9 +95,9 @@ def delete(queue: Queue, path: Path, type: str = "delete_file") -> Job:
 def begun(queue: Queue, type: str, payload: dict[str, Any], outcome: Outcome | None) -> None:
     """A job that a worker took, and that then ended so; None is one that runs on."""
     queue.enqueue(type, payload)
-    claimed = claim_one(queue.store, type)
+    claimed = claim_one(store_of(queue), type)
     if outcome is not None:
-        finish(queue.store, claimed, outcome)
+        finish(store_of(queue), claimed, outcome)
 
 
 def problems(report: Report) -> list[tuple[str, str]]:
@@ -557,7 +558,7 @@ def test_a_job_that_was_committing_when_it_began_settles_its_path(
     """It has removed the file and taken its time, but nobody sees it completed before the walk is over."""
     path = folder / "file"
     write(queue, path)
-    database: Any = queue.store.database
+    database: Any = store_of(queue).database
     commit = database.commit
 
     def hold(connection: sqlite3.Connection) -> None:
@@ -979,7 +980,7 @@ def test_the_last_report_replaces_the_one_before(queue: Queue, folder: Path) -> 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", "nonsense", '{"jobs": "many"}'])
 def test_a_report_that_can_t_be_read_is_none(queue: Queue, text: str) -> None:
     """Another release may have written it."""
-    queue.store.write_reconciliation(text)
+    store_of(queue).write_reconciliation(text)
     assert last_report(queue) is None
 
 
@@ -1052,9 +1053,9 @@ def test_a_database_that_fails_is_an_error_and_leaves_the_last_report(
 ) -> None:
     write(queue, folder / "file")
     first = reconcile(queue)
-    broken = Spy(queue.store.get_job)
+    broken = Spy(store_of(queue).get_job)
     broken.always = StoreUnavailable("disk I/O error")
-    monkeypatch.setattr(queue.store, "get_job", broken)
+    monkeypatch.setattr(store_of(queue), "get_job", broken)
     with pytest.raises(StoreUnavailable):
         reconcile(queue)
     assert last_report(queue) == first
@@ -1178,7 +1179,7 @@ def test_report_that_can_not_be_kept_is_still_told(queue: Queue, monkeypatch: py
     def busy(report: str) -> None:
         raise StoreBusy(5)
 
-    monkeypatch.setattr(queue.store, "write_reconciliation", busy)
+    monkeypatch.setattr(store_of(queue), "write_reconciliation", busy)
     told: list[Event] = []
     queue.events.subscribe(told.append)
     assert reconcile(queue).differing == 1

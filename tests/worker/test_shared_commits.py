@@ -24,6 +24,7 @@ from holdfast.enqueueing import shared_commits
 from holdfast.enqueueing.shared_commits import SharedCommits
 from holdfast.errors import CommitUncertain, DuplicateJob, NestedWrite, StoreUnavailable
 from holdfast.queue import opened
+from holdfast.store.open import store_of
 from holdfast.store.protocol import Store
 from holdfast.store.records import NewJob, Verdict
 from tests.support import both_engines, wait_until
@@ -34,12 +35,12 @@ class SlowInserts:
     """Holds the first commit until the test lets it go, so that others gather behind it."""
 
     def __init__(self, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._insert = queue.store.insert_jobs
+        self._insert = store_of(queue).insert_jobs
         self._queue = queue
         self.sizes: list[int] = []
         self.entered = threading.Event()
         self.go = threading.Event()
-        monkeypatch.setattr(queue.store, "insert_jobs", self)
+        monkeypatch.setattr(store_of(queue), "insert_jobs", self)
 
     def __call__(self, jobs: Any, **options: Any) -> Any:
         self.sizes.append(len(jobs))
@@ -146,9 +147,9 @@ def test_one_duplicate_fails_only_its_caller(queue: Queue, monkeypatch: pytest.M
 def test_failed_commit_fails_all_who_shared_it_and_the_next_works(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inserts = Spy(queue.store.insert_jobs)
+    inserts = Spy(store_of(queue).insert_jobs)
     inserts.failures = [StoreUnavailable("no disk")]
-    monkeypatch.setattr(queue.store, "insert_jobs", inserts)
+    monkeypatch.setattr(store_of(queue), "insert_jobs", inserts)
     with pytest.raises(StoreUnavailable, match="no disk"):
         queue.enqueue("work")
     assert queue.enqueue("work").status == "pending"
@@ -186,7 +187,7 @@ def test_enqueue_interrupted_while_it_waits_does_not_hang_the_others(
 def test_commit_in_doubt_is_looked_up_before_it_is_reported(
     queue: Queue, engine: str, monkeypatch: pytest.MonkeyPatch, way: str, really: bool
 ) -> None:
-    database: Any = queue.store.database
+    database: Any = store_of(queue).database
     commit = database.commit
     doubts = [really]
 
@@ -363,7 +364,7 @@ def test_thread_whose_successor_finds_no_thread_has_its_own_answer(
 def test_enqueue_in_a_signal_handler_that_interrupts_one_is_refused(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    insert_jobs, errors = queue.store.insert_jobs, []
+    insert_jobs, errors = store_of(queue).insert_jobs, []
 
     def interrupted(jobs: Any, **options: Any) -> Any:
         send()
@@ -374,7 +375,7 @@ def test_enqueue_in_a_signal_handler_that_interrupts_one_is_refused(
             queue.enqueue("from_signal")
         errors.append(caught.value)
 
-    monkeypatch.setattr(queue.store, "insert_jobs", interrupted)
+    monkeypatch.setattr(store_of(queue), "insert_jobs", interrupted)
     with on_signal(handle) as send:
         queue.enqueue("work")
     assert len(errors) == 1
@@ -401,7 +402,7 @@ def test_enqueue_in_a_signal_handler_never_hangs_on_the_commit_it_interrupts(
     queue.open()
     with queue.bulk() as bulk:
         bulk.add(1, "from_signal", {}, {})
-        with on_signal(handle) as send, suppress(ZeroDivisionError), queue.store.transaction():
+        with on_signal(handle) as send, suppress(ZeroDivisionError), store_of(queue).transaction():
             send()
             raise ZeroDivisionError
     assert queue.jobs() == []
@@ -479,7 +480,7 @@ def test_enqueue_in_a_signal_handler_does_not_wait_for_the_checkpoint_it_interru
 
     refused: list[bool] = []
     queue.enqueue("work")
-    database: Any = queue.store.database
+    database: Any = store_of(queue).database
     thread, outcome = in_thread(interrupt_everywhere)
     join(thread)
     assert outcome == [None]

@@ -17,6 +17,7 @@ import pytest
 from holdfast import Context, Queue
 from holdfast.errors import HoldfastError
 from holdfast.events import JobClaimed, JobReleased, WorkerStarted, WorkerStopped, WorkerStopping
+from holdfast.store.open import store_of
 from holdfast.worker import worker as worker_module
 from holdfast.worker.dispatcher import Dispatcher
 from tests.support import Recorder, both_engines, wait_until
@@ -200,7 +201,7 @@ def test_worker_row_is_gone_after_the_stop(queue: Queue, start_worker: StartWork
     assert (record.id, record.pid, record.state) == (worker.id, os.getpid(), "running")
     worker.stop()
     assert queue.workers() == []
-    assert queue.store.list_workers() == []
+    assert store_of(queue).list_workers() == []
 
 
 def test_nothing_runs_after_the_stop(queue: Queue, start_worker: StartWorker) -> None:
@@ -362,7 +363,7 @@ def test_first_signal_stops_in_order(queue: Queue, program: subprocess.Popen[str
     assert (program.returncode, output) == (0, "left in order\n"), errors
     assert get(queue, job.id).result == "done"
     assert (get(queue, later.id).status, get(queue, later.id).attempts) == ("pending", 0)
-    assert queue.store.list_workers() == []
+    assert store_of(queue).list_workers() == []
 
 
 @pytest.mark.process
@@ -378,7 +379,7 @@ def test_second_signal_stops_at_once_and_gives_the_job_back(
     assert (program.returncode, output) == (0, "left in order\n"), errors
     left = get(queue, job.id)
     assert (left.status, left.attempts) == ("pending", 0)
-    assert queue.store.list_workers() == []
+    assert store_of(queue).list_workers() == []
 
 
 def test_context_is_not_asked_to_stop_before_it_must(queue: Queue, start_worker: StartWorker) -> None:

@@ -19,6 +19,7 @@ from sqlalchemy.orm import Session
 from holdfast import Queue
 from holdfast.errors import ConfigError
 from holdfast.sqlalchemy import configure, examine_engines
+from holdfast.store.open import store_of
 from tests.worker.support import PATIENCE, in_thread, join, path_of
 
 COUNT = sa.text("SELECT count(*) FROM users")
@@ -147,19 +148,19 @@ if sys.version_info >= (3, 12):  # sqlite3 has no such mode before
 
 def test_doctor_finds_engines_of_this_file_that_are_not_configured(queue: Queue, tmp_path: Path) -> None:
     other = sa.create_engine(f"sqlite:///{tmp_path}/other.db")
-    assert examine_engines(queue.open().store.url) == []
+    assert examine_engines(store_of(queue.open()).url) == []
     sync = sa.create_engine(f"sqlite:///{path_of(queue)}")
     asynchronous = create_async_engine(f"sqlite+aiosqlite:///file:{path_of(queue)}?uri=true")
-    (found,) = examine_engines(queue.store.url)
+    (found,) = examine_engines(store_of(queue).url)
     assert (found.level, found.text.partition(" can")[0]) == (
         "warning",
         "2 of the application's 2 engines for this file",
     )
     configure(sync)
     reading = sync.execution_options(isolation_level="AUTOCOMMIT")
-    assert examine_engines(queue.store.url)[0].text.startswith("1 of the application's 2 engines")
+    assert examine_engines(store_of(queue).url)[0].text.startswith("1 of the application's 2 engines")
     configure(asynchronous)
-    assert [found.level for found in examine_engines(queue.store.url)] == ["ok"]
+    assert [found.level for found in examine_engines(store_of(queue).url)] == ["ok"]
     assert reading is not sync
     assert other.dialect.name == "sqlite"
 

@@ -17,6 +17,7 @@ from holdfast.core import clock
 from holdfast.core.lifecycle import Completed, Released, Stopped
 from holdfast.events import JobReleased, OutcomeRefused
 from holdfast.handlers.handler import Handler
+from holdfast.store.open import store_of
 from holdfast.store.records import Claim
 from holdfast.worker import dispatcher, heartbeat, run
 from holdfast.worker.executors import Executor, wire
@@ -121,7 +122,7 @@ class Rig:
         self.path = path
         self.kind = kind
         self.endings: queues.SimpleQueue[Ending] = queues.SimpleQueue()
-        given = (self._report, queue.store)
+        given = (self._report, store_of(queue))
         self.executor: Executor
         if kind == "thread":
             self.executor = ThreadExecutor(*given)
@@ -197,5 +198,5 @@ def test_heartbeat_does_not_vouch_for_what_it_finds_lost(queue: Queue) -> None:
     )
     attempt.leased_until = 1.0
     holder = LeaseHolder(queue, attempt)
-    heartbeat.Heartbeat("me", queue.store, queue.events, holder).beat()
+    heartbeat.Heartbeat("me", store_of(queue), queue.events, holder).beat()
     assert (holder.lost, attempt.leased_until) == ([attempt], 1.0)

@@ -7,6 +7,7 @@ from typing import Any
 
 from holdfast import Context, Queue
 from holdfast.events import WorkerExhausted, WorkerStopped, WorkerStopping
+from holdfast.store.open import store_of
 from holdfast.store.records import StopRequest
 from tests.support import Recorder, both_engines, wait_until
 from tests.worker.support import PATIENCE, Gate, get
@@ -20,9 +21,9 @@ def wait_ended(worker: Any) -> None:
 
 def test_idle_worker_stops_soon(queue: Queue, other_queue: Queue, start_worker: StartWorker) -> None:
     worker = start_worker()
-    other_queue.store.request_stop([worker.id], StopRequest.IN_ORDER)
+    store_of(other_queue).request_stop([worker.id], StopRequest.IN_ORDER)
     wait_ended(worker)
-    assert queue.store.list_workers() == []
+    assert store_of(queue).list_workers() == []
     assert worker.stop() is True
 
 
@@ -38,7 +39,7 @@ def test_request_in_order_lets_running_jobs_finish_and_starts_no_more(
     first, second = work.enqueue(), work.enqueue()
     worker = start_worker(concurrency=1)
     gate.wait_entered()
-    other_queue.store.request_stop([worker.id], StopRequest.IN_ORDER)
+    store_of(other_queue).request_stop([worker.id], StopRequest.IN_ORDER)
     assert recorder.wait(WorkerStopping).running == 1
     gate.open()
     wait_ended(worker)
@@ -55,7 +56,7 @@ def test_request_at_once_gives_running_jobs_back(
     job = queue.enqueue("work")
     worker = start_worker()
     gate.wait_entered()
-    other_queue.store.request_stop([worker.id], StopRequest.AT_ONCE)
+    store_of(other_queue).request_stop([worker.id], StopRequest.AT_ONCE)
     wait_ended(worker)
     assert recorder.wait(WorkerStopped).released == 1
     given_back = get(queue, job.id)
@@ -69,10 +70,10 @@ def test_request_at_once_overtakes_one_in_order(
     job = queue.enqueue("work")
     worker = start_worker()
     gate.wait_entered()
-    other_queue.store.request_stop([worker.id], StopRequest.IN_ORDER)
+    store_of(other_queue).request_stop([worker.id], StopRequest.IN_ORDER)
     recorder.wait(WorkerStopping)
     assert worker.is_running
-    other_queue.store.request_stop([worker.id], StopRequest.AT_ONCE)
+    store_of(other_queue).request_stop([worker.id], StopRequest.AT_ONCE)
     wait_ended(worker)
     assert get(queue, job.id).status == "pending"
 
@@ -81,25 +82,25 @@ def test_other_workers_go_on(queue: Queue, other_queue: Queue, start_worker: Sta
     for each in (queue, other_queue):
         each.register("work", lambda payload: None)
     stopped, other = start_worker(), start_worker(of=other_queue)
-    queue.store.request_stop([stopped.id], StopRequest.AT_ONCE)
+    store_of(queue).request_stop([stopped.id], StopRequest.AT_ONCE)
     wait_ended(stopped)
     queue.wait(queue.enqueue("work").id, timeout=PATIENCE)
     assert other.is_running
-    assert [found.id for found in queue.store.list_workers()] == [other.id]
+    assert [found.id for found in store_of(queue).list_workers()] == [other.id]
 
 
 def test_paused_worker_stops_too(queue: Queue, other_queue: Queue, start_worker: StartWorker) -> None:
     queue.pause()
     worker = start_worker()
     worker.pause()
-    other_queue.store.request_stop([worker.id], StopRequest.IN_ORDER)
+    store_of(other_queue).request_stop([worker.id], StopRequest.IN_ORDER)
     wait_ended(worker)
 
 
 def test_worker_can_be_started_again(queue: Queue, other_queue: Queue, start_worker: StartWorker) -> None:
     queue.register("work", lambda payload: None)
     worker = start_worker()
-    other_queue.store.request_stop([worker.id], StopRequest.AT_ONCE)
+    store_of(other_queue).request_stop([worker.id], StopRequest.AT_ONCE)
     wait_ended(worker)
     worker.start()
     queue.wait(queue.enqueue("work").id, timeout=PATIENCE)

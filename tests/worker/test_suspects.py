@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast import Job, Queue
+from holdfast.store.open import store_of
 from holdfast.worker import suspects
 from tests.support import both_engines
 from tests.worker.support import PATIENCE, Gate, Spy, get, sql
@@ -142,8 +143,8 @@ def test_worker_that_waits_in_vain_for_room_is_idle_meanwhile(
     lose_two_workers(queue, lost.id)
     start_worker(concurrency=2)
     gate.wait_entered()
-    turns = Spy(queue.store.finish_and_claim)
-    monkeypatch.setattr(queue.store, "finish_and_claim", turns)
+    turns = Spy(store_of(queue).finish_and_claim)
+    monkeypatch.setattr(store_of(queue), "finish_and_claim", turns)
     threading.Event().wait(1.0)
     assert len(turns.calls) <= 5
     assert get(queue, lost.id).status == "pending"

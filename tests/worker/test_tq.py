@@ -12,6 +12,7 @@ import pytest
 from holdfast import Queue
 from holdfast.errors import ConfigError, InvalidPayload
 from holdfast.fluent import TaskQueue
+from holdfast.store.open import store_of
 from tests.support import wait_until
 from tests.worker.support import PATIENCE, Gate, run_script
 
@@ -74,7 +75,7 @@ tq("work").add({"n": 1})
         (job,) = queue.jobs()
         assert job.status in ("completed", "pending"), job
         assert job.attempts == (job.status == "completed"), job
-        assert queue.store.list_workers() == []
+        assert store_of(queue).list_workers() == []
 
 
 @pytest.mark.process

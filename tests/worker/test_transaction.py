@@ -27,6 +27,7 @@ from holdfast.events import HandlerErrorIgnored, HandlerStuck, JobCompleted, Out
 from holdfast.handlers.options import Executor
 from holdfast.observe.log import word
 from holdfast.queue import opened
+from holdfast.store.open import store_of
 from holdfast.store.postgres.attempt_pool import AttemptPool
 from tests import postgres
 from tests.support import Recorder, both_engines, wait_until
@@ -307,7 +308,7 @@ def test_plain_enqueue_inside_is_refused_at_once_even_while_another_thread_enque
     queue: Queue, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch, gate: Gate
 ) -> None:
     """The other thread waits for the lock that the handler holds: sharing its commit would be a deadlock."""
-    spy = Spy(queue.store.insert_jobs)
+    spy = Spy(store_of(queue).insert_jobs)
     raised = threading.Event()
 
     @queue.job(max_attempts=1)
@@ -325,7 +326,7 @@ def test_plain_enqueue_inside_is_refused_at_once_even_while_another_thread_enque
     queue.set_config("lease_seconds", 60)
     job = insert.enqueue()
     gate.wait_entered()
-    monkeypatch.setattr(queue.store, "insert_jobs", spy)
+    monkeypatch.setattr(store_of(queue), "insert_jobs", spy)
     other = threading.Thread(target=queue.enqueue, args=("other",))
     other.start()
     wait_until(lambda: len(spy.calls) == 1)
@@ -859,14 +860,14 @@ def test_block_waits_for_no_connection_but_its_own(
 ) -> None:
     """Those who have one may be waiting for this block to end."""
     monkeypatch.setattr(opened, "_OLD_AFTER", 0.0)
-    read, readers, in_block = queue.store.get_settings, set(), threading.Event()
+    read, readers, in_block = store_of(queue).get_settings, set(), threading.Event()
 
     def spy() -> Any:
         if in_block.is_set():
             readers.add(threading.current_thread().name)
         return read()
 
-    monkeypatch.setattr(queue.store, "get_settings", spy)
+    monkeypatch.setattr(store_of(queue), "get_settings", spy)
     queue.job(name="child")(lambda: None)
 
     def write(ctx: Context) -> str:
@@ -900,7 +901,7 @@ def test_block_waits_for_a_store_that_can_not_be_reached_yet(
 ) -> None:
     """As in a handler's own process, which opens the store for its first block."""
     monkeypatch.setattr(transaction, "_PAUSE", 0.01)
-    read = queue.store.read_settings
+    read = store_of(queue).read_settings
     refusals = iter([StoreUnavailable("too many clients")] * 3)
 
     def refuse_at_first() -> Any:
@@ -910,7 +911,7 @@ def test_block_waits_for_a_store_that_can_not_be_reached_yet(
 
     def forget() -> None:
         queue._settings = None
-        monkeypatch.setattr(queue.store, "read_settings", refuse_at_first)
+        monkeypatch.setattr(store_of(queue), "read_settings", refuse_at_first)
 
     @queue.job(max_attempts=1)
     def thread(ctx: Context) -> None:
@@ -1009,7 +1010,7 @@ def test_shutdown_that_comes_inside_the_block_charges_no_attempt(
 def test_job_that_waits_for_a_connection_at_the_shutdown_is_given_back(
     queue: Queue, start_worker: StartWorker, gate: Gate
 ) -> None:
-    store_of_queue: Any = queue.store
+    store_of_queue: Any = store_of(queue)
     store_of_queue.database.attempts = AttemptPool(store_of_queue.database, 1)
 
     @queue.job(max_attempts=1)

@@ -22,6 +22,7 @@ from holdfast.events import (
     StoreTrouble,
     WorkerStopped,
 )
+from holdfast.store.open import store_of
 from holdfast.store.postgres import server_clock
 from holdfast.store.postgres.address import parse_url
 from holdfast.worker.executors.threads import ThreadExecutor
@@ -52,13 +53,13 @@ class Turns:
     """Counts the turns of a worker from 1 on, and lets a test act in them."""
 
     def __init__(self, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._method = queue.store.finish_and_claim
+        self._method = store_of(queue).finish_and_claim
         self.count = 0
         self.before: dict[int, Callable[[], object]] = {}
         """What to do first in a turn; where a server does the work, the claims of the last are held yet."""
         self.after: dict[int, Callable[[], object]] = {}
         """What to do before the commit of a turn."""
-        monkeypatch.setattr(queue.store, "finish_and_claim", self)
+        monkeypatch.setattr(store_of(queue), "finish_and_claim", self)
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         self.count += 1
@@ -221,8 +222,8 @@ def test_work_that_comes_while_other_work_fills_every_turn_is_seen(
 def test_idle_worker_takes_no_turns_and_no_looks(
     queue: Queue, start_worker: StartWorker, turns: Turns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks = Spy(queue.store.list_heads)
-    monkeypatch.setattr(queue.store, "list_heads", looks)
+    looks = Spy(store_of(queue).list_heads)
+    monkeypatch.setattr(store_of(queue), "list_heads", looks)
     queue.register("work", lambda payload: None)
     jobs = queue.enqueue_many("work", [{}] * 40)
     start_worker(concurrency=2)
@@ -288,7 +289,7 @@ def test_turns_whose_commits_are_in_doubt_lose_and_double_nothing(
     monkeypatch: pytest.MonkeyPatch,
     happened: bool,
 ) -> None:
-    database: Any = queue.store.database
+    database: Any = store_of(queue).database
     commit, commits = database.commit, Counter[str]()
 
     def doubtful(connection: Any) -> None:
@@ -346,7 +347,7 @@ def test_maintenance_that_was_not_committed_is_not_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Statistics, "is_due", lambda statistics: False)
-    promote, promoted = queue.store.promote_jobs, Counter[str]()
+    promote, promoted = store_of(queue).promote_jobs, Counter[str]()
 
     def fail() -> None:
         gate.open()  # an outcome, so that the next turn has nothing else to do
@@ -359,7 +360,7 @@ def test_maintenance_that_was_not_committed_is_not_told(
             turns.before[turns.count + 1] = fail
         return found
 
-    monkeypatch.setattr(queue.store, "promote_jobs", promote_in_vain)
+    monkeypatch.setattr(store_of(queue), "promote_jobs", promote_in_vain)
     queue.register("slow", lambda payload: gate.enter())
     queue.register("later", lambda payload: None)
     start_worker(concurrency=2)
@@ -442,7 +443,7 @@ def test_all_that_a_commit_in_doubt_has_claimed_is_given_back_and_seen_at_once(
 ) -> None:
     queue.register("work", lambda payload: None)
     jobs = queue.enqueue_many("work", [{}] * 3)
-    database: Any = queue.store.database
+    database: Any = store_of(queue).database
     commit, doubts = database.commit, Counter[str]()
 
     def doubtful(connection: Any) -> None:
@@ -488,14 +489,14 @@ def test_held_jobs_run_while_a_turn_is_at_something_else(
 ) -> None:
     queue.set_config("heartbeat_interval", 0.1)
     ran = threading.Event()
-    sweep, waits = queue.store.list_expired, list[bool]()
+    sweep, waits = store_of(queue).list_expired, list[bool]()
 
     def sweep_late() -> Any:
         if turns.count == 1:
             waits.append(ran.wait(5))
         return sweep()
 
-    monkeypatch.setattr(queue.store, "list_expired", sweep_late)
+    monkeypatch.setattr(store_of(queue), "list_expired", sweep_late)
     turns.after[1] = lambda: threading.Event().wait(0.11)  # by then a sweep is due
     queue.register("work", lambda payload: ran.set())
     jobs = queue.enqueue_many("work", [{}] * 40)

@@ -13,6 +13,7 @@ from holdfast import Context, Queue
 from holdfast.config import find_setting
 from holdfast.errors import ConfigError, InvalidPayload, JobNotFound, KeyTaken, WrongState
 from holdfast.events import JobDeleted, JobRetried, JobsPruned, SettingChanged
+from holdfast.store.open import store_of
 from holdfast.testing import MovableClock
 from tests.support import Recorder, both_engines, wait_until
 from tests.worker.support import PATIENCE, Gate, Spy, get
@@ -398,12 +399,12 @@ def test_cleanup_removes_old_completed_and_cancelled_jobs_only(url: str) -> None
 
 def test_cleanup_comes_in_batches(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.queue.operating._BATCH", 50)
-    prunes = Spy(queue.store.prune_jobs)
-    monkeypatch.setattr(queue.store, "prune_jobs", prunes)
+    prunes = Spy(store_of(queue).prune_jobs)
+    monkeypatch.setattr(store_of(queue), "prune_jobs", prunes)
     queue.enqueue_many("work", [{}] * 110)
-    with queue.store.transaction():
+    with store_of(queue).transaction():
         for job in queue.jobs(limit=110):
-            queue.store.cancel_job(job.id)
+            store_of(queue).cancel_job(job.id)
     assert queue.cleanup(older_than=0) == 110
     assert len(prunes.calls) >= 3
     assert queue.stats()["cancelled"] == 0
@@ -429,8 +430,8 @@ def test_setting_is_followed_by_a_running_worker_of_another_queue_object(
     start_worker()
     other_queue.set_config("max_attempts", 1, type="hang")
     other_queue.set_config("job_timeout", 0.1)
-    settings = Spy(queue.store.read_settings)
-    monkeypatch.setattr(queue.store, "read_settings", settings)
+    settings = Spy(store_of(queue).read_settings)
+    monkeypatch.setattr(store_of(queue), "read_settings", settings)
     queue.pause(type="nothing")  # a change, so that the worker reads them once more
     settings.wait_called(1)
     done = queue.wait(hang.enqueue().id, timeout=PATIENCE)
@@ -525,7 +526,7 @@ def test_setting_that_makes_no_sense_is_refused_with_what_is_allowed(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         queue.set_config(key, value, type=type)
-    assert queue.store.get_settings() == {}
+    assert store_of(queue).get_settings() == {}
 
 
 def test_default_that_makes_no_sense_is_refused_when_the_queue_is_made(url: str) -> None:

@@ -81,20 +81,24 @@ def _candidates(before: list[str], last: str) -> Iterable[str]:
         database = rest[rest.index("--database") + 1]
     flag, equals, _ = last.partition("=")
     asked = flag if equals else rest[-1] if rest else ""
-    option = next((a for a in parser._actions if asked in a.option_strings), None)
+    option = next((a for a in _actions(parser) if asked in a.option_strings), None)
     if option is not None and option.nargs != 0:
         prefix = f"{flag}=" if equals else ""
         return [prefix + value for value in _values(option, database)]
     if last.startswith("-"):
-        return [s for a in parser._actions if a.help != argparse.SUPPRESS for s in a.option_strings]
+        return [s for a in _actions(parser) if a.help != argparse.SUPPRESS for s in a.option_strings]
     positional = _positional(parser, rest)
     return [] if positional is None else _values(positional, database)
 
 
+def _actions(parser: Parser) -> list[argparse.Action]:
+    return parser._actions  # noqa: SLF001 -- argparse has no public list of them
+
+
 def _positional(parser: Parser, words: list[str]) -> argparse.Action | None:
     """The argument that comes after these words, if there is one more."""
-    positionals = [action for action in parser._actions if not action.option_strings]
-    takes_value = {s for a in parser._actions if a.nargs != 0 for s in a.option_strings}
+    positionals = [action for action in _actions(parser) if not action.option_strings]
+    takes_value = {s for a in _actions(parser) if a.nargs != 0 for s in a.option_strings}
     given = 0
     for before, word in zip(["", *words], words, strict=False):
         if not word.startswith("-") and before not in takes_value:

@@ -184,7 +184,7 @@ class Queue(Operating):
         """Enqueue many jobs of any type, each with its own options: checked one by one, stored together."""
         from holdfast.enqueueing.bulk import Bulk
 
-        return Bulk(self.store, self.admission, self.settings())
+        return Bulk(self._store, self.admission, self.settings())
 
     # Working.
 

@@ -57,9 +57,9 @@ class OpenQueue:
         self.defaults = dict(parse_setting(key, value) for key, value in given.items())
         self.clock = clock
         self._lock = threading.RLock()
-        self._store: Store | None = None
+        self._opened: Store | None = None
         self._enqueuer: Enqueuer | None = None
-        self._finish_watcher = FinishWatcher(lambda: self.store, self.get)
+        self._finish_watcher = FinishWatcher(lambda: self._store, self.get)
         self._threads = Threads("holdfast-call", _CALLS)
         self.running_workers: list[Worker] = []
         """Those on this queue's own connections, which end before these are closed."""
@@ -73,18 +73,18 @@ class OpenQueue:
         return TransactionThreads()
 
     @property
-    def store(self) -> Store:
-        """The open store."""
-        store = self._store  # another thread may close the queue at any moment
+    def _store(self) -> Store:
+        """The open store. The engine gets it by `store_of`; surfaces have what a queue answers."""
+        store = self._opened  # another thread may close the queue at any moment
         if store is None:
             with self._lock:
-                store = self._store
+                store = self._opened
                 if store is None:
                     store = open_store(self.url, self.clock, create=self.create, notify=self.notify)
                     self._enqueuer = Enqueuer(
                         store, self.admission, self.settings, self.events, self._with_limit
                     )
-                    self._store = store
+                    self._opened = store
         return store
 
     def enqueuer(self, connection: Any = None) -> Enqueuer:
@@ -105,14 +105,14 @@ class OpenQueue:
     @property
     def address(self) -> str:
         """The address of the open database, without its password."""
-        return self.store.url
+        return self._store.url
 
     def open(self) -> Self:
         """Open the database now, and create the tables if needed; otherwise the first use does.
 
         An application that first enqueues inside its own write transaction must call this beforehand.
         """
-        self.store  # noqa: B018 -- opens it
+        self._store  # noqa: B018 -- opens it
         return self
 
     def migrate(self) -> Self:
@@ -134,8 +134,8 @@ class OpenQueue:
         self._stop_workers()
         self._finish_watcher.close()
         with self._lock:
-            store, enqueuer = self._store, self._enqueuer
-            self._store = self._enqueuer = None
+            store, enqueuer = self._opened, self._enqueuer
+            self._opened = self._enqueuer = None
             self._settings = None
         if enqueuer is not None:
             enqueuer.close()
@@ -157,17 +157,17 @@ class OpenQueue:
 
     def close_idle(self) -> None:
         """Close the connections that nobody uses at the moment; they are made again when they are needed."""
-        if (store := self._store) is not None:
+        if (store := self._opened) is not None:
             store.close_idle()
 
     def close_thread(self) -> None:
         """Close the connection of this thread, which is about to end."""
-        if (store := self._store) is not None:
+        if (store := self._opened) is not None:
             store.close_thread()
 
     def check_place(self) -> None:
         """Raise DatabaseReplaced if the address leads to another database than the one that is open."""
-        if (store := self._store) is not None:
+        if (store := self._opened) is not None:
             store.check_place()
 
     def __enter__(self) -> Self:
@@ -187,7 +187,7 @@ class OpenQueue:
             return self.refresh_settings()
         read_at, generation, settings = known
         is_old = time.monotonic() - read_at > _OLD_AFTER or generation != self.registry.generation
-        if is_old and not is_inside(self.store.url):
+        if is_old and not is_inside(self._store.url):
             try:
                 return self.refresh_settings()
             except StoreError:  # what is known will do: a handler's work must not fail for it
@@ -197,7 +197,7 @@ class OpenQueue:
     def refresh_settings(self) -> Settings:
         """The current settings, read now."""
         generation = self.registry.generation
-        found = self.store.read_settings()
+        found = self._store.read_settings()
         # Others are of a newer release, or no settings at all.
         stored = {key: value for key, value in found.values.items() if key[0] in SETTINGS}
         known = self._settings
@@ -216,7 +216,7 @@ class OpenQueue:
 
     def get(self, job_id: str) -> Job | None:
         """The job with its history, or None."""
-        job = self.store.get_job(job_id) if could_be_id(job_id) else None
+        job = self._store.get_job(job_id) if could_be_id(job_id) else None
         return None if job is None else self._with_limit(job)
 
     def require(self, job_id: str) -> Job:

@@ -50,7 +50,7 @@ class Operating(Reading):
         text, key = None, None
         if payload is not None:
             text, key = self.admission.admit_again(self.require(job_id), payload, self.settings())
-        job = self._with_limit(self.store.retry_job(job_id, text, key))
+        job = self._with_limit(self._store.retry_job(job_id, text, key))
         self.events.emit(JobRetried(job_id=job.id, type=job.type))
         return job
 
@@ -81,7 +81,7 @@ class Operating(Reading):
     def _act_on_all(self, action: Action, filter: Filter, limit: int | None) -> tuple[int, int]:
         most = None if limit is None else check.whole_number("limit", limit, listing.AMOUNTS)
         # Those there now: what is done to one may make it fit, or fit no more.
-        made = self.act(action, list(islice(listing.walk(self.store, filter), most)))
+        made = self.act(action, list(islice(listing.walk(self._store, filter), most)))
         return made.done, made.refused
 
     def act(self, action: Action, job_ids: Iterable[str], *, kept: int = 100) -> Acted:
@@ -90,13 +90,13 @@ class Operating(Reading):
 
         ids = iter(check.items("job_ids", job_ids, "ids"))
         most = check.whole_number("kept", kept, listing.AMOUNTS)
-        return act(self.store, self.events, action, ids, kept=most)
+        return act(self._store, self.events, action, ids, kept=most)
 
     def _retry_failed(self, type: str | None) -> tuple[int, int]:
         count, left = 0, 0
         after: int | None = 0
         while after is not None:
-            examined, retried, after = self.store.retry_failed_jobs(type, after=after, limit=_BATCH)
+            examined, retried, after = self._store.retry_failed_jobs(type, after=after, limit=_BATCH)
             count += len(retried)
             left += examined - len(retried)
             for job_id, its_type in retried:
@@ -107,7 +107,7 @@ class Operating(Reading):
     def cancel(self, job_id: str) -> Job:
         """Cancel a waiting job now; ask a running one to stop."""
         require_possible_id(job_id)
-        job = self._with_limit(self.store.cancel_job(job_id))
+        job = self._with_limit(self._store.cancel_job(job_id))
         event = JobCancelRequested if job.cancel_requested and not job.is_finished else JobCancelled
         self.events.emit(event(job_id=job.id, type=job.type))
         return job
@@ -119,8 +119,8 @@ class Operating(Reading):
     def delete(self, job_id: str) -> None:
         """Delete a finished job and its history."""
         require_possible_id(job_id)
-        job = self.store.get_job(job_id)
-        self.store.delete_job(job_id)
+        job = self._store.get_job(job_id)
+        self._store.delete_job(job_id)
         if job is not None:
             self.events.emit(JobDeleted(job_id=job.id, type=job.type))
 
@@ -137,7 +137,7 @@ class Operating(Reading):
         total = 0
         prune_pass = PrunePass()
         while True:
-            pruned = self.store.prune_jobs(
+            pruned = self._store.prune_jobs(
                 finished_before=before, statuses=statuses, limit=_BATCH, prune_pass=prune_pass
             )
             total += len(pruned)
@@ -152,7 +152,7 @@ class Operating(Reading):
             older_than = timedelta(seconds=parse_duration(older_than))
         moment = read_moment("older_than", older_than)
         if isinstance(moment, timedelta):
-            return self.store.now() - microseconds(moment.total_seconds())
+            return self._store.now() - microseconds(moment.total_seconds())
         return check.instant("older_than", moment)
 
     # Settings.
@@ -166,14 +166,14 @@ class Operating(Reading):
     def set_config(self, key: SettingName, value: Value | timedelta, type: str | None = None) -> None:
         """Store a setting; running workers apply it within a second."""
         name, parsed = parse_setting(key, value, type=type)
-        self.store.set_setting(name, _type_or_all(type), parsed)
+        self._store.set_setting(name, _type_or_all(type), parsed)
         self.refresh_settings()
         self.events.emit(SettingChanged(key=name, value=parsed, type=type))
 
     def unset_config(self, key: SettingName, type: str | None = None) -> None:
         """Remove a stored setting, so that the next level down applies."""
         name = find_setting(key, type=type).name
-        self.store.unset_setting(name, _type_or_all(type))
+        self._store.unset_setting(name, _type_or_all(type))
         self.refresh_settings()
         self.events.emit(SettingChanged(key=name, value=self.settings().get(name, type or ""), type=type))
 
@@ -183,34 +183,34 @@ class Operating(Reading):
 
     def pause(self, type: str | None = None) -> None:
         """Pause the queue, or one job type, on every worker. Running jobs finish."""
-        self.store.set_paused(_type_or_all(type), True)
+        self._store.set_paused(_type_or_all(type), True)
         self.events.emit(QueuePaused(type=type))
 
     def resume(self, type: str | None = None) -> None:
         """Undo `pause` with the same argument."""
-        self.store.set_paused(_type_or_all(type), False)
+        self._store.set_paused(_type_or_all(type), False)
         self.events.emit(QueueResumed(type=type))
 
     # The database.
 
     def records(self, name: str) -> dict[str, Value]:
         """Values that a surface stores in the database under its own name (not a setting's), by id."""
-        return {id: value for (known, id), value in self.store.get_settings().items() if known == name}
+        return {id: value for (known, id), value in self._store.get_settings().items() if known == name}
 
     def keep_record(self, name: str, id: str, value: Value) -> None:
-        self.store.set_setting(name, id, value)
+        self._store.set_setting(name, id, value)
 
     def drop_record(self, name: str, id: str) -> None:
-        self.store.unset_setting(name, id)
+        self._store.unset_setting(name, id)
 
     def stop_workers(self, worker_ids: Iterable[str], *, at_once: bool = False) -> None:
         """Ask workers to stop: gracefully, or at once."""
         ids = [check.printable_text("worker_id", id) for id in check.items("worker_ids", worker_ids, "ids")]
-        self.store.request_stop(ids, StopRequest.AT_ONCE if at_once else StopRequest.IN_ORDER)
+        self._store.request_stop(ids, StopRequest.AT_ONCE if at_once else StopRequest.IN_ORDER)
 
     def back_up(self, path: str) -> None:
         """Write a complete copy of the database as it is now to a new file."""
-        self.store.back_up(path)
+        self._store.back_up(path)
 
 
 def _of_states(filter: Filter, *statuses: Status) -> Filter:

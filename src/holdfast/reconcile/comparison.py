@@ -23,6 +23,7 @@ from holdfast.errors import HoldfastError
 from holdfast.handlers.handler import Reconcile
 from holdfast.reconcile.report import KEPT, Covered, Discrepancy, Report
 from holdfast.store.disk_memory import DiskMemory
+from holdfast.store.open import store_of
 from holdfast.store.records import JobFilter, Place, Placed
 from holdfast.text import shown
 
@@ -38,7 +39,7 @@ Progress = Callable[[int, int], None]
 
 def compare(queue: Queue, wanted: set[str], progress: Progress) -> Report:
     """The report on the requested types."""
-    begun = to_datetime(queue.store.now())
+    begun = to_datetime(store_of(queue).now())
     covered = _covered(queue)
     report = Report(
         started_at=begun,
@@ -53,21 +54,21 @@ def compare(queue: Queue, wanted: set[str], progress: Progress) -> Report:
             comparison.settle()
         records = islice(memory.records(), KEPT)
         report.discrepancies = [json.decode(record, type=Discrepancy) for record in records]
-    report.finished_at = to_datetime(queue.store.now())
+    report.finished_at = to_datetime(store_of(queue).now())
     return report
 
 
 def checks(queue: Queue) -> dict[str, Reconcile]:
     """How to check the jobs of each type that has, or had, some."""
-    handlers = {type: queue.registry.find(type) for type in queue.store.count_enqueued()}
+    handlers = {type: queue.registry.find(type) for type in store_of(queue).count_enqueued()}
     return {type: found.reconcile for type, found in handlers.items() if found and found.reconcile}
 
 
 def _covered(queue: Queue) -> list[Covered]:
-    counts, enqueued = queue.store.count_jobs(), queue.store.count_enqueued()
+    counts, enqueued = store_of(queue).count_jobs(), store_of(queue).count_enqueued()
     covered = []
     for type in sorted(checks(queue)):
-        first = queue.store.list_jobs(replace(_completed(type), ascending=True, limit=1))
+        first = store_of(queue).list_jobs(replace(_completed(type), ascending=True, limit=1))
         kept = counts.get(type, {})
         covered.append(
             Covered(
@@ -88,7 +89,7 @@ def _completed(type: str, since: int | None = None) -> JobFilter:
 
 def _pages(queue: Queue, filter: JobFilter) -> Iterator[Placed]:
     while True:
-        rows, following = queue.store.list_placed(filter)
+        rows, following = store_of(queue).list_placed(filter)
         yield from rows
         if following is None:
             return
@@ -110,12 +111,12 @@ class _Comparison(Struct):
     def walk(self) -> None:
         """Ask about the last job for each thing, the latest first."""
         checks = self._checks()
-        counts = self.queue.store.count_jobs()
+        counts = store_of(self.queue).count_jobs()
         self.total = sum(counts.get(type, {}).get(Status.COMPLETED, 0) for type in checks)
         lists = (_pages(self.queue, _completed(type)) for type in checks)
         for placed in heapq.merge(*lists, key=lambda placed: placed.place, reverse=True):
             self.newest.setdefault(placed.job.type, placed.place)
-            job = self.queue.store.get_job(placed.job.id)
+            job = store_of(self.queue).get_job(placed.job.id)
             if job is not None and job.status is Status.COMPLETED:  # it may have been deleted meanwhile
                 if job.type in self.wanted:
                     self.report.jobs += 1
@@ -138,7 +139,7 @@ class _Comparison(Struct):
                 is_read = last and placed.job.status is Status.COMPLETED and placed.place <= last
                 if is_read or not placed.job.attempts:  # the latter has not begun
                     continue
-                job = self.queue.store.get_job(placed.job.id)
+                job = store_of(self.queue).get_job(placed.job.id)
                 subject = job and _subject(job, how)
                 if subject:
                     settled = self.memory.forget(subject)

@@ -9,6 +9,7 @@ from msgspec import DecodeError, Struct, json
 
 from holdfast.errors import StoreError
 from holdfast.events import ReconciliationFailed
+from holdfast.store.open import store_of
 
 if TYPE_CHECKING:
     from holdfast.queue import Queue
@@ -68,7 +69,7 @@ class Report(Struct, kw_only=True, rename="camel"):
 def keep(queue: Queue, report: Report) -> None:
     """Store a report as the last one; if that fails, announce it and carry on."""
     try:
-        queue.store.write_reconciliation(json.encode(report).decode())
+        store_of(queue).write_reconciliation(json.encode(report).decode())
     except StoreError as error:
         queue.events.emit(
             ReconciliationFailed(error=f"the report could not be stored: {error}", exception=error)
@@ -77,7 +78,7 @@ def keep(queue: Queue, report: Report) -> None:
 
 def last_report(queue: Queue) -> Report | None:
     """The last reconciliation report, from any process; None if there is none that we can read."""
-    text = queue.store.read_reconciliation()
+    text = store_of(queue).read_reconciliation()
     try:
         return None if text is None else json.decode(text, type=Report)
     except DecodeError:

@@ -1,4 +1,4 @@
-"""From an address to a store. Engines of others register under the entry point `holdfast.stores`."""
+"""From an address, or a queue, to its store. Others register engines as `holdfast.stores` entry points."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import cast
+from typing import Protocol, cast
 
 from holdfast.config import sqlite_url
 from holdfast.core.clock import Clock
@@ -40,6 +40,18 @@ def open_store(
     if scheme.startswith(("postgresql+", "postgres+")):
         raise ConfigError(f"{scheme}:// names a driver", hint="use postgresql://; it is always psycopg 3")
     return _find_engine(scheme)(url, clock)
+
+
+class StoreOwner(Protocol):
+    """A queue."""
+
+    @property
+    def _store(self) -> Store: ...
+
+
+def store_of(queue: StoreOwner) -> Store:
+    """The open store of a queue, for the engine: the import rules keep it from the surfaces."""
+    return queue._store
 
 
 def anchored(url: str) -> str:

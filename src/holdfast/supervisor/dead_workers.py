@@ -14,6 +14,7 @@ from holdfast import events as e
 from holdfast.core.ids import new_id
 from holdfast.errors import DatabaseReplaced, StoreError
 from holdfast.queue import Queue
+from holdfast.store.open import store_of
 from holdfast.store.records import RESTARTING, StopRequest
 from holdfast.supervisor.process import Notice
 from holdfast.system.start_marks import remove_marks
@@ -58,7 +59,7 @@ class DeadWorkers:
         """Remove its row; at worst, it is forgotten after a long silence."""
         worker_id = worker.worker_id or ""
         self._next_beats.pop(worker_id, None)
-        self._executor.submit(lambda: self._queue(worker.database).store.remove_workers([worker_id]))
+        self._executor.submit(lambda: store_of(self._queue(worker.database)).remove_workers([worker_id]))
 
     def close(self) -> None:
         """Finish the remaining work, within a time limit."""
@@ -79,7 +80,7 @@ class DeadWorkers:
         while True:
             try:
                 self._reap(worker_id, queue, stopping)
-                if not queue.store.list_held(worker_id):
+                if not store_of(queue).list_held(worker_id):
                     remove_marks(worker_id)
                     return
                 lease_ends_at = min(lease_ends_at, time.monotonic() + queue.settings().lease_seconds)
@@ -92,7 +93,7 @@ class DeadWorkers:
             time.sleep(_PAUSE)
 
     def _reap(self, worker_id: str, queue: Queue, stopping: bool) -> None:
-        store = queue.store
+        store = store_of(queue)
         with store.transaction():
             freed = reap(store, store.list_held(worker_id), queue.refresh_settings(), expired_only=False)
         now = store.now()
@@ -109,6 +110,8 @@ class DeadWorkers:
 
     def _stand_in_for(self, worker_id: str, database: str) -> None:
         queue = self._queue(database)
-        queue.store.heartbeat(worker_id, (), state=RESTARTING, lease_seconds=queue.settings().lease_seconds)
-        if queue.store.get_stop_request(worker_id) is not StopRequest.NONE:
+        store_of(queue).heartbeat(
+            worker_id, (), state=RESTARTING, lease_seconds=queue.settings().lease_seconds
+        )
+        if store_of(queue).get_stop_request(worker_id) is not StopRequest.NONE:
             self.asked_to_stop.add(worker_id)

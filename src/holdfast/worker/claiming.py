@@ -13,6 +13,7 @@ from holdfast.core.job import base_type
 from holdfast.core.settings import Settings
 from holdfast.core.starting import Lines, Room, Usage
 from holdfast.handlers.handler import Handler
+from holdfast.store.open import store_of
 from holdfast.store.records import Claim, Demand, TypeRecord, WorkerRecord
 from holdfast.worker.slots import Slots
 
@@ -42,7 +43,7 @@ class Claiming:
 
     def __init__(self, queue: Queue, slots: Slots, types: Collection[str] | None) -> None:
         self._queue = queue
-        self._store = queue.store
+        self._store = store_of(queue)
         self._registry = queue.registry
         self.slots = slots
         self._types = types

@@ -19,6 +19,7 @@ from holdfast import events as e
 from holdfast.core.clock import lease_clock
 from holdfast.core.settings import Settings
 from holdfast.errors import DatabaseReplaced, QueueClosed, StoreError
+from holdfast.store.open import store_of
 from holdfast.store.records import Claimed, StopRequest
 from holdfast.system.start_marks import StartMarks, remove_old_marks
 from holdfast.worker.claiming import Claiming
@@ -44,7 +45,7 @@ class Dispatcher:
 
     def __init__(self, queue: Queue, worker_id: str, options: Options) -> None:
         self._queue = queue
-        self._store = queue.store
+        self._store = store_of(queue)
         self._events = queue.events
         self._id = worker_id
         self._options = options

@@ -16,6 +16,7 @@ from holdfast.core.job import Status
 from holdfast.core.lifecycle import Released
 from holdfast.core.settings import Settings
 from holdfast.errors import NestedWrite, ResultIgnored, Retry, StoreBusy
+from holdfast.store.open import store_of
 from holdfast.store.records import Claimed
 from holdfast.system.start_marks import StartMarks
 from holdfast.worker.claiming import Claiming
@@ -58,7 +59,7 @@ class Drainer:
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
-        self._store = queue.store
+        self._store = store_of(queue)
         self._id = new_id()
         self._marks = StartMarks(self._id)
         self._attempt: Attempt | None = None

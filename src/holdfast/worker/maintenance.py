@@ -17,6 +17,7 @@ from holdfast.core.job import Status
 from holdfast.core.lifecycle import Decision, LeaseEnded, decide
 from holdfast.core.settings import Settings
 from holdfast.errors import WorkerLost
+from holdfast.store.open import store_of
 from holdfast.store.protocol import Store
 from holdfast.store.prune import PrunePass
 from holdfast.store.records import HOUR, Expired, Finish
@@ -287,7 +288,7 @@ def count_loss(statistics: Statistics, type: str, status: Status, now: int) -> N
 
 def sweeper(queue: Queue) -> Callable[[], None]:
     """Maintenance for a queue without a worker: makes the jobs of dead workers available again."""
-    reaper = Reaper(queue.store)
+    reaper = Reaper(store_of(queue))
 
     def sweep() -> None:
         settings = queue.settings()

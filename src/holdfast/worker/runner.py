@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from holdfast import events as e
 from holdfast.context import CANCELLED, LOST, STOPPING, TIMED_OUT, Attempt
 from holdfast.core.lifecycle import Released, Stopped
+from holdfast.store.open import store_of
 from holdfast.store.scope import handler_of
 from holdfast.worker.executors import Executor
 from holdfast.worker.executors.loop import LoopExecutor
@@ -53,9 +54,9 @@ class Runner:
         context = Context()
         context.run(handler_of.set, worker_id)
         self._executors: dict[str, Executor] = {
-            "thread": ThreadExecutor(self._report, queue.store, context),
-            "async": LoopExecutor(self._report, queue.store, context),
-            "process": ProcessExecutor(self._report, queue.store, url=queue.url, defaults=queue.defaults),
+            "thread": ThreadExecutor(self._report, store_of(queue), context),
+            "async": LoopExecutor(self._report, store_of(queue), context),
+            "process": ProcessExecutor(self._report, store_of(queue), url=queue.url, defaults=queue.defaults),
         }
         self.let_go: set[tuple[int, int]] = set()
         """Started attempts that were given up, as (seq, version): for the reaper to count, not to release."""

@@ -14,6 +14,7 @@ from holdfast.core.lifecycle import RELEASE
 from holdfast.core.settings import Settings
 from holdfast.core.starting import Lines
 from holdfast.errors import CommitUncertain, StoreError
+from holdfast.store.open import store_of
 from holdfast.store.records import Claimed, Minute
 from holdfast.worker.claiming import Asked, Claiming
 from holdfast.worker.maintenance import Maintenance, finish_held
@@ -56,7 +57,7 @@ class Turn:
         is_steady: Callable[[], bool],
     ) -> None:
         self._worker_id = worker_id
-        self._store = queue.store
+        self._store = store_of(queue)
         self._outbox = outbox
         self._claiming = claiming
         self._slots = claiming.slots
