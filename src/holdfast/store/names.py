@@ -1,7 +1,7 @@
-"""Names that were used once: of types without jobs, and of rate limits that have been idle for long.
+"""Forgetting names that were used once: types without jobs, and rate limits that have long been idle.
 
-How many jobs of such a type there ever were is added to its base type, and for a base type that no worker
-knows to the type "".
+The number of jobs that such a type ever had is added to that of its base type; for a base type that no worker
+knows, to that of the type "".
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from holdfast.core.job import Status, base_type
 from holdfast.store.database import Session
 
 AT_ONCE = 5000
-"""How many of them are forgotten at a time."""
+"""How many types are forgotten at a time."""
 
 _LONG_FULL = 30 * 86400 * SECOND
-"""After so long every bucket is full, as one without a row is."""
+"""After 30 days, every bucket is full again, as is one without a row."""
 
 _NO_JOBS = " AND ".join(f"{status} = 0" for status in Status)
 LANE = "type LIKE '%:%'"
@@ -30,12 +30,12 @@ ON CONFLICT (type) DO UPDATE SET enqueued = enqueued + excluded.enqueued
 
 
 def dead(which: str, limit: str = "?") -> str:
-    """A query for the lanes, or the unknown types, without jobs, and how many there ever were of each."""
+    """A query for the lanes, or the unknown types, that have no jobs, with the number that each ever had."""
     return f"SELECT type, enqueued FROM holdfast_counts WHERE {_NO_JOBS} AND {which} LIMIT {limit}"
 
 
 def forget_types(session: Session, among_texts: str) -> None:
-    """Where the counts are a table; lanes first, whose base type may have to go as well."""
+    """For engines whose counts are a table. Lanes first: after them, their base type may have to go."""
     for which in (LANE, UNKNOWN):
         gone = session.rows(dead(which), [AT_ONCE])
         if gone:
@@ -56,7 +56,7 @@ def _by_heir(gone: list[Any]) -> list[tuple[str, int]]:
 
 
 def forget_limits(session: Session, now: int, skip_locked: str) -> None:
-    """Remove what is left of rate limits that have not been asked for long."""
+    """Remove the buckets of rate limits that have not been used for 30 days."""
     session.rows(
         "DELETE FROM holdfast_limits WHERE name IN ("
         " SELECT l.name FROM holdfast_limits AS l WHERE l.refilled_at >= 0 AND l.refilled_at < ?"

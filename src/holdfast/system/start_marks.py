@@ -1,8 +1,8 @@
 """Which attempts a worker process has started, in a small file that survives its death by any signal.
 
-The file is mapped into memory, so a mark costs less than a microsecond and needs no call of the system: what
-the process has written is in the page cache, whoever kills it. It is for processes on the same host, and only
-until that host restarts; no path is ever read from a database.
+The file is mapped into memory, so a mark costs less than a microsecond and no system call, and the page cache
+keeps it however the process dies. It is only for processes on the same host, until that host restarts. No
+path is ever read from a database.
 """
 
 from __future__ import annotations
@@ -24,12 +24,17 @@ from msgspec import Struct
 _HEADER = struct.Struct("<8s64s?")
 _MAGIC = b"holdfast"
 _COMPLETE_AT = 72
+"""Where the header's flag stands, after the magic word and the boot id."""
 _PAIR = struct.Struct("<qq")
 _pack_into = _PAIR.pack_into
 _FIRST = 128
+"""Where the marks begin: behind the header, at a multiple of their size."""
 _SLOTS_AT_FIRST = 2048
+"""Twice as many as a worker with default settings runs and holds; the file grows if that isn't enough."""
 _MOST_BYTES = 64 << 20
+"""How much of a file is read, should somebody have made a huge one: four million marks."""
 _KEPT_SECONDS = 3 * 24 * 3600.0
+"""Three days: whoever takes over the jobs of a dead worker does so within a few leases."""
 _WORKER_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 Name = tuple[int, int]
@@ -85,25 +90,25 @@ class StartMarks:
         self._free += [*filter(None, places)]
 
     def touch(self) -> None:
-        """Show that the worker lives, for whoever removes old files."""
+        """Keep `remove_old_marks` of other processes from taking the file for an old one."""
         if self._map is not None:
             with suppress(OSError):
                 os.utime(self._path)
 
     def close(self, *, keep: bool) -> None:
-        """Remove the file, unless somebody is left to ask for it."""
+        """Remove the file, unless it still has marks that a reaper may need, or `keep` says so."""
         found, self._map = self._map, None
         free, self._free = self._free, []
         is_unused = len(free) == (self._size - _FIRST) // _PAIR.size
         if found is not None and is_unused and not keep:
             with suppress(OSError):
                 os.unlink(self._path)
-        # The map is not closed: a thread that is left behind may be about to write to it.
+        # The map stays open: an abandoned thread may still write to it.
 
     def _open(self) -> None:
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         try:
-            # Not sparse: on a full disk a write into a hole of the map would kill the process.
+            # Filled, not sparse: on a full disk, writing into a hole of the map would kill the process.
             size = _FIRST + _SLOTS_AT_FIRST * _PAIR.size
             _fill(descriptor, 0, size)
             os.pwrite(descriptor, _HEADER.pack(_MAGIC, _boot(), True), 0)
@@ -157,19 +162,19 @@ def read_started(worker_id: str) -> Started | None:
         return None
     magic, boot, complete = _HEADER.unpack_from(data)
     if magic != _MAGIC or boot.rstrip(b"\0") != _boot():
-        return None  # the host has restarted: of the marks some may have been lost
+        return None  # the host has restarted, so some marks may have been lost
     pairs = memoryview(data)[_FIRST : len(data) - (len(data) - _FIRST) % _PAIR.size]
     return Started(frozenset(_PAIR.iter_unpack(pairs)) - {(0, 0)}, complete)
 
 
 def remove_marks(worker_id: str) -> None:
-    """Nobody will ask any more what a worker has started, unless it lives after all."""
+    """Remove the file of a dead worker, whose jobs have been taken over. That of a living one stays."""
     with suppress(OSError):
         _remove(_path(worker_id, make=False))
 
 
 def remove_old_marks() -> None:
-    """Remove what workers have left behind that nobody asked for."""
+    """Remove the files of dead workers whose jobs nobody on this host took over."""
     with suppress(OSError):
         long_ago = time.time() - _KEPT_SECONDS
         with os.scandir(_folder(make=False)) as entries:
@@ -195,7 +200,7 @@ def _path(worker_id: str, *, make: bool = True) -> str:
 
 
 def _folder(*, make: bool) -> str:
-    """The folder of this user, who alone can look into it."""
+    """This user's own folder, which others can't read."""
     path = os.path.join(tempfile.gettempdir(), f"holdfast-{os.getuid()}")
     if make:
         with suppress(FileExistsError):
@@ -211,13 +216,13 @@ def _is_ours(found: os.stat_result, is_kind: Callable[[int], bool]) -> bool:
 
 
 def _fill(descriptor: int, start: int, end: int) -> None:
-    """Write zeros, and not less than all of them."""
+    """Write zeros, all of them: a single write may write fewer."""
     while start < end:
         start += os.pwrite(descriptor, bytes(end - start), start)
 
 
 def _boot() -> bytes:
-    """Something that is different after each start of the host, where that is known."""
+    """The host's boot id, which is new after every restart; empty where there is none."""
     try:
         with open("/proc/sys/kernel/random/boot_id", "rb") as file:
             return file.read(64).strip()

@@ -232,10 +232,10 @@ class Reaper:
 def reap(
     store: Store, attempts: Sequence[Expired], settings: Settings, *, expired_only: bool
 ) -> list[tuple[Expired, Status]]:
-    """End attempts of lost workers; return those that were still their own, with the state of each job.
+    """End attempts of lost workers; return those that still belonged to them, with the state of each job.
 
-    Those that had not started are given back. A worker of this host has left word of it; of others it is
-    known what their heartbeats said.
+    Attempts that had not started aren't counted. For workers of this host, their start marks tell which those
+    are; for others, their last heartbeats do.
     """
     finishes = []
     started = {worker_id: read_started(worker_id) for worker_id in {lost.worker_id for lost in attempts}}

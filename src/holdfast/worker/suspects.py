@@ -1,7 +1,7 @@
 """Jobs that have lost two workers in a row run alone, so that they take no neighbour with them.
 
-A worker with nothing else to run takes one. A busy one makes room for it now and then: it claims nothing for
-a few seconds, until what it runs and holds has ended.
+A worker with nothing else to run takes one. A busy worker makes room for it now and then: it claims nothing
+for a few seconds, until its running and held jobs have ended.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROOM_PAUSE = 60.0
 
 
 class Suspects:
-    """What a worker knows of such jobs. Used by the dispatcher's thread."""
+    """Which such jobs there are, and the one that runs here. Used only by the dispatcher's thread."""
 
     def __init__(self, store: Store, claiming: Claiming) -> None:
         self._store = store
@@ -39,14 +39,14 @@ class Suspects:
         self._running: Attempt | None = None
 
     def refresh(self, now: float, settings: Settings) -> None:
-        """See which types have one that could run here."""
+        """Read which types have one that could run here; at most once per LOOK_PAUSE."""
         if now >= self._look_at:
             self._look_at = now + LOOK_PAUSE
             found = self._store.list_suspect_types()
             self._types = {t for t in found if self._claiming.served(t) and not settings.limits(t).paused}
 
     def keep_room(self, now: float) -> bool:
-        """Whether nothing else may be claimed: one runs here, or we try to become idle for one."""
+        """Whether nothing else may be claimed: one runs here, or we are trying to become idle for one."""
         if self._running is not None:
             in_hand = (*self._slots.running(), *self._slots.held())
             if not self._running.written_off and any(each is self._running for each in in_hand):
@@ -60,11 +60,11 @@ class Suspects:
         return now < self._room_until
 
     def may_claim(self) -> bool:
-        """Whether there is one to be claimed, and nothing here that could be lost with it."""
+        """Whether there is one to claim, and nothing here that a crash would take with it."""
         return bool(self._types) and self._slots.is_idle()
 
     def claim(self, worker_id: str, settings: Settings) -> Claimed:
-        """Take one, if one may start."""
+        """Claim one, if one may start."""
         claimed = self._store.claim_jobs(
             worker_id,
             self._claiming.ask_for_one(self._types, settings),
