@@ -23,6 +23,7 @@ from holdfast.core import check
 from holdfast.core.settings import Settings
 from holdfast.enqueueing.enqueuer import Admission
 from holdfast.errors import BulkRefused, CommitUncertain, NestedWrite, StoreBusy
+from holdfast.store.database import BREATH
 from holdfast.store.protocol import Store
 from holdfast.store.records import NewJob
 
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from holdfast.handlers.options import EnqueueOptions
 
 _INSERTED_AT_ONCE = 1000
-_BREATH = 0.002
 _TRIES = 3
 _SIZES = range(1, 2**31)
 _LINES = range(2**63)
@@ -115,7 +115,7 @@ class Bulk:
         try:
             while len(stored) < self.count:
                 if stored:
-                    time.sleep(_BREATH)  # lets other writers in between two long commits
+                    time.sleep(BREATH)
                 self._store_surely(size, stored, progress)
             return stored
         finally:

@@ -20,6 +20,7 @@ from holdfast.enqueueing.shared_commits import SharedCommits
 from holdfast.errors import BatchRefused, ConfigError, HoldfastError, NestedWrite
 from holdfast.events import Events, JobEnqueued
 from holdfast.handlers.registry import Registry
+from holdfast.store.database import BREATH
 from holdfast.store.protocol import Store
 from holdfast.store.records import NewJob, Verdict
 from holdfast.store.scope import is_inside
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 
 BATCH = 10_000
 """Jobs that enqueue_many puts into one commit."""
-
-_BREATH = 0.002
 
 
 class Admission:
@@ -204,7 +203,7 @@ class Enqueuer:
         size = max(1, len(new)) if atomic else BATCH
         for start in range(0, len(new), size):
             if start:
-                time.sleep(_BREATH)  # lets other writers in between two long commits
+                time.sleep(BREATH)
             batch = new[start : start + size]
             jobs += self._settle_all(batch, self._store.insert_jobs(batch, atomic=True))
         return jobs

@@ -12,11 +12,11 @@ from msgspec import Struct
 from holdfast.core.job import require_possible_id
 from holdfast.errors import ConfigError, HoldfastError, StoreBusy, StoreError
 from holdfast.events import Event, Events, JobCancelled, JobCancelRequested, JobDeleted, JobRetried
+from holdfast.store.database import BREATH
 from holdfast.store.protocol import Store
 from holdfast.text import shown
 
 _BATCH = 200
-_BREATH = 0.002
 
 
 Action = Literal["retry", "cancel", "delete"]
@@ -59,7 +59,7 @@ def act(store: Store, events: Events, action: object, job_ids: Iterator[str], *,
         result.done += len(news)
         for event in news:
             events.emit(event)
-        time.sleep(_BREATH)  # lets other writers in
+        time.sleep(BREATH)
     return result
 
 

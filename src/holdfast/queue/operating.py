@@ -30,13 +30,13 @@ from holdfast.events import (
 )
 from holdfast.listing import pages as listing
 from holdfast.queue.reading import Reading
+from holdfast.store.database import BREATH
 from holdfast.store.prune import PrunePass
 from holdfast.store.records import StopRequest
 
 if TYPE_CHECKING:
     from holdfast.listing.actions import Acted, Action
 
-_BREATH = 0.002
 _BATCH = 500
 """Jobs that a long operation changes in one commit."""
 
@@ -101,7 +101,7 @@ class Operating(Reading):
             left += examined - len(retried)
             for job_id, its_type in retried:
                 self.events.emit(JobRetried(job_id=job_id, type=its_type))
-            time.sleep(_BREATH if after is not None else 0.0)
+            time.sleep(BREATH if after is not None else 0.0)
         return count, left
 
     def cancel(self, job_id: str) -> Job:
@@ -145,7 +145,7 @@ class Operating(Reading):
                 self.events.emit(JobsPruned(count=len(pruned), job_ids=pruned))
             if prune_pass.is_over:
                 return total
-            time.sleep(_BREATH)
+            time.sleep(BREATH)
 
     def _instant_before(self, older_than: Moment | float) -> int:
         with suppress(ValueError, OverflowError):  # seconds may be a number alone

@@ -12,6 +12,9 @@ from typing import Any, Protocol
 PATIENCE = 5.0
 """Seconds to wait for a lock or a connection before it is an error."""
 
+BREATH = 0.002
+"""Seconds to sleep between two long commits, so that other writers can get in between."""
+
 
 class Reader(Protocol):
     """A database to read from, and its engine's SQL fragments."""

@@ -29,15 +29,12 @@ from holdfast.worker.outbox import Outbox
 from holdfast.worker.runner import Runner
 from holdfast.worker.slots import Slots
 from holdfast.worker.suspects import Suspects
-from holdfast.worker.trouble import Trouble
+from holdfast.worker.trouble import LONGEST_PAUSE, Trouble
 from holdfast.worker.turn import Turn
 from holdfast.worker.work_search import WorkSearch
 
 if TYPE_CHECKING:
     from holdfast.queue import Queue
-
-MAX_BACK_OFF = 5.0
-MAX_CLAIM = 10_000
 
 
 class Dispatcher:
@@ -252,7 +249,7 @@ class Dispatcher:
         with self._turn.take(
             self._following.settings,
             self._search.lines,
-            claim_limit=(self._options.batch_size or MAX_CLAIM) if self._may_claim_more() else 0,
+            claim_limit=self._following.claim_limit if self._may_claim_more() else 0,
             known=self._runner.known,
         ) as taken:
             self._proceed()
@@ -316,7 +313,7 @@ class Dispatcher:
             self._closed = True
             self._runner.abandon()
             return
-        longest = self._following.settings.lease_seconds / 6 if self.leased() else MAX_BACK_OFF
+        longest = self._following.settings.lease_seconds / 6 if self.leased() else LONGEST_PAUSE
         self._back_off = time.monotonic() + self._trouble.back_off(error, longest)
         self._search.hurry()
 

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 SETTINGS_PAUSE = 0.25
 """Seconds between two reads of the settings."""
 
+MAX_CLAIM = 10_000
+"""As many slots as a worker may have."""
+
 
 class Options(Struct, frozen=True, kw_only=True):
     """A worker's options: see Worker."""
@@ -37,6 +40,11 @@ class Following:
     @property
     def concurrency(self) -> int:
         return self._options.concurrency or int(self.settings.get("concurrency"))
+
+    @property
+    def claim_limit(self) -> int:
+        """How many jobs one claim may take."""
+        return self._options.batch_size or MAX_CLAIM
 
     def slots(self, type: str) -> tuple[str, int]:
         """How many jobs of a type may run in this process, and whose limit that is."""

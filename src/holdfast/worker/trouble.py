@@ -5,6 +5,8 @@ from __future__ import annotations
 from holdfast import events as e
 
 _FIRST_PAUSE = 0.05
+LONGEST_PAUSE = 5.0
+"""Seconds to wait at most, where nothing is held whose lease could run out."""
 
 
 class Trouble:

@@ -20,7 +20,9 @@ from holdfast.store.postgres.schema import FOLD, FOLD_ERRORS, fold_away
 LONG = 100
 """Additions at which a worker adds some up."""
 _FOLD_EVERY = 0.25
+"""Seconds to wait at least until counts are added up again."""
 _SHARE = 50
+"""And at least this many times as long as it took the last time."""
 _ADDITIONS = "SELECT count(*) - count(DISTINCT type) FROM holdfast_tallies"
 _AT_ONCE = 100_000
 CHECK_EVERY = 5.0

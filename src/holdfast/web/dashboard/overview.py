@@ -12,7 +12,7 @@ from holdfast.core.clock import MINUTE, SECOND, from_datetime, to_datetime
 from holdfast.core.filter import COUNTED
 from holdfast.core.job import Status
 from holdfast.observe import words
-from holdfast.observe.overview import stuck, without_worker
+from holdfast.observe.overview import MOST_GROUPS, stuck, without_worker
 from holdfast.observe.pulse import Pulse, pulse
 from holdfast.queue import Queue
 from holdfast.store.records import HOUR, Minute, Running, WorkerRecord
@@ -26,7 +26,7 @@ MOST_TYPES = 12
 """Types that are shown at first."""
 
 MOST_WORKERS = 20
-MOST_GROUPS = 8
+MOST_ERRORS = 8
 RECENT_FAILURES = 10
 _LONG_WAIT = 30.0
 """Seconds after which it is suspicious that a ready job waits while nothing is running."""
@@ -55,7 +55,7 @@ def _view_of(queue: Queue, has_all_types: bool) -> dict[str, Any]:
     last_hour = pulse(queue.statistics(HOUR - 1), now // MINUTE, now % MINUTE / SECOND)
     unserved = without_worker(counts, workers)
     oldest = queue.oldest_waiting()
-    groups = queue.error_groups(MOST_GROUPS + 1)
+    groups = queue.error_groups(MOST_ERRORS + 1)
     return {
         "now": moment,
         "counts": counts,
@@ -85,8 +85,8 @@ def _view_of(queue: Queue, has_all_types: bool) -> dict[str, Any]:
         "type_count": len(counts["by_type"]),
         "most_types": MOST_TYPES,
         "failures": queue.page(status="failed", sort="finished", limit=RECENT_FAILURES, brief=True).jobs,
-        "groups": groups[:MOST_GROUPS],
-        "has_more_groups": len(groups) > MOST_GROUPS,
+        "groups": groups[:MOST_ERRORS],
+        "has_more_groups": len(groups) > MOST_ERRORS,
         "retrying": queue.count(status="retrying", cap=COUNTED + 1),
         "oldest": oldest,
         "outlook": outlook(counts, workers, blocked, unserved, last_hour),
