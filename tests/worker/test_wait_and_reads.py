@@ -74,7 +74,7 @@ def test_wait_returns_when_the_job_has_finished_not_at_the_next_look(
     queue: Queue, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The wake-up must not get lost between the look at the job and the sleep."""
-    monkeypatch.setattr("holdfast.queue.wait._LOOK", 600.0)
+    monkeypatch.setattr("holdfast.queue.wait._POLL_SECONDS", 600.0)
     gates: list[Gate] = []
     queue.register("work", lambda payload: gates[payload["n"]].enter())
     start_worker()

@@ -12,7 +12,7 @@ from holdfast.errors import MoveFailed, StoreBusy
 from holdfast.store.move import Move, open_end
 from holdfast.store.transfer import Copied, End
 
-_LOOK = 0.1
+_POLL_SECONDS = 0.1
 
 
 @Command("queuectl migrate", "queuectl --database postgresql://db/app migrate", makes_queue=True)
@@ -87,7 +87,7 @@ def _wait_until_idle(moving: Move, sweep: Callable[[], None], timeout: float, pr
             sweep()
         if time.monotonic() >= deadline:
             break
-        time.sleep(_LOOK)
+        time.sleep(_POLL_SECONDS)
     running = moving.count_running()
     jobs = "1 job is" if running == 1 else f"{running} jobs are"
     what = f"{jobs} still running" if running else "another program is still writing to the database"

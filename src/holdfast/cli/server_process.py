@@ -26,7 +26,7 @@ from holdfast.supervisor.program import Tell, is_to_reconcile, run_program
 TOKEN, READ_TOKEN = "QUEUECTL_TOKEN", "QUEUECTL_READ_TOKEN"
 """The variables that pass tokens to the server: anyone could read them in its arguments."""
 
-_LOOK = 1.0
+_POLL_SECONDS = 1.0
 """Seconds between two checks that the database file is still in place."""
 
 
@@ -86,7 +86,7 @@ def _prepare(options: Options, tell: Tell) -> Callable[[], int]:
     def watch_place() -> None:
         """Check the database now and then: an idle server would otherwise fail its next request."""
         while True:
-            time.sleep(_LOOK)
+            time.sleep(_POLL_SECONDS)
             try:
                 queue.check_place()
             except DatabaseReplaced as error:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from holdfast.store.protocol import Store, Watch
 
-_LOOK = 1.0
+_POLL_SECONDS = 1.0
 """Seconds after which all jobs are checked again, even without a notification."""
 _LINGER = 0.25
 """Seconds that the thread stays alive when nobody is waiting."""
@@ -131,11 +131,11 @@ class FinishWatcher:
                 job_ids = set(self._waiting) if changed else self._new & self._waiting.keys()
                 self._new = set()
             if changed:
-                next_look = began + _LOOK
+                next_look = began + _POLL_SECONDS
             self._look_at(store, job_ids)
             # Rests for as long as it has read: where others commit all the time, it leaves them the half.
             time.sleep(time.monotonic() - began)
-            watch.wait(_LOOK)
+            watch.wait(_POLL_SECONDS)
 
     def _is_needed(self, watch: Watch) -> bool:
         """Whether anybody is waiting or about to; if not, this thread ends."""

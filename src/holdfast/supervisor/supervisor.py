@@ -23,7 +23,7 @@ from holdfast.supervisor.dead_workers import DeadWorkers
 from holdfast.supervisor.process import EXIT_CUT_SHORT, EXIT_EXHAUSTED, EXIT_NOT_STARTED, Notice, Process
 from holdfast.system.process_group import end_processes_of
 
-_LOOK = 0.25
+_POLL_SECONDS = 0.25
 
 
 class Supervisor:
@@ -120,7 +120,7 @@ class Supervisor:
             self._selector.register(process.notices, selectors.EVENT_READ, process)
 
     def _wait(self) -> None:
-        for key, _ in self._selector.select(_LOOK):
+        for key, _ in self._selector.select(_POLL_SECONDS):
             if key.data is None:
                 os.read(self._wake_read, 4096)
             elif not key.data.hear():

@@ -33,7 +33,7 @@ PAGE = 50
 _PAUSE = 0.25
 """Seconds between two rounds, so at most four per second."""
 
-_LOOK = 1.0
+_POLL_SECONDS = 1.0
 """Seconds until a round without any change: rates fall by themselves."""
 
 _KEEP_ALIVE = 15.0
@@ -194,12 +194,12 @@ class Broadcast:
             except Exception as error:
                 if not isinstance(error, StoreError):  # that may pass; they keep what they have been told
                     logging.getLogger(LOGGER).exception("live events failed; restarting them")
-                self._wake.wait(_LOOK)
+                self._wake.wait(_POLL_SECONDS)
                 self._wake.clear()
 
     def _wait(self, watch: Watch) -> None:
-        """Wait until the database has changed, or a listener comes or goes; from _PAUSE to _LOOK."""
-        deadline = time.monotonic() + _LOOK
+        """Wait until the database has changed, or a listener comes or goes; from _PAUSE to _POLL_SECONDS."""
+        deadline = time.monotonic() + _POLL_SECONDS
         self._wake.wait(_PAUSE)
         while not self._wake.is_set() and time.monotonic() < deadline and not watch.changed():
             watch.wait(_PAUSE)

@@ -18,8 +18,8 @@ from holdfast.store.postgres.database import Database
 from holdfast.store.postgres.notify import channel
 from holdfast.store.wake import Waker
 
-_LOOK = 0.02
-_LOOK_FOR_WORK = 0.05
+_POLL_SECONDS = 0.02
+_POLL_SECONDS_FOR_WORK = 0.05
 _RECONNECT = (0.1, 5.0)
 
 # Which transactions have ended: it changes with each one that writes, in the whole server.
@@ -47,7 +47,7 @@ class PostgresWatch:
         self._database = database
         self._listens = for_work and database.hears
         self._for_work = for_work
-        self._pause = _LOOK_FOR_WORK if for_work else _LOOK
+        self._pause = _POLL_SECONDS_FOR_WORK if for_work else _POLL_SECONDS
         self._ear: Connection | None = None
         self._deaf_until = 0.0
         self._back_off = _RECONNECT[0]
