@@ -20,6 +20,7 @@ from functools import cache
 from typing import Any
 
 from holdfast import Context, Queue
+from tests.worker import handlers_slow_import
 
 LOG = "HOLDFAST_TEST_LOG"
 DEFAULTS = "HOLDFAST_TEST_DEFAULTS"
@@ -58,6 +59,9 @@ def noted(ctx: Context, *, worker: int | None = None) -> Iterator[None]:
 def _wait_for(path: str) -> None:
     while not os.path.exists(path):
         time.sleep(0.01)
+
+
+queue.job(executor="process")(handlers_slow_import.quick)
 
 
 # Handlers whose first attempt takes its time; later ones end at once.

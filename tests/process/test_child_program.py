@@ -13,13 +13,14 @@ import pytest
 
 from holdfast.core.lifecycle import Completed
 from holdfast.store.records import Claim
-from holdfast.worker.executors.wire import End, FromChild, Run, Setup, Started
+from holdfast.worker.executors.wire import End, FromChild, Go, Ready, Run, Setup
 
 CLAIM = Claim(1, "job", "work", "{}", 0, 1, 3, 1, None, 0, 0, "worker")
 SETUP = Setup("sqlite:///queue.db", {}, list(sys.path), None, None)
 LIMIT = 1000
 NEVER = 1e12
-RUN = Run(CLAIM, NEVER, "work", "no_such_module", "work", False, {}, LIMIT)
+"""On the lease clock."""
+RUN = Run(CLAIM, "work", "no_such_module", "work", False, {}, LIMIT)
 
 
 class Child:
@@ -76,10 +77,10 @@ def test_handler_that_is_done_has_completed_its_job_though_the_child_can_not_rea
     child = Child(tmp_path)
     setup = msgspec.structs.replace(SETUP, url=f"sqlite:///{tmp_path}/no/such/folder/queue.db")
     run = msgspec.structs.replace(RUN, module="operator", name="truth", whole=True)
-    for message in (setup, run):
+    for message in (setup, run, Go(NEVER)):
         os.write(child.to_child, msgspec.json.encode(message) + b"\n")
     with open(child.from_child, "rb") as replies:
-        assert msgspec.json.decode(replies.readline(), type=FromChild) == Started()
+        assert msgspec.json.decode(replies.readline(), type=FromChild) == Ready()
         assert msgspec.json.decode(replies.readline(), type=FromChild) == End(Completed("false"), [])
         os.close(child.to_child)
         child.end()

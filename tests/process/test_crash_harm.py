@@ -114,6 +114,24 @@ def test_what_a_suspended_worker_held_ready_loses_no_attempt_and_runs_once(
     assert not [start for start in starts if start.at > resumed_at]
 
 
+def test_job_whose_process_was_importing_its_handler_loses_no_attempt(
+    queue: Queue, programs: Programs, database: Database, tmp_path: Path
+) -> None:
+    gate = tmp_path / "import"
+    queue.store.now()
+    job = queue.enqueue("quick", max_attempts=1).id
+    worker = programs.worker(environment={"HOLDFAST_TEST_IMPORT_GATE": str(gate)})
+    wait_until(Path(f"{gate}.importing").exists, message="the import")
+    programs.kill(worker)
+    other = programs.worker()
+    wait_until(lambda: database.unfinished() == 0, message="it is done")
+    other.stop()
+    final = database.jobs()[job]
+    assert (final.status, final.attempts) == ("completed", 1)
+    assert not database.failures()
+    programs.check_no_traceback()
+
+
 def run_until_done(programs: Programs, database: Database, **options: int) -> None:
     """With one worker after another, as a supervisor does."""
     worker = programs.worker(**options)

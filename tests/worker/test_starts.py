@@ -169,15 +169,15 @@ def test_handler_starts_only_while_its_lease_holds_and_nobody_has_told_it_to_sto
 
 
 @pytest.mark.process
-def test_process_that_is_ready_too_late_asks_whether_the_lease_was_renewed_meanwhile(
+def test_process_that_is_ready_starts_only_if_the_lease_was_renewed_meanwhile(
     queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It imports the application first, which may take longer than a lease."""
+    """It imports the application first, which may take longer than a lease. Until then nothing has begun."""
     send = wire.send
 
     def send_late(stream: Any, message: Any) -> None:
         if isinstance(message, wire.Run):
-            message.leased_until = 0.0
+            assert not attempt.has_begun
             attempt.leased_until = clock.lease_clock() + (PATIENCE if is_renewed else 0.0)
         send(stream, message)
 
@@ -187,7 +187,7 @@ def test_process_that_is_ready_too_late_asks_whether_the_lease_was_renewed_meanw
             attempt = rig.attempt()
             attempt.leased_until = clock.lease_clock() + PATIENCE
             assert rig.run(attempt) == (Completed() if is_renewed else Released())
-            assert rig.path.exists() == is_renewed
+            assert rig.path.exists() == attempt.has_begun == is_renewed
 
 
 def test_heartbeat_does_not_vouch_for_what_it_finds_lost(queue: Queue) -> None:

@@ -41,7 +41,7 @@ class ChildProgram:
         self._replies = replies
         self._lock = threading.Lock()
         self._runs: queues.SimpleQueue[wire.Run] = queues.SimpleQueue()
-        self._leases: queues.SimpleQueue[wire.Lease] = queues.SimpleQueue()
+        self._answers: queues.SimpleQueue[wire.Go] = queues.SimpleQueue()
         self._attempt: Attempt | None = None
         self._asked: str | None = None
         self._main: dict[str, Any] | None = None
@@ -74,8 +74,8 @@ class ChildProgram:
                 sys.path[:] = message.path
             elif isinstance(message, wire.Run):
                 self._runs.put(message)
-            elif isinstance(message, wire.Lease):
-                self._leases.put(message)
+            elif isinstance(message, wire.Go):
+                self._answers.put(message)
             elif isinstance(message, wire.Ask):
                 self._asked = message.reason
                 if self._attempt is not None:
@@ -95,21 +95,15 @@ class ChildProgram:
             attempt.on_commit = lambda: self._reply(wire.JobCompleted())
             self._attempt = attempt
             attempt.stop_reason = self._asked  # it may have come while the handler was imported
-            self._reply(wire.Started())
-            ending = copy_context().run(run_here, attempt) if self._is_leased(message) else Released()
+            self._reply(wire.Ready())
+            may_start = lease_clock() < self._answers.get().until
+            ending = copy_context().run(run_here, attempt) if may_start else Released()
             self._attempt = self._asked = None
             children = attempt.children
         try:
             self._reply(wire.End(ending, children))
         except TypeError as error:  # it holds what can't be sent
             self._reply(wire.End(Errored(describe(error)), []))
-
-    def _is_leased(self, message: wire.Run) -> bool:
-        """Whether the attempt still owns its job; after a long import only the worker knows."""
-        if lease_clock() < message.leased_until:
-            return True
-        self._reply(wire.Overdue())
-        return lease_clock() < self._leases.get().until
 
     def _progress(self, _: Attempt, fraction: float, message: str | None) -> None:
         self._reply(wire.Progress(fraction, message))

@@ -70,10 +70,7 @@ class ProcessExecutor(ThreadExecutor):
         except OSError as error:
             return Errored(f"the handler's process could not be started: {error}")
         attempt.handle = child
-        ending = ending_unstarted(attempt)
-        if ending is None:
-            attempt.begin()
-            ending = child.run(attempt, self._store.now)
+        ending = ending_unstarted(attempt) or child.run(attempt, self._store.now)
         attempt.handle = None
         if child.is_alive:
             self._give_back(child)
@@ -127,18 +124,19 @@ class Child:
         return self._killer is None and not self._closed and self._process.poll() is None
 
     def run(self, attempt: Attempt, clock: Clock) -> Ending:
-        """Run an attempt and wait for its end, or the child's."""
-        handler, until, limit = attempt.handler, attempt.leased_until, attempt.result_limit
+        """Run an attempt and wait for its end, or the child's. It begins when the child has the handler."""
+        handler, limit = attempt.handler, attempt.result_limit
         address = handler.address()
-        self.send(
-            wire.Run(attempt.claim, until, handler.type, *address, handler.whole, handler.options, limit)
-        )
+        self.send(wire.Run(attempt.claim, handler.type, *address, handler.whole, handler.options, limit))
+        refusal: Ending | None = None
         while (line := self._lines.read_line()) is not None:
             message = self._decode(line)
-            if isinstance(message, wire.Started):
+            if isinstance(message, wire.Ready):
                 attempt.start(clock)
-            elif isinstance(message, wire.Overdue):
-                self.send(wire.Lease(attempt.leased_until))
+                refusal = ending_unstarted(attempt)
+                if refusal is None:
+                    attempt.begin()
+                self.send(wire.Go(attempt.leased_until if refusal is None else 0.0))
             elif isinstance(message, wire.JobCompleted):
                 attempt.committed = True
             elif isinstance(message, wire.Progress):
@@ -146,7 +144,7 @@ class Child:
                     attempt.on_progress(attempt, message.fraction, message.message)
             elif isinstance(message, wire.End):
                 attempt.children = message.children
-                return message.ending
+                return refusal or message.ending
         self.close()
         if attempt.stop_reason is not None:
             return Committed() if attempt.committed else ending_of_stop(attempt)

@@ -29,11 +29,10 @@ class Run(Struct, tag=True):
     """Run an attempt with the function of this module and name, a handler with these options.
 
     The limit of its result comes along: a handler that is done must not fail because the child can't read it.
-    The attempt may start until `leased_until`, on the lease clock.
+    It doesn't start before the answer to Ready.
     """
 
     claim: Claim
-    leased_until: float
     handler_type: str
     module: str
     name: str
@@ -48,18 +47,14 @@ class Ask(Struct, tag=True):
     reason: str
 
 
-class Lease(Struct, tag=True):
-    """The answer to Overdue: until when it may start."""
+class Go(Struct, tag=True):
+    """The answer to Ready: the handler may start until then, on the lease clock."""
 
     until: float
 
 
-class Started(Struct, tag=True):
-    """The handler is found and begins now: its time counts from here."""
-
-
-class Overdue(Struct, tag=True):
-    """The handler is found, but after the time by which it had to start: was its lease renewed meanwhile?"""
+class Ready(Struct, tag=True):
+    """The handler is found and could begin: is the job still ours, after what may have been a long import?"""
 
 
 class JobCompleted(Struct, tag=True):
@@ -76,8 +71,8 @@ class End(Struct, tag=True):
     children: list[NewJob]
 
 
-ToChild = Setup | Run | Ask | Lease
-FromChild = Started | Overdue | JobCompleted | Progress | End
+ToChild = Setup | Run | Ask | Go
+FromChild = Ready | JobCompleted | Progress | End
 
 _encode = msgspec.json.Encoder().encode
 
