@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from holdfast import Context, Queue
+from holdfast.context import CANCELLED
 from holdfast.errors import JobNotFound, WrongState
-from holdfast.events import JobCancelled, JobCancelRequested, JobClaimed
+from holdfast.events import JobCancelled, JobCancelRequested, JobClaimed, WorkerStopping
 from tests.support import Recorder, both_engines, wait_until
-from tests.worker import handlers
+from tests.worker import handlers, handlers_slow_import
 from tests.worker.support import PATIENCE, Gate, get, is_alive
 
 pytestmark = pytest.mark.slow
@@ -72,10 +73,56 @@ def test_held_job_that_has_not_started_is_cancelled_without_running(
     held = jobs[301]
     recorder.wait(JobClaimed, job_id=held.id)
     queue.cancel(held.id)
-    assert queue.wait(held.id, timeout=PATIENCE).status == "cancelled", "before its turn came"
+    done = queue.wait(held.id, timeout=PATIENCE)
+    assert (done.status, done.attempts) == ("cancelled", 0), "before its turn came"
     gate.open()
     queue.wait(jobs[-1].id, timeout=PATIENCE)
     assert 301 not in ran
+
+
+@both_engines
+@pytest.mark.parametrize("is_stopping", [False, True])
+def test_job_cancelled_before_its_handler_began_is_charged_no_attempt(
+    queue: Queue, start_worker: StartWorker, gate: Gate, recorder: Recorder, is_stopping: bool
+) -> None:
+    """It has a slot, but its loop is blocked by another handler."""
+
+    @queue.job
+    async def block() -> None:
+        gate.enter()
+
+    @queue.job
+    async def work() -> None: ...
+
+    worker = start_worker(concurrency=2)
+    block.enqueue()
+    gate.wait_entered()
+    job = work.enqueue()
+    recorder.wait(JobClaimed, job_id=job.id)
+    if is_stopping:
+        worker.ask_to_stop()
+        recorder.wait(WorkerStopping)
+    queue.cancel(job.id)
+    [attempt] = [each for each in worker._dispatcher.leased() if each.claim.id == job.id]
+    wait_until(lambda: attempt.stop_reason == CANCELLED)
+    gate.open()
+    done = queue.wait(job.id, timeout=PATIENCE)
+    assert (done.status, done.attempts) == ("cancelled", 0)
+
+
+@pytest.mark.process
+def test_job_cancelled_while_its_process_imports_the_handler_is_charged_no_attempt(
+    queue: Queue, start_worker: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import_gate = tmp_path / "import"
+    monkeypatch.setenv("HOLDFAST_TEST_IMPORT_GATE", str(import_gate))
+    queue.job(executor="process")(handlers_slow_import.quick)
+    start_worker()
+    job = queue.enqueue("quick")
+    wait_until(Path(f"{import_gate}.importing").exists)
+    queue.cancel(job.id)
+    done = queue.wait(job.id, timeout=PATIENCE)
+    assert (done.status, done.attempts) == ("cancelled", 0)
 
 
 @both_engines

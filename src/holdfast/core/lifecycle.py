@@ -82,9 +82,10 @@ class Released(Struct, frozen=True, tag=True):
 
 
 class Stopped(Struct, frozen=True, tag=True):
-    """The handler stopped because the job was cancelled."""
+    """The handler stopped because the job was cancelled, or did not start for that reason."""
 
     error: str | None = None
+    has_started: bool = True
 
 
 Outcome = Completed | Errored | LeaseEnded | Released | Stopped
@@ -134,7 +135,8 @@ def decide(attempts: int, outcome: Outcome, policy: Policy, chance: float) -> De
         case Released():
             return _RELEASE_STARTED if outcome.has_started else RELEASE
         case Stopped():
-            return Decision("cancel", Status.CANCELLED, error=outcome.error)
+            back = 0 if outcome.has_started else 1
+            return Decision("cancel", Status.CANCELLED, error=outcome.error, attempts_back=back)
         case LeaseEnded():
             return _reaping(attempts, outcome, policy, chance)
         case Errored():

@@ -7,10 +7,12 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from holdfast import events as e
 from holdfast.context import Attempt
 from holdfast.core.job import Status
-from holdfast.core.lifecycle import Completed, Decision, Released, completion, decide
+from holdfast.core.lifecycle import Completed, Decision, Released, Stopped, completion, decide
 from holdfast.core.settings import Settings
 from holdfast.store.protocol import Store
 from holdfast.store.records import Claim, Finish
@@ -97,8 +99,8 @@ class Settler:
                 claim = end.attempt.claim
                 policy = settings.policy(claim.type, claim.max_attempts)
                 ending = end.ending
-                if isinstance(ending, Released):
-                    ending = Released(has_started=end.attempt.has_begun)
+                if isinstance(ending, Released | Stopped):
+                    ending = replace(ending, has_started=end.attempt.has_begun)
                 end.decide(decide(claim.attempts, ending, policy, random.random()))
         return [end.finish for end in ended if end.finish is not None]
 
