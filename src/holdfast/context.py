@@ -97,6 +97,8 @@ class Attempt(Struct, eq=False):
     handle: Any = None
     cap: str = ""
     interrupted_at: float | None = None
+    is_settled: bool = False
+    """Whether its end is decided, by its handler or by the worker."""
     written_off: bool = False
 
     def start(self, clock: Clock) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,14 @@ from typing import Any
 import pytest
 
 from holdfast import Context, Queue
+from holdfast.context import Attempt
 from holdfast.errors import Interrupted
-from holdfast.events import HandlerStuck, JobFailed, JobRetrying, WorkerExhausted, WorkerStopped
+from holdfast.events import HandlerStuck, JobCompleted, JobFailed, JobRetrying, WorkerExhausted, WorkerStopped
 from holdfast.worker import runner
+from holdfast.worker.slots import Slots
 from tests.support import Recorder, both_engines, wait_until
 from tests.worker import handlers, handlers_slow_import
-from tests.worker.support import PATIENCE, Gate, get, is_alive
+from tests.worker.support import PATIENCE, Gate, Spy, get, is_alive
 
 pytestmark = pytest.mark.slow
 
@@ -201,6 +204,78 @@ def test_worker_works_again_when_its_stuck_handlers_have_returned(
     job = queue.enqueue("next")
     gate.open()
     assert queue.wait(job.id, timeout=60).result == "done"
+
+
+def wait_until_quiet(count: Callable[[], int]) -> None:
+    """Wait until something that is counted has not happened for half a second."""
+    seen, since = count(), time.monotonic()
+
+    def is_quiet() -> bool:
+        nonlocal seen, since
+        if count() != seen:
+            seen, since = count(), time.monotonic()
+        return time.monotonic() - since > 0.5
+
+    wait_until(is_quiet)
+
+
+@both_engines
+def test_slot_of_a_stuck_handler_is_used_again_as_soon_as_it_returns(
+    queue: Queue,
+    start_worker: StartWorker,
+    recorder: Recorder,
+    gate: Gate,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its outcome was written long ago, and nobody polls or commits anything that would wake the worker."""
+    for name in ("lease_seconds", "heartbeat_interval", "poll_interval"):
+        queue.set_config(name, 3600)
+
+    @queue.job(timeout=0.2, max_attempts=1)
+    def stuck() -> None:
+        gate.enter()
+
+    queue.register("next", lambda payload: "done")
+    start_worker(concurrency=1)
+    stuck.enqueue()
+    recorder.wait(WorkerExhausted)
+    recorder.wait(JobFailed)
+    job = queue.enqueue("next")
+    looked = Spy(queue.store.list_heads)
+    monkeypatch.setattr(queue.store, "list_heads", looked)
+    wait_until_quiet(lambda: len(looked.calls))
+    gate.open()
+    assert queue.wait(job.id, timeout=PATIENCE).result == "done"
+
+
+def test_handler_that_returns_as_its_time_is_up_has_one_outcome(
+    queue: Queue, start_worker: StartWorker, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop looks at the time between the handler's outcome and the end of its slot."""
+
+    @queue.job(timeout=0.2, max_attempts=1)
+    def work() -> str:
+        return "done"
+
+    worker = start_worker(concurrency=1)
+    free, rounds = Slots.free, Spy(worker._dispatcher._runner.enforce)
+    monkeypatch.setattr(worker._dispatcher._runner, "enforce", rounds)
+
+    def free_late(slots: Slots, attempt: Attempt, seconds: float | None) -> Attempt | None:
+        assert attempt.deadline is not None
+        attempt.deadline = 0.0
+        wake = worker._dispatcher._watch.wake
+        for _ in range(3):
+            wake()
+            rounds.wait_called(1)
+        return free(slots, attempt, seconds)
+
+    monkeypatch.setattr(Slots, "free", free_late)
+    job = work.enqueue()
+    assert queue.wait(job.id, timeout=PATIENCE).result == "done"
+    worker.stop()
+    assert len(recorder.all(JobCompleted)) == 1
+    assert not recorder.all(HandlerStuck)
 
 
 def test_jobs_held_behind_stuck_handlers_are_given_back(

@@ -183,6 +183,9 @@ class Dispatcher:
         self._has_room = not self._suspects.keep_room(now) and now >= self._runner.no_threads_until
         if self._has_room and not before:
             self._search.hurry()
+        if self._runner.has_freed:
+            self._runner.has_freed = False
+            self._search.hurry()
 
     def _run_one_alone(self, now: float) -> None:
         """Run a job that has to run alone: nothing here could be lost with it, not even an outcome."""

@@ -7,6 +7,7 @@ and its slot is written off until the handler returns.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -64,6 +65,9 @@ class Runner:
         self._cancelled: deque[tuple[int, int]] = deque()
         self.winding_down = False
         self.is_exhausted = False
+        self.has_freed = False
+        """Whether a slot has become free without an outcome to write, which would bring a turn."""
+        self._ending = threading.Lock()
         self.no_threads_until = 0.0
         """Until when nothing should be claimed, because no thread could be started."""
         self.cut_short = 0
@@ -218,12 +222,15 @@ class Runner:
         if attempt.interrupted_at is not None:
             ending = ending_despite_error(attempt, ending)
         end = Ended(attempt, ending)
-        if isinstance(ending, LetGo):
-            self.let_go.add(attempt.name)
-        elif not attempt.written_off:
+        is_ours = self._settle(attempt) and not isinstance(ending, LetGo)
+        if is_ours:
             self._outbox.put(end)
+        elif isinstance(ending, LetGo):
+            self.let_go.add(attempt.name)
         # What was given back says nothing of the pace of its type.
         following = self._slots.free(attempt, None if isinstance(ending, Released) else end.seconds)
+        if not is_ours:
+            self.has_freed = True
         self._wake()
         return following
 
@@ -259,8 +266,16 @@ class Runner:
             self._write_off(attempt)
             self._executor_of(attempt).interrupt(attempt)  # it may be able to, by now
 
+    def _settle(self, attempt: Attempt) -> bool:
+        """Whether this is how the attempt ends: its handler may return as it is written off."""
+        with self._ending:
+            is_first, attempt.is_settled = not attempt.is_settled, True
+        return is_first
+
     def _write_off(self, attempt: Attempt) -> None:
         """End the attempt without its handler, which keeps the slot until it returns."""
+        if not self._settle(attempt):
+            return
         attempt.written_off = True
         ending = Committed() if attempt.committed else ending_of_stop(attempt)
         if not isinstance(ending, LetGo):
