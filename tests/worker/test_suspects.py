@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from holdfast import Job, Queue
+from holdfast.events import HandlerStuck, JobFailed
 from holdfast.store.open import store_of
 from holdfast.worker import suspects
-from tests.support import both_engines
+from tests.support import Recorder, both_engines
 from tests.worker.support import PATIENCE, Gate, Spy, get, sql
 
 StartWorker = Callable[..., Any]
@@ -102,6 +103,37 @@ def test_idle_worker_takes_a_suspect_though_nothing_else_waits(
     start_worker(concurrency=4)
     assert queue.wait(paused.id, timeout=PATIENCE).status == "completed"
     assert crew.beside[paused.id] == set()
+
+
+@both_engines
+@pytest.mark.parametrize("cap", ["the worker's", "the type's"])
+def test_suspect_is_not_claimed_by_a_worker_without_a_slot_for_it(
+    queue: Queue, start_worker: StartWorker, gate: Gate, recorder: Recorder, cap: str
+) -> None:
+    """A handler that was written off keeps its slot, and another worker may have one."""
+    is_types = cap == "the type's"
+
+    def work(payload: dict[str, Any]) -> None:
+        if payload.get("stick"):
+            gate.enter()
+
+    queue.register("work", work, timeout=0.2, max_attempts=1, **({"concurrency": 1} if is_types else {}))
+    queue.register("other", lambda payload: None)
+    start_worker(concurrency=2 if is_types else 1)
+    queue.enqueue("work", {"stick": True})
+    recorder.wait(HandlerStuck)
+    recorder.wait(JobFailed)
+    lost = lost_job(queue)
+    queue.enqueue("other")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(suspects, "LOOK_PAUSE", 0.05)
+        looks = Spy(queue.store.list_suspect_types)
+        patch.setattr(queue.store, "list_suspect_types", looks)
+        looks.wait_called(2)
+    waiting = get(queue, lost.id)
+    assert (waiting.status, waiting.version) == ("pending", 0)
+    gate.open()
+    assert queue.wait(lost.id, timeout=PATIENCE).status == "completed"
 
 
 @both_engines

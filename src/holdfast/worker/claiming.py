@@ -81,7 +81,7 @@ class Claiming:
 
     def ask_for_one(self, types: Collection[str], settings: Settings) -> list[Demand]:
         """What to ask for, for one job that has to run alone."""
-        served = {type: self.served(type) for type in sorted(types)}
+        served = {type: self.served(type) for type in sorted(types) if self.slots.has_free(type)}
         self._handlers = {type: handler for type, handler in served.items() if handler is not None}
         return [_demand(type, 1, settings) for type in self._handlers]
 

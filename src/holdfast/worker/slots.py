@@ -175,6 +175,12 @@ class Slots:
             room = max(0, slots + ahead - present)
             return min(room, self._within_prefetch(type, name, slots)) if ahead else room
 
+    def has_free(self, type: str) -> bool:
+        """Whether a job of the type would start at once."""
+        with self._lock:
+            name, cap = self._cap(type)
+            return len(self._running) < self.concurrency and self._running_by_cap[name] < cap
+
     def total_room(self) -> tuple[int, int]:
         """How many more jobs to claim in all, and how many of them at once: half of what is held ready, so
         that one half runs while the outcomes of the other are written."""
