@@ -7,6 +7,7 @@ import os
 import re
 import stat
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -19,7 +20,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from holdfast.jobs import output_log
-from holdfast.jobs.output_log import TAIL_BYTES, Follower, OutputLog, log_path
+from holdfast.jobs.output_log import TAIL_BYTES, Follower, OutputLog, SharedTail, log_path
 
 SMALLEST = 1024
 """The smallest value that the setting max_log_bytes takes."""
@@ -477,6 +478,23 @@ def test_disk_that_fills_up_at_any_write_leaves_what_was_there(
     stored = content()
     assert len(stored) <= SMALLEST
     assert stored[: SMALLEST // 2] == numbers(4000)[: min(len(stored), SMALLEST // 2)]
+
+
+def test_thread_that_can_not_be_started_costs_other_machines_a_delay_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(timer: threading.Timer) -> None:
+        raise RuntimeError("can't start new thread")
+
+    kept: list[tuple[int, bytes]] = []
+    log = OutputLog("job1", SMALLEST, fresh=True)
+    shared = SharedTail(log, lambda length, tail: kept.append((length, tail)))
+    monkeypatch.setattr(threading.Timer, "start", refuse)
+    shared.write(b"first\n")
+    shared.write(b"second\n")
+    log.close()
+    shared.keep()
+    assert kept == [(13, b"first\nsecond\n")]
 
 
 def test_log_that_is_removed_meanwhile_harms_nothing() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import itertools
 import os
 import queue as queue_module
+import subprocess
 import sys
 import threading
 import time
@@ -26,6 +28,7 @@ from holdfast.handlers.options import Executor
 from holdfast.store.protocol import Store
 from holdfast.store.records import Claim
 from holdfast.worker import runner
+from holdfast.worker.executors import processes, wire
 from holdfast.worker.executors.loop import LoopExecutor
 from holdfast.worker.run import Ending
 from tests.support import Recorder, both_engines, wait_until
@@ -521,3 +524,90 @@ def test_job_that_no_thread_can_be_started_for_is_given_back_and_loses_no_attemp
     assert len(recorder.all(JobReleased)) == 3
     pauses = [later - earlier for earlier, later in itertools.pairwise(refused)]
     assert min(pauses) >= 0.2, "it claims nothing for a moment"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("shortage", [errno.EAGAIN, errno.EMFILE])
+def test_job_that_no_process_can_be_started_for_is_given_back_and_loses_no_attempt(
+    queue: Queue,
+    start_worker: StartWorker,
+    recorder: Recorder,
+    monkeypatch: pytest.MonkeyPatch,
+    shortage: int,
+) -> None:
+    monkeypatch.setattr(runner, "NO_THREADS_PAUSE", 0.2)
+    start = subprocess.Popen
+    refused: list[float] = []
+
+    def start_unless_told(*given: Any, **options: Any) -> subprocess.Popen[bytes]:
+        if len(refused) < 3:
+            refused.append(time.monotonic())
+            raise OSError(shortage, os.strerror(shortage))
+        return start(*given, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", start_unless_told)
+    queue.job(name="work", executor="process")(handlers.where)
+    job = queue.enqueue("work", max_attempts=1)
+    start_worker(concurrency=1)
+    done = queue.wait(job.id, timeout=PATIENCE)
+    assert (done.status, done.attempts, done.errors) == ("completed", 1, ())
+    assert len(recorder.all(JobReleased)) == 3
+    pauses = [later - earlier for earlier, later in itertools.pairwise(refused)]
+    assert min(pauses) >= 0.2, "it claims nothing for a moment"
+
+
+@pytest.mark.process
+def test_job_whose_process_can_never_be_started_fails_and_says_why(
+    queue: Queue, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "PYTHON", ("/no/such/python",))
+    queue.job(name="work", executor="process", max_attempts=1)(handlers.where)
+    start_worker()
+    done = run_one(queue, "work")
+    assert done.status == "failed"
+    assert "could not be started" in str(done.error)
+    assert "/no/such/python" in str(done.error)
+
+
+@pytest.mark.parametrize("fails_at", [1, 2, 3, 4])
+def test_process_that_can_not_be_started_leaves_no_descriptor(
+    monkeypatch: pytest.MonkeyPatch, fails_at: int
+) -> None:
+    left = fails_at
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    def make_pipe() -> tuple[int, int]:
+        nonlocal left
+        left -= 1
+        if not left:
+            refuse()
+        return pipe()
+
+    pipe = os.pipe
+    monkeypatch.setattr(os, "pipe", make_pipe)
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    before = os.listdir("/dev/fd")
+    with pytest.raises(OSError, match="Too many open files"):
+        processes.Child(wire.Setup("sqlite:///none.db", {}, [], None, None))
+    assert os.listdir("/dev/fd") == before
+
+
+@pytest.mark.process
+def test_process_is_killed_at_once_where_no_thread_can_wait_for_the_end_of_its_grace(
+    queue: Queue, start_worker: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(timer: threading.Timer) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Timer, "start", refuse)
+    queue.job(executor="process")(handlers.ignore_termination)
+    queue.register("quick", lambda payload: "done")
+    worker = start_worker()
+    job = queue.enqueue("ignore_termination", {"pids": str(tmp_path / "pids")})
+    wait_until((tmp_path / "pids").exists)
+    queue.cancel(job.id)
+    assert queue.wait(job.id, timeout=PATIENCE).status == "cancelled"
+    assert run_one(queue, "quick").result == "done"
+    assert worker.is_running

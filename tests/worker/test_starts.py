@@ -129,7 +129,7 @@ class Rig:
         elif kind == "async":
             self.executor = LoopExecutor(*given)
         else:
-            self.executor = ProcessExecutor(*given, url=queue.url, defaults={})
+            self.executor = ProcessExecutor(*given, lambda: None, url=queue.url, defaults={})
 
     def _report(self, attempt: Attempt, ending: Ending) -> None:
         self.endings.put(ending)

@@ -267,10 +267,12 @@ class SharedTail:
         self._log.write(output)
         with self._lock:
             if self._timer is None:
-                self._timer = threading.Timer(_TAIL_PAUSE, self._send_late)
-                self._timer.name = "holdfast-tail"
-                self._timer.daemon = True
-                self._timer.start()
+                timer = threading.Timer(_TAIL_PAUSE, self._send_late)
+                timer.name = "holdfast-tail"
+                timer.daemon = True
+                with suppress(RuntimeError):  # no more threads: others see it later, the command goes on
+                    timer.start()
+                    self._timer = timer
 
     def flush(self) -> None:
         """Store it as it is now; waits for what is on its way."""

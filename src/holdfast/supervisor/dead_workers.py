@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 
 from holdfast import events as e
 from holdfast.core.ids import new_id
@@ -46,20 +48,24 @@ class DeadWorkers:
 
     def free_jobs(self, worker: Notice, *, stopping: bool) -> None:
         """Give the jobs of a dead worker back. Its exit status was collected, so there is nobody to ask."""
-        self._executor.submit(self._free, worker, stopping)
+        self._submit(partial(self._free, worker, stopping))
 
     def keep_row(self, worker: Notice) -> None:
         """Keep its row for now; to be called a few times a second."""
         worker_id = worker.worker_id or ""
         if time.monotonic() >= self._next_beats.get(worker_id, 0.0):
             self._next_beats[worker_id] = time.monotonic() + _BEAT
-            self._executor.submit(self._stand_in_for, worker_id, worker.database)
+            self._submit(partial(self._stand_in_for, worker_id, worker.database))
 
     def remove_row(self, worker: Notice) -> None:
         """Remove its row; at worst, it is forgotten after a long silence."""
         worker_id = worker.worker_id or ""
         self._next_beats.pop(worker_id, None)
-        self._executor.submit(lambda: store_of(self._queue(worker.database)).remove_workers([worker_id]))
+        self._submit(lambda: store_of(self._queue(worker.database)).remove_workers([worker_id]))
+
+    def _submit(self, call: Callable[[], object]) -> None:
+        with suppress(RuntimeError):  # no thread can be started: it stays in line until one can
+            self._executor.submit(call)
 
     def close(self) -> None:
         """Finish the remaining work, within a time limit."""

@@ -46,19 +46,21 @@ def start_program(
     Its last arguments are the numbers of `theirs` and of its end of the lifeline, which are closed here,
     whether it could be started or not.
     """
-    lifeline = Lifeline()
-    descriptors = (*theirs, lifeline.theirs)
+    descriptors = [*theirs]
     try:
-        process = subprocess.Popen(
-            [*command, *map(str, descriptors)],
-            pass_fds=(*inherited, *descriptors),
-            stdin=subprocess.DEVNULL,
-            env=environment,
-            start_new_session=True,  # its own group: it can be killed with all it started
-        )
-    except BaseException:
-        lifeline.close()
-        raise
+        lifeline = Lifeline()
+        descriptors.append(lifeline.theirs)
+        try:
+            process = subprocess.Popen(
+                [*command, *map(str, descriptors)],
+                pass_fds=(*inherited, *descriptors),
+                stdin=subprocess.DEVNULL,
+                env=environment,
+                start_new_session=True,  # its own group: it can be killed with all it started
+            )
+        except BaseException:
+            lifeline.close()
+            raise
     finally:
         for descriptor in descriptors:
             os.close(descriptor)

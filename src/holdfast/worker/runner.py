@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from holdfast.queue import Queue
 
 NO_THREADS_PAUSE = 1.0
-"""Seconds for which nothing is claimed after no thread could be started for a job."""
+"""Seconds for which nothing is claimed after no thread or process could be started for a job."""
 
 GRACE = 5.0
 """Seconds that a handler has to end after it was forcibly stopped, before its slot is written off."""
@@ -57,7 +57,9 @@ class Runner:
         self._executors: dict[str, Executor] = {
             "thread": ThreadExecutor(self._report, store_of(queue), context),
             "async": LoopExecutor(self._report, store_of(queue), context),
-            "process": ProcessExecutor(self._report, store_of(queue), url=queue.url, defaults=queue.defaults),
+            "process": ProcessExecutor(
+                self._report, store_of(queue), self._pause_claims, url=queue.url, defaults=queue.defaults
+            ),
         }
         self.let_go: set[tuple[int, int]] = set()
         """Started attempts that were given up, as (seq, version): for the reaper to count, not to release."""
@@ -69,7 +71,7 @@ class Runner:
         """Whether a slot has become free without an outcome to write, which would bring a turn."""
         self._ending = threading.Lock()
         self.no_threads_until = 0.0
-        """Until when nothing should be claimed, because no thread could be started."""
+        """Until when nothing should be claimed, because no thread or process could be started."""
         self.cut_short = 0
         """Attempts that were cut short at the shutdown deadline."""
 
@@ -204,10 +206,13 @@ class Runner:
             try:
                 self._executor_of(attempt).start(attempt)
             except RuntimeError:  # no more threads to be had: it has not started, and others may have one
-                self.no_threads_until = time.monotonic() + NO_THREADS_PAUSE
+                self._pause_claims()
                 following = self._end(attempt, Released())
                 if following is not None:
                     waiting.append(following)
+
+    def _pause_claims(self) -> None:
+        self.no_threads_until = time.monotonic() + NO_THREADS_PAUSE
 
     def _report(self, attempt: Attempt, ending: Ending) -> Attempt | None:
         """A handler has ended, in its own thread. Returns the attempt this thread may run next."""

@@ -7,12 +7,13 @@ by name. They die with their worker: they notice when their pipe closes.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from typing import BinaryIO
 
 import msgspec
@@ -20,7 +21,7 @@ import msgspec
 from holdfast.config import Value
 from holdfast.context import Attempt
 from holdfast.core.clock import Clock
-from holdfast.core.lifecycle import Errored
+from holdfast.core.lifecycle import Errored, Released
 from holdfast.errors import ProcessDied
 from holdfast.store.protocol import Store
 from holdfast.system.lifeline import PYTHON, start_program
@@ -32,12 +33,27 @@ from holdfast.worker.run import Committed, Ending, Report, describe, ending_of_s
 START_ALLOWANCE = 60.0
 """Seconds a new child has to import the application before the attempt's own timeout begins."""
 
+_SHORTAGES = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
+"""Why no process can be started for now: there are too many, or too little memory or descriptors are left."""
+
 
 class ProcessExecutor(ThreadExecutor):
-    """Runs each attempt in a child, through a thread that waits for it."""
+    """Runs each attempt in a child, through a thread that waits for it.
 
-    def __init__(self, report: Report, store: Store, *, url: str, defaults: Mapping[str, Value]) -> None:
+    `on_shortage` is called when no child can be started for now.
+    """
+
+    def __init__(
+        self,
+        report: Report,
+        store: Store,
+        on_shortage: Callable[[], None],
+        *,
+        url: str,
+        defaults: Mapping[str, Value],
+    ) -> None:
         super().__init__(report, store)
+        self._on_shortage = on_shortage
         self._setup = wire.Setup(url, defaults, list(sys.path), *_main_program())
         self._children = threading.Lock()
         self._idle_children: list[Child] = []
@@ -68,6 +84,9 @@ class ProcessExecutor(ThreadExecutor):
         try:
             child = self._borrow()
         except OSError as error:
+            if error.errno in _SHORTAGES:  # it has not started, and others may have a process to spare
+                self._on_shortage()
+                return Released()
             return Errored(f"the handler's process could not be started: {error}")
         attempt.handle = child
         ending = ending_unstarted(attempt) or child.run(attempt, self._store.now)
@@ -99,16 +118,19 @@ class Child:
     """A handler's process, seen from its worker."""
 
     def __init__(self, setup: wire.Setup) -> None:
-        commands_read, commands_write = os.pipe()
-        replies_read, replies_write = os.pipe()
-        try:
+        with ExitStack() as ours:  # closed again if it can't be started
+            commands_read, commands_write = os.pipe()
+            ours.callback(os.close, commands_write)
+            try:
+                replies_read, replies_write = os.pipe()
+            except OSError:
+                os.close(commands_read)
+                raise
+            ours.callback(os.close, replies_read)
             self._process, self._lifeline = start_program(
                 [*PYTHON, "holdfast.worker.executors.child"], [commands_read, replies_write]
             )
-        except BaseException:
-            os.close(commands_write)
-            os.close(replies_read)
-            raise
+            ours.pop_all()
         self._commands: BinaryIO = os.fdopen(commands_write, "wb")
         self._replies = replies_read
         self._lines = wire.LineReader(replies_read, lambda: self._process.poll() is not None)
@@ -159,7 +181,11 @@ class Child:
                 return
             self._killer = threading.Timer(KILL_AFTER, self._signal, (signal.SIGKILL,))
             self._killer.daemon = True
-            self._killer.start()
+            try:
+                self._killer.start()
+            except RuntimeError:  # no more threads: nobody could end it after the grace
+                self._signal(signal.SIGKILL)
+                return
         self._signal(signal.SIGTERM)
 
     def close(self) -> None:
