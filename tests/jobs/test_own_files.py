@@ -18,6 +18,7 @@ from holdfast.jobs.roots import VARIABLE, roots
 from holdfast.reconcile import reconcile
 from holdfast.store.open import store_of
 from holdfast.store.own_files import is_own_path
+from holdfast.system.start_marks import marks_folder
 from tests.worker.support import get, sql
 
 JOBS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -195,6 +196,20 @@ def test_home_that_is_not_there_is_not_made(queue: Queue, root: Path, path: str)
     """Neither as a folder that others may read, nor as a file in its place."""
     assert refused(run(queue, "create", root / path))
     assert not (root / path.split("/")[0]).exists()
+
+
+@pytest.mark.parametrize("kind", JOBS)
+def test_start_marks_of_workers_are_refused(
+    queue: Queue, root: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without them, or with others, a job that a crash ended would pass for one that had not started."""
+    monkeypatch.setattr(tempfile, "tempdir", str(root))
+    marks = Path(marks_folder())
+    assert refused(run(queue, kind, marks)), "nor is it made as anything else"
+    marks.mkdir(0o700, exist_ok=True)
+    (marks / "worker").write_text("started")
+    assert refused(run(queue, kind, marks / "worker"))
+    assert (marks / "worker").read_text() == "started"
 
 
 def test_home_is_refused_as_a_root_and_a_folder_in_it_only_by_default(

@@ -43,9 +43,7 @@ class OwnFile(FileRefused):
     """The file belongs to the queue itself."""
 
     def __init__(self, path: str) -> None:
-        super().__init__(
-            f"{path!r} belongs to the queue itself; file jobs can't access its database or QUEUECTL_HOME"
-        )
+        super().__init__(f"{path!r} belongs to the queue itself; file jobs can't access the queue's files")
 
 
 def whole_path(path: str, field: str = "path") -> str:
@@ -111,7 +109,7 @@ def open_folder(path: str, *, make: bool = False, again: bool = False) -> Iterat
 
     With `make`, missing folders are made; `again` is for a second attempt, since the first may have made some
     and died before they were on disk. Raises Fail for a path outside the roots, through a link or in
-    QUEUECTL_HOME, and MissingFolder where one is missing.
+    a folder of the queue's own, and MissingFolder where one is missing.
     """
     root, names = _below_root(path)
     try:
@@ -120,21 +118,21 @@ def open_folder(path: str, *, make: bool = False, again: bool = False) -> Iterat
     except FileNotFoundError:
         raise HoldfastError(f"the file root {root} does not exist") from None
     try:
-        _refuse_home(folder, path)
+        _refuse_own(folder, path)
         for name in names[:-1]:
             if own_files.is_own(os.fstat(folder), name, None):  # before a folder is made in its place
                 raise OwnFile(path)
             inner = _step(folder, name, path, make=make, again=again)
             os.close(folder)
             folder = inner
-            _refuse_home(folder, path)
+            _refuse_own(folder, path)
         yield folder, names[-1]
     finally:
         os.close(folder)
 
 
-def _refuse_home(folder: int, path: str) -> None:
-    if own_files.is_home(folder):
+def _refuse_own(folder: int, path: str) -> None:
+    if own_files.is_own_folder(folder):
         raise OwnFile(path)
 
 

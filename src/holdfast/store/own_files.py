@@ -1,4 +1,4 @@
-"""Which files are the queue's own: QUEUECTL_HOME, and those of each SQLite queue that is open here.
+"""Which files are the queue's own: QUEUECTL_HOME, start marks, those of each SQLite queue that is open here.
 
 SQLite's locks belong to the process. Closing any descriptor of a database drops all of them, even one that
 was opened only to read, and other processes then checkpoint and delete a log that is still being written. So
@@ -77,10 +77,10 @@ _kept_open: list[int] = []
 def is_own(folder: os.stat_result, name: str, found: os.stat_result | None) -> bool:
     """Whether a name in a folder, where this was found, is that of a file of an open database.
 
-    So is the name of QUEUECTL_HOME, which may not be there yet.
+    So is the name of one of the queue's own folders, which may not be there yet.
     """
     place = _Place(_identity(folder), _folded(name), found and _identity(found))
-    return _is_place_of_home(place) or any(files.include(place) for files in _databases())
+    return _is_place_of_folder(place) or any(files.include(place) for files in _databases())
 
 
 def is_own_path(path: str) -> bool:
@@ -104,14 +104,23 @@ def keep_if_own(descriptor: int) -> bool:
     return is_one
 
 
-def is_home(folder: int) -> bool:
-    """Whether an open folder is QUEUECTL_HOME."""
-    return _identity(os.fstat(folder)) == _find(home_folder())
+def is_own_folder(folder: int) -> bool:
+    """Whether an open folder is QUEUECTL_HOME, or the one of the workers' start marks."""
+    return _identity(os.fstat(folder)) in map(_find, _own_folders())
 
 
-def _is_place_of_home(place: _Place) -> bool:
-    folder, name = _split(home_folder())
-    return place.name == name and place.folder == _find(folder)
+def _is_place_of_folder(place: _Place) -> bool:
+    places = map(_split, _own_folders())
+    return any(place.name == name and place.folder == _find(folder) for folder, name in places)
+
+
+def _own_folders() -> list[str]:
+    from holdfast.system.start_marks import marks_folder  # only file jobs need it
+
+    folders = [home_folder()]
+    with suppress(FileNotFoundError):  # there is no temporary folder
+        folders.append(marks_folder())
+    return folders
 
 
 @lru_cache(maxsize=8)

@@ -199,9 +199,14 @@ def _path(worker_id: str, *, make: bool = True) -> str:
     return os.path.join(_folder(make=make), worker_id)
 
 
+def marks_folder() -> str:
+    """Where all workers of this user keep them. Raises FileNotFoundError without a temporary folder."""
+    return os.path.join(tempfile.gettempdir(), f"holdfast-{os.getuid()}")
+
+
 def _folder(*, make: bool) -> str:
     """This user's own folder, which others can't read."""
-    path = os.path.join(tempfile.gettempdir(), f"holdfast-{os.getuid()}")
+    path = marks_folder()
     if make:
         with suppress(FileExistsError):
             os.mkdir(path, 0o700)
