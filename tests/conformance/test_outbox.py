@@ -682,6 +682,31 @@ def test_sync_connection_is_taken_by_enqueue_async(queue: Queue, url: str, engin
     assert jobs(url) == ["eve", "ada"]
 
 
+class WithoutNumbers(sqlite3.Cursor):
+    """Python 3.12.0 to 3.12.3 takes `?1` for a name, and warns of values that have none."""
+
+    def execute(self, sql: str, parameters: Any = ()) -> sqlite3.Cursor:
+        assert not re.search(r"\?\d", sql), sql
+        return super().execute(sql, parameters)
+
+
+class ConnectionWithoutNumbers(sqlite3.Connection):
+    def cursor(self, factory: Any = WithoutNumbers) -> Any:
+        return super().cursor(factory)
+
+
+def test_statements_on_a_connection_of_the_application_have_no_numbered_parameters(
+    queue: Queue, url: str
+) -> None:
+    queue.set_config("max_depth", 5, type=TYPE)
+    with closing(sqlite3.connect(file_of(url), factory=ConnectionWithoutNumbers)) as connection, connection:
+        queue.enqueue(TYPE, {"to": "ada"}, key="ada", key_for=60, connection=connection)
+        queue.enqueue(TYPE, {"to": "ada"}, key="ada", connection=connection)
+        queue.enqueue_many(TYPE, [{"to": "bob"}, {"to": "eve"}], connection=connection)
+        queue.enqueue("other", {"to": "eve"}, id="job", connection=connection)
+    assert jobs(url) == ["ada", "bob", "eve", "eve"]
+
+
 def test_statements_of_an_async_connection_run_in_the_thread_of_its_driver(queue: Queue, url: str) -> None:
     """sqlite3 itself refuses any other here, which SQLAlchemy usually tells it not to do."""
 

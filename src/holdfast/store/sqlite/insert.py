@@ -113,14 +113,15 @@ def _known(cursor: sqlite3.Cursor, job: NewJob, now: int) -> Verdict | None:
 
 # The types from one name to another, but for those that are, or have for their base, one that is apart.
 _DEPTH = """
+WITH apart AS (SELECT value FROM json_each(?))
 SELECT coalesce(sum(pending + scheduled), 0) FROM holdfast_counts
-WHERE (type = ?1 OR type >= ?2 AND type < ?3) AND type NOT IN (SELECT value FROM json_each(?4))
-    AND substr(type, 1, instr(type || ':', ':') - 1) NOT IN (SELECT value FROM json_each(?4))
+WHERE (type = ? OR type >= ? AND type < ?) AND type NOT IN apart
+    AND substr(type, 1, instr(type || ':', ':') - 1) NOT IN apart
 """
 
 
 def _depth(cursor: sqlite3.Cursor, depth: Depth) -> int:
-    row = _first(cursor, _DEPTH, *lanes_within(depth.name), json.dumps(depth.apart))
+    row = _first(cursor, _DEPTH, json.dumps(depth.apart), *lanes_within(depth.name))
     return int(row[0])
 
 
