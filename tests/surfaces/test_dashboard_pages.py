@@ -870,8 +870,8 @@ def test_timeline_of_a_job_that_fails_twice_and_then_completes(
     page = web.open("/jobs/j1")
     assert [step.all("p")[0].text for step in steps(page)] == [
         "Created 23 s ago 2030-01-01 00:00:00 UTC",
-        "Attempt 1 failed 13 s ago 2030-01-01 00:00:10 UTC took 1.5 s on w0",
-        "Attempt 2 failed 1 s ago 2030-01-01 00:00:21 UTC took 1.5 s on w1",
+        "Attempt 1 failed 11 s ago 2030-01-01 00:00:11 UTC took 1.5 s on w0",
+        "Attempt 2 failed now 2030-01-01 00:00:23 UTC took 1.5 s on w1",
         "Next attempt in 10 s 2030-01-01 00:00:33 UTC",
     ]
     clock.advance(seconds=10)
@@ -883,7 +883,7 @@ def test_timeline_of_a_job_that_fails_twice_and_then_completes(
     page = web.open("/jobs/j1")
     assert looks(page) == ["created", "failed", "failed", "completed"]
     _, first, second, last = steps(page)
-    assert last.text == "Attempt 3 completed 2 s ago 2030-01-01 00:00:33 UTC took 2.0 s"
+    assert last.text == "Attempt 3 completed now 2030-01-01 00:00:35 UTC took 2.0 s"
     assert first.one("p", "error").text == "OSError: one"
     closed = [details for details in first.all("details") if "json" not in details.classes]
     assert [details.one("summary").text for details in closed[:1]] == ["Traceback"]
