@@ -104,10 +104,12 @@ class Settings(Struct, eq=False):
         return self.resolve(name, type).value
 
     def resolve(self, name: str, type: str = "") -> Resolved:
-        type = self._owner(type)
-        found = self._cache.get((name, type))
+        return self._cache.get((name, type)) or self._resolve_of(name, self._owner(type))
+
+    def _resolve_of(self, name: str, owner: str) -> Resolved:
+        found = self._cache.get((name, owner))
         if found is None:
-            found = self._cache[name, type] = self._find(name, type)
+            found = self._cache[name, owner] = self._find(name, owner)
         return found
 
     def _owner(self, type: str) -> str:
@@ -135,19 +137,21 @@ class Settings(Struct, eq=False):
 
     def limits(self, type: str) -> Limits:
         """What holds for a type, and with whom it shares it."""
-        type = self._owner(type)
-        found = self._limits.get(type)
+        return self._limits.get(type) or self._limits_of(self._owner(type))
+
+    def _limits_of(self, owner: str) -> Limits:
+        found = self._limits.get(owner)
         if found is None:
             if len(self._limits) >= _MOST_CACHED:
                 self._limits.clear()
                 self._cache.clear()
-            found = self._limits[type] = Limits(
-                slots=self._limit("concurrency", type) or Limit("", 1),
-                max_running=self._limit("max_running", type),
-                rate=self._limit("rate_limit", type),
-                group=self._limit("group_concurrency", type),
-                fair=bool(self.get("fair", type)),
-                paused=tuple(name for name in names_of(type) if name in self.paused),
+            found = self._limits[owner] = Limits(
+                slots=self._limit("concurrency", owner) or Limit("", 1),
+                max_running=self._limit("max_running", owner),
+                rate=self._limit("rate_limit", owner),
+                group=self._limit("group_concurrency", owner),
+                fair=bool(self.get("fair", owner)),
+                paused=tuple(name for name in names_of(owner) if name in self.paused),
             )
         return found
 

@@ -35,11 +35,8 @@ class Following:
         self._options = options
         self._read_at = 0.0
         self.settings = queue.refresh_settings()
+        self.concurrency = self._concurrency()
         self._may_have_changed = True
-
-    @property
-    def concurrency(self) -> int:
-        return self._options.concurrency or int(self.settings.get("concurrency"))
 
     @property
     def claim_limit(self) -> int:
@@ -49,7 +46,7 @@ class Following:
     def slots(self, type: str) -> tuple[str, int]:
         """How many jobs of a type may run in this process, and whose limit that is."""
         limit = self.settings.limits(type).slots
-        return limit.name, int(limit.size) if limit.name else self.concurrency
+        return (limit.name, int(limit.size)) if limit.name else ("", self.concurrency)
 
     def prefetch(self, type: str) -> tuple[str, int | None]:
         """How many jobs of a type may be held ready, and whose limit that is."""
@@ -74,4 +71,8 @@ class Following:
             return False
         self._may_have_changed, self._read_at = False, now
         before, self.settings = self.settings, self._queue.refresh_settings()
+        self.concurrency = self._concurrency()
         return self.settings is not before
+
+    def _concurrency(self) -> int:
+        return self._options.concurrency or int(self.settings.get("concurrency"))
