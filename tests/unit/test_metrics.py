@@ -234,7 +234,7 @@ def test_totals_do_not_fall_whatever_becomes_of_the_jobs(queue: Queue, clock: Mo
     insert(store_of(queue), "c", type="crawl", delay=60)
     statistics = Statistics("w1")
     for outcome in ("completed", "failed", "retried"):
-        statistics.end("email", outcome, clock(), wait=0.3, run=2.0)
+        statistics.end("email", outcome, clock(), [(0.3, 2.0)])
     statistics.count("crawl", "reaped", clock())
     store_of(queue).write_statistics([*statistics.changed(), minute(5, limited_seconds=1.5)])
     before = totals(queue)
@@ -275,7 +275,7 @@ def test_any_process_gives_the_same_totals(queue: Queue, clock: MovableClock) ->
 def test_buckets_are_cumulative_with_their_sum_and_count(queue: Queue, clock: MovableClock) -> None:
     statistics = Statistics("w1")
     for wait, run_time in ((0.004, 1), (0.005, 1.5), (0.2, 20), (100_000, 0.001)):
-        statistics.end("email", "completed", clock(), wait=wait, run=run_time)
+        statistics.end("email", "completed", clock(), [(wait, run_time)])
     store_of(queue).write_statistics(statistics.changed())
     waits = buckets(queue, "holdfast_job_wait_seconds", "email")
     assert list(waits) == [*(f"{bound:g}" for bound in BUCKETS), "+Inf"]

@@ -115,13 +115,16 @@ class Settler:
 
     def count(self, ended: Iterable[Ended], accepted: dict[tuple[int, int], Status]) -> None:
         """Count it in the statistics."""
-        now = self._store.now()
+        times: dict[tuple[str, str], list[tuple[float, float]]] = {}
         for end in ended:
             verb = _verb(end, accepted.get(end.name))
             if verb in ("completed", "retried", "failed"):
                 claim = end.attempt.claim
                 wait = max(0.0, (end.attempt.started_at - claim.due_at) / 1e6)
-                self._statistics.end(claim.type, verb, now, wait=wait, run=end.seconds)
+                times.setdefault((claim.type, verb), []).append((wait, end.seconds))
+        now = self._store.now()
+        for (type, verb), of_these in times.items():
+            self._statistics.end(type, verb, now, of_these)
 
     def leave(self) -> None:
         """A worker's last write."""

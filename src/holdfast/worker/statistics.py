@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from holdfast.core.clock import MINUTE
 from holdfast.store.records import BUCKETS, Minute, empty_minute
@@ -22,19 +22,21 @@ class Statistics:
         self._written_at = 0.0
         self._limited: dict[str, float] = {}
 
-    def count(self, type: str, outcome: str, now: int) -> Minute:
-        """Add one to completed, failed, retried or reaped."""
+    def count(self, type: str, outcome: str, now: int, number: int = 1) -> Minute:
+        """Add to completed, failed, retried or reaped."""
         minute = self._minute(type, now)
-        setattr(minute, outcome, getattr(minute, outcome) + 1)
+        setattr(minute, outcome, getattr(minute, outcome) + number)
         return minute
 
-    def end(self, type: str, outcome: str, now: int, *, wait: float, run: float) -> None:
-        """The same for an attempt that waited and ran for so many seconds."""
-        minute = self.count(type, outcome, now)
-        minute.wait_seconds += wait
-        minute.run_seconds += run
-        minute.waits[bisect_left(BUCKETS, wait)] += 1
-        minute.runs[bisect_left(BUCKETS, run)] += 1
+    def end(self, type: str, outcome: str, now: int, times: Sequence[tuple[float, float]]) -> None:
+        """The same for attempts that each waited and ran for so many seconds."""
+        minute = self.count(type, outcome, now, len(times))
+        waits, runs = minute.waits, minute.runs
+        for wait, run in times:
+            minute.wait_seconds += wait
+            minute.run_seconds += run
+            waits[bisect_left(BUCKETS, wait)] += 1
+            runs[bisect_left(BUCKETS, run)] += 1
 
     def limit(self, types: Collection[str], now: int) -> None:
         """These types are held back by a limit now, and no others: count how long each one is."""
