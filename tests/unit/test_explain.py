@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from holdfast.core.clock import from_datetime
 from holdfast.core.explain import Reason, Situation, explain
 from holdfast.core.job import Job, Status
-from holdfast.core.starting import Hold
+from holdfast.core.starting import Hold, HoldKind
 
 NOW = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
 LATER = datetime(2030, 1, 2, 4, 0, 0, tzinfo=UTC)
@@ -135,24 +135,49 @@ def test_full_slots_are_a_reason() -> None:
 def test_max_running_is_a_reason_and_stands_for_full_slots() -> None:
     reasons = pending(running=10, holds=(Hold("max_running", "crawl", 4, 4),))
     assert codes(reasons) == ["max_running"]
-    assert reasons[0].text == "4 jobs are already running, the most that max_running allows"
+    assert reasons[0].text == "4 jobs are already running; max_running allows 4"
 
 
 @pytest.mark.parametrize(("name", "whose"), [("craw", " of craw"), ("", " of the whole queue")])
 def test_a_limit_that_it_shares_with_others_names_whose_it_is(name: str, whose: str) -> None:
     (reason,) = pending(holds=(Hold("max_running", name, 1, 1),))
-    assert reason.text == f"1 job is already running, the most that max_running{whose} allows"
+    assert reason.text == f"1 job is already running; max_running{whose} allows 1"
     (reason,) = pending(holds=(Hold("rate_limit", name, 0.5, wait=2.0),))
     assert reason.text.startswith(f"rate limit of 0.5 jobs/s{whose} reached; ")
 
 
-@pytest.mark.parametrize(("used", "verb"), [(1, "is"), (2, "are")])
-def test_a_full_group_is_a_reason(used: int, verb: str) -> None:
+def test_large_limits_are_written_out() -> None:
+    texts = [
+        reason.text
+        for kind in ("max_running", "rate_limit")
+        for reason in pending(holds=(Hold(kind, "crawl", 1_000_000, 1_000_000, wait=2.0),))
+    ]
+    assert texts[0].endswith("max_running allows 1000000")
+    assert texts[1].startswith("rate limit of 1000000 jobs/s reached")
+
+
+@pytest.mark.parametrize(
+    ("used", "who"), [(1, "1 job of group customer:42 is"), (2, "2 jobs of group customer:42 are")]
+)
+@pytest.mark.parametrize(
+    ("name", "whose"), [("crawl", ""), ("craw", " of craw"), ("", " of the whole queue")]
+)
+def test_a_full_group_is_a_reason_and_says_whose_limit_it_is(
+    used: int, who: str, name: str, whose: str
+) -> None:
     job_of_group = job(Status.PENDING, group="customer:42")
-    situation = replace(IDLE, holds=(Hold("group_concurrency", "crawl", used, used),))
+    situation = replace(IDLE, holds=(Hold("group_concurrency", name, used, used),))
     (reason,) = explain(job_of_group, situation)
     assert reason.code == "group_concurrency"
-    assert reason.text == f"{used} of {used} jobs of customer:42 {verb} running"
+    assert reason.text == f"{who} already running; group_concurrency{whose} allows {used}"
+
+
+@pytest.mark.parametrize("kind", ["max_running", "group_concurrency"])
+def test_a_limit_that_was_lowered_is_told_from_what_still_runs(kind: HoldKind) -> None:
+    situation = replace(IDLE, holds=(Hold(kind, "crawl", 2, 5),))
+    (reason,) = explain(job(Status.PENDING, group="g"), situation)
+    assert reason.text.startswith("5 jobs ")
+    assert reason.text.endswith(f"{kind} allows 2")
 
 
 def test_a_rate_limit_is_a_reason_and_says_until_when() -> None:

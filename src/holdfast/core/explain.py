@@ -118,21 +118,17 @@ def _pending(job: Job, situation: Situation) -> list[Reason]:
         reasons.append(Reason("runs_alone", _alone(situation.losses)))
     limited = {hold.kind: hold for hold in situation.holds}
     if (hold := limited.get("max_running")) is not None:
-        running = "1 job is" if hold.used == 1 else f"{hold.used} jobs are"
-        text = f"{running} already running, the most that max_running{_of(hold, job)} allows"
-        reasons.append(Reason("max_running", text))
+        reasons.append(Reason("max_running", _full(hold, job)))
     elif situation.slots_for_type and situation.running >= situation.slots_for_type:
         reasons.append(Reason("slots_full", _slots_in_use(situation.slots_for_type, "slot", " for its type")))
     elif situation.slots and situation.running_in_all >= situation.slots:
         reasons.append(Reason("slots_full", _slots_in_use(situation.slots, "worker slot")))
     if (hold := limited.get("group_concurrency")) is not None:
-        verb = "is" if hold.used == 1 else "are"
-        text = f"{hold.used} of {hold.size:g} jobs of {job.group} {verb} running"
-        reasons.append(Reason("group_concurrency", text))
+        reasons.append(Reason("group_concurrency", _full(hold, job, f" of group {job.group}")))
     if (hold := limited.get("rate_limit")) is not None:
         free_at = situation.now + round((hold.wait or 0.0) * SECOND)
         when = _clock_time(to_datetime(free_at), situation.now)
-        text = f"rate limit of {hold.size:g} jobs/s{_of(hold, job)} reached; the next can start at {when}"
+        text = f"rate limit of {hold.size:.15g} jobs/s{_of(hold, job)} reached; the next can start at {when}"
         reasons.append(Reason("rate_limit", text, to_iso(free_at)))
     if situation.ahead:
         count = f"more than {situation.ahead}" if situation.ahead_capped else str(situation.ahead)
@@ -147,6 +143,12 @@ def _pending(job: Job, situation: Situation) -> list[Reason]:
 def _alone(losses: int) -> str:
     count = "two" if losses == MOST_LOSSES else str(losses)
     return f"{count} workers were lost while it ran; it waits until a worker has nothing else to run"
+
+
+def _full(hold: Hold, job: Job, whose: str = "") -> str:
+    """How many run and how many may, which can be fewer: a limit that is lowered stops nothing."""
+    running = f"1 job{whose} is" if hold.used == 1 else f"{hold.used} jobs{whose} are"
+    return f"{running} already running; {hold.kind}{_of(hold, job)} allows {int(hold.size)}"
 
 
 def _of(hold: Hold, job: Job) -> str:
