@@ -169,6 +169,10 @@ WRONG: dict[str, str] = {
     "sort=finished&cursor=7.3": "cursor must be the nextCursor of an earlier page in the same order",
     "sort=created&cursor=7.3": "cursor must be the nextCursor of an earlier page in the same order",
     "sort=priority&cursor=1893456000000000.3": "cursor must be the nextCursor of an earlier page",
+    "group=a&group=b": "group was given more than once",
+    "search=it&type=echo&search=that": "search was given more than once",
+    "group=%ED%A0%80": "the query is not valid UTF-8",
+    "search=%ff": "the query is not valid UTF-8",
     "q=it": "unknown parameter 'q'; allowed: cursor, error, full, group, limit, offset, order, parentId,"
     " search, since, sort, status, type, until",
 }
@@ -177,6 +181,27 @@ WRONG: dict[str, str] = {
 def test_each_wrong_value_is_told_what_is_allowed(varied: Queue, api: httpx.Client) -> None:
     for query, words in WRONG.items():
         assert words in refused(api.get(f"/api/tasks?{query}"), 400, "invalid_request"), query
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/api/events?once=true&group=a&group=b"),
+        ("GET", "/api/tasks/job1/logs?tail=1&tail=2"),
+        ("DELETE", "/api/tasks?olderThan=1d&olderThan=1s"),
+        ("POST", "/api/tasks/pause?type=a&type=b"),
+        ("DELETE", "/api/config/fair?type=a&type=b"),
+    ],
+)
+def test_a_parameter_with_two_values_is_refused_everywhere(api: httpx.Client, method: str, path: str) -> None:
+    assert "was given more than once" in refused(api.request(method, path), 400, "invalid_request")
+
+
+@pytest.mark.parametrize("query", ["status=failed&status=pending", "status=failed&status=failed"])
+def test_a_parameter_that_takes_several_values_takes_them(
+    varied: Queue, api: httpx.Client, query: str
+) -> None:
+    assert api.get(f"/api/tasks?{query}").status_code == 200
 
 
 # Search

@@ -1,11 +1,12 @@
-"""Parsing requests: strict JSON; unknown parameters and fields are refused."""
+"""Parsing requests: strict JSON; unknown parameters and fields are refused, and two values for one."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin
+from urllib.parse import unquote_to_bytes
 
 from fastapi import Request, Response
 from fastapi.dependencies.models import Dependant
@@ -25,26 +26,43 @@ LARGE_BODY = 64 * 1024
 
 
 class StrictRoute(APIRoute):
-    """The route of every endpoint: takes the parameters that it names, and no others."""
+    """The route of every endpoint: takes the parameters that it names, each once, unless it is a list."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
-        allowed = sorted(_parameters(self.dependant))
+        is_list = dict(_parameters(self.dependant))
+        allowed = sorted(is_list)
 
         async def handle_strictly(request: Request) -> Response:
-            for name in request.query_params:
-                if name not in allowed:
+            _check_encoding(request.scope["query_string"])
+            seen = set()
+            for name, _ in request.query_params.multi_items():
+                if name not in is_list:
                     has = f"allowed: {', '.join(allowed)}" if allowed else "this endpoint has none"
                     raise _invalid(f"unknown parameter {shown(name)}; {has}")
+                if name in seen and not is_list[name]:
+                    raise _invalid(f"{name} was given more than once")
+                seen.add(name)
             return await handle(request)
 
         return handle_strictly
 
 
-def _parameters(dependant: Dependant) -> Iterator[str]:
-    yield from (parameter.alias for parameter in dependant.query_params)
+def _parameters(dependant: Dependant) -> Iterator[tuple[str, bool]]:
+    """Their names, and whether each takes several values."""
+    for parameter in dependant.query_params:
+        kind = parameter.field_info.annotation
+        yield parameter.alias, list in (get_origin(kind), *map(get_origin, get_args(kind)))
     for inner in dependant.dependencies:
         yield from _parameters(inner)
+
+
+def _check_encoding(query: bytes) -> None:
+    """Starlette would read what isn't UTF-8 as another text, and the request would mean something else."""
+    try:
+        unquote_to_bytes(query.decode("ascii")).decode()
+    except UnicodeDecodeError:
+        raise _invalid("the query is not valid UTF-8") from None
 
 
 async def read_body(request: Request, kind: type[B]) -> B:
