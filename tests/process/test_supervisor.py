@@ -276,6 +276,29 @@ def test_the_log_says_that_a_worker_died_and_when_another_starts(desk: Desk) -> 
     assert store_of(desk.queue).list_workers() == []
 
 
+def test_a_worker_that_dies_as_soon_as_the_log_names_it_is_known_to_its_supervisor(
+    desk: Desk, app: Path
+) -> None:
+    with (app / "app.py").open("a") as file:
+        file.write(
+            "import logging, signal\n"
+            "class Kill(logging.Handler):\n"
+            "    def emit(self, record):\n"
+            "        if getattr(record.msg, 'name', '') == 'worker.started':\n"
+            "            os.kill(os.getpid(), signal.SIGKILL)\n"
+            "logging.getLogger('holdfast').addHandler(Kill())\n"
+        )
+    workers = desk.start("worker start --log-format json --app app:queue", program=PATIENT, cwd=app)
+    died = workers.wait_for("worker.died")
+    assert [died["worker_id"]] == [event["worker_id"] for event in workers.events("worker.started")]
+    wait_until(
+        lambda: [w.state for w in desk.queue.workers(restarting=True)] == ["restarting"],
+        message="its row stays",
+    )
+    assert workers.stop() == 0
+    assert desk.queue.store.list_workers() == []
+
+
 def test_a_dead_worker_is_found_though_what_it_forked_lives_on(desk: Desk, app: Path) -> None:
     """The child of a fork holds copies of the worker's pipes, so that they do not end with it."""
     workers = desk.workers("--app app:queue", cwd=app)
@@ -443,7 +466,6 @@ def test_workers_that_a_job_detaches_survive_the_job(desk: Desk) -> None:
 def test_stop_reaches_a_worker_that_is_about_to_be_replaced(desk: Desk) -> None:
     workers = desk.start("worker start --log-format json", program=PATIENT)
     pid = workers.wait_for("worker.started")["pid"]
-    desk.wait(enqueue(desk, "true"), "completed")  # so it has told its supervisor who it is
     os.kill(pid, signal.SIGKILL)
     workers.wait_for("worker.died")
     [worker] = desk.queue.workers(restarting=True)

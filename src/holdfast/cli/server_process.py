@@ -72,8 +72,8 @@ def _prepare(options: Options, tell: Tell) -> Callable[[], int]:
     shutdown_seconds = float(queue.settings().get("shutdown_timeout"))
 
     def tell_started() -> None:
-        queue.events.emit(ServerStarted(address=options.address, pid=os.getpid()))
         tell(Notice(database=queue.url))
+        queue.events.emit(ServerStarted(address=options.address, pid=os.getpid()))
         if is_to_reconcile():
             app.state.backend.reconciler.start(Asked(on_start=True))
 

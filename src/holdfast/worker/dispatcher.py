@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from holdfast import events as e
@@ -71,6 +72,7 @@ class Dispatcher:
         self._has_room = True
         self._closed = False
         # Set by other threads.
+        self.on_registered: Callable[[], None] = lambda: None
         self.paused = False
         self._stop_at: float | None = None
         self.ready = threading.Event()
@@ -124,6 +126,7 @@ class Dispatcher:
                 self._register()
             except StoreError as error:  # the lock is held, or the connection was lost: the loop does it
                 self._cope_with(error)
+            self.on_registered()
             remove_old_marks()
             if self._marks.trouble is not None:
                 self._events.emit(e.StartsUnmarked(worker_id=self._id, error=str(self._marks.trouble)))

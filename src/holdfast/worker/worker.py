@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
@@ -48,6 +48,8 @@ class Worker:
         if batch_size is not None and not (type(batch_size) is int and batch_size > 0):
             raise ConfigError(f"batch_size must be a whole number of at least 1, not {shown(batch_size)}")
         self.id = new_id()
+        self.on_registered: Callable[[], None] = lambda: None
+        """Called before anybody else learns that it has started: its supervisor must know it first."""
         self._queue = queue
         served = None if types is None else frozenset(map(check_type, check.items("types", types, "types")))
         self._options = replace(given, concurrency=concurrency, types=served)
@@ -83,6 +85,7 @@ class Worker:
             self._failure = None
             self.id = new_id()  # a fresh name for each start: an old one may still be held by jobs
             self._dispatcher = Dispatcher(self._queue, self.id, self._options)
+            self._dispatcher.on_registered = self.on_registered
             self._dispatcher.paused = self._paused
             self._thread = threading.Thread(
                 target=self._work, args=(self._dispatcher,), name="holdfast-dispatcher", daemon=True
