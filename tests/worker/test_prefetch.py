@@ -11,7 +11,7 @@ import pytest
 
 from holdfast import Queue
 from holdfast.context import Attempt, AttemptHost
-from holdfast.events import JobReleased
+from holdfast.events import Event, JobClaimed, JobReleased
 from holdfast.handlers.handler import Handler
 from holdfast.store.open import store_of
 from holdfast.store.records import Claim
@@ -323,24 +323,29 @@ def test_prefetch_of_the_whole_queue_bounds_all_types_together() -> None:
 def test_worker_holds_no_more_ready_than_prefetch_says(
     queue: Queue, start_worker: StartWorker, gate: Gate, scope: str | None
 ) -> None:
+    claimed = ended = most = 0
+
     def work(payload: dict[str, Any]) -> None:
+        nonlocal ended
         if payload.get("block"):
             gate.enter()
+        ended += 1
 
+    def count(event: Event) -> None:
+        nonlocal claimed, most
+        if isinstance(event, JobClaimed):
+            claimed += 1
+            most = max(most, claimed - ended)
+
+    queue.events.subscribe(count)
     queue.register("work", work)
     queue.set_config("prefetch", 3, type=scope)
     jobs = queue.enqueue_many("work", [*([{}] * 400), {"block": True}, *([{}] * 50)])
-    most = 0
-
-    def look() -> bool:
-        nonlocal most
-        most = max(most, queue.stats()["processing"])
-        return gate.entered > 0
-
     start_worker(concurrency=1)
-    wait_until(look)
-    assert most <= 4
+    gate.wait_entered()
+    wait_until(lambda: queue.stats()["completed"] == 400)  # until it is written, what has ended is processing
     assert queue.stats()["processing"] <= 4
+    assert most <= 4
     gate.open()
     assert queue.wait(jobs[-1].id, timeout=PATIENCE).status == "completed"
 
