@@ -336,4 +336,6 @@ def _execute(sql: str, *parameters: object) -> psycopg.Cursor[tuple[object, ...]
 
 @cache
 def _connection(_pid: int) -> psycopg.Connection[tuple[object, ...]]:
-    return psycopg.connect(_started_server(), autocommit=True)
+    connection = psycopg.connect(_started_server(), autocommit=True)
+    atexit.register(connection.close)
+    return connection
