@@ -101,6 +101,7 @@ def play(step: dict[str, Any]) -> None:
     write(sys.stdout.buffer, step.get("after", ""))
     sys.stdout.buffer.flush()
     if step.get("hang"):
+        open(os.path.join(os.environ["STAND_IN"], "hangs"), "w").close()
         while True:
             signal.pause()
     if "signal" in step:

@@ -28,7 +28,7 @@ from holdfast.jobs import CLAUDE_EXTRACTION, claude, claude_answer, command, ins
 from holdfast.system import process_group
 from tests.jobs.claude_stand_in import envelope
 from tests.support import Recorder, wait_until
-from tests.worker.support import PATIENCE, get, is_alive, path_of, sql
+from tests.worker.support import PATIENCE, get, is_alive, path_of, sql, time_out
 
 pytestmark = pytest.mark.process
 
@@ -62,6 +62,10 @@ class Claude:
         wait_until(path.exists, timeout=PATIENCE, message="the stand-in was not started")
         given: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return given
+
+    def wait_hanging(self) -> None:
+        """Wait until a run has done all that comes before it hangs."""
+        wait_until((self.folder / "hangs").exists, timeout=PATIENCE, message="no run hangs")
 
 
 @pytest.fixture(autouse=True)
@@ -886,9 +890,11 @@ def test_timeout_ends_the_whole_group(
     queue: Queue, start_worker: StartWorker, stand_in: Claude, target: Path, deaf: bool
 ) -> None:
     stand_in.does({"before": "thinking", "children": [False, True], "deaf": deaf, **HANG})
-    start_worker()
-    job = enqueue(queue, target, timeout=1)
+    worker = start_worker()
+    job = enqueue(queue, target, timeout=600)
     pids = stand_in.run()["pids"]
+    stand_in.wait_hanging()
+    time_out(worker, job.id)
     done = queue.wait(job.id, timeout=PATIENCE)
     assert (done.status, (done.error or "").split(":")[0]) == ("failed", "TimedOut")
     number = signal.SIGKILL if deaf else signal.SIGTERM
@@ -902,8 +908,11 @@ def test_timed_out_run_is_tried_again(
 ) -> None:
     queue.set_config("max_attempts", 2)
     stand_in.does(HANG, {"answer": {}})
-    start_worker()
-    done = queue.wait(enqueue(queue, target, timeout=1).id, timeout=PATIENCE)
+    worker = start_worker()
+    job = enqueue(queue, target, timeout=600)
+    stand_in.wait_hanging()
+    time_out(worker, job.id)
+    done = queue.wait(job.id, timeout=PATIENCE)
     assert (done.status, done.attempts) == ("completed", 2)
 
 
@@ -911,8 +920,11 @@ def test_answer_that_came_before_the_timeout_of_a_run_that_hangs_is_not_taken(
     queue: Queue, start_worker: StartWorker, stand_in: Claude, target: Path
 ) -> None:
     stand_in.does({"answer": {}, **HANG})
-    start_worker()
-    done = queue.wait(enqueue(queue, target, timeout=1).id, timeout=PATIENCE)
+    worker = start_worker()
+    job = enqueue(queue, target, timeout=600)
+    stand_in.wait_hanging()
+    time_out(worker, job.id)
+    done = queue.wait(job.id, timeout=PATIENCE)
     assert (done.status, target.exists()) == ("failed", False)
 
 

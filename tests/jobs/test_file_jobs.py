@@ -1403,13 +1403,13 @@ def test_slow_disk_keeps_the_transaction_until_it_is_done(
     queue_with_files: Queue, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody can take the job over while its file is being removed, however long that takes."""
-    queue_with_files.set_config("transaction_seconds", 0.1)
+    queue_with_files.set_config("transaction_seconds", 1)  # time to get there
     (root / "a").write_text("old")
     unlink = os.unlink
 
     def slow(name: Any, **options: Any) -> None:
         if name == "a":
-            time.sleep(0.3)  # longer than transaction_seconds
+            time.sleep(1.1)  # longer than transaction_seconds
         unlink(name, **options)
 
     monkeypatch.setattr(os, "unlink", slow)

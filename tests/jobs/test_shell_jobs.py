@@ -27,11 +27,14 @@ from holdfast.system import process_group
 from holdfast.worker import maintenance
 from holdfast.worker.executors.threads import ThreadExecutor
 from tests.support import Recorder, both_engines, open_files, wait_until
-from tests.worker.support import PATIENCE, Gate, get, is_alive, sql, supersede
+from tests.worker.support import PATIENCE, Gate, get, is_alive, sql, supersede, time_out
 
 pytestmark = pytest.mark.process
 
 StartWorker = Callable[..., Any]
+
+LONG = 600.0
+"""The timeout of a job whose time is up when the test says so."""
 
 ON_LINUX = os.path.exists("/proc/self/environ")
 linux = pytest.mark.skipif(not ON_LINUX, reason="there is no /proc")
@@ -516,10 +519,11 @@ def test_no_descriptor_is_left_open_whatever_happens(
 def test_timeout_ends_the_command_with_all_it_started(
     queue: Queue, start_worker: StartWorker, tmp_path: Path
 ) -> None:
-    start_worker()
-    command = f"sleep 600 & echo $! >{tmp_path}/child; echo $$ >{tmp_path}/own; echo waiting; wait"
-    job = queue.enqueue("shell", {"command": command}, timeout=0.3)
+    worker = start_worker()
+    command = f"echo waiting; sleep 600 & echo $! >{tmp_path}/child; echo $$ >{tmp_path}/own; wait"
+    job = queue.enqueue("shell", {"command": command}, timeout=LONG)
     pids = [pid_in(tmp_path / "own"), pid_in(tmp_path / "child")]
+    time_out(worker, job.id)
     done = queue.wait(job.id, timeout=PATIENCE)
     assert (done.status, (done.error or "").split(":")[0]) == ("failed", "TimedOut")
     assert done.errors[-1].detail == {"exitCode": -signal.SIGTERM, "tail": "waiting\n"}
@@ -527,19 +531,24 @@ def test_timeout_ends_the_command_with_all_it_started(
     assert not any(is_alive(pid) for pid in pids)
 
 
-def test_timed_out_command_is_tried_again(queue: Queue, start_worker: StartWorker) -> None:
+def test_timed_out_command_is_tried_again(queue: Queue, start_worker: StartWorker, tmp_path: Path) -> None:
     queue.set_config("max_attempts", 2)
-    start_worker()
-    command = 'test "$QUEUECTL_ATTEMPT" = 2 || sleep 600; echo done'
-    job = queue.enqueue("shell", {"command": command}, timeout=0.5)
+    worker = start_worker()
+    command = f'echo $$ >{tmp_path}/own; test "$QUEUECTL_ATTEMPT" = 2 || sleep 600; echo done'
+    job = queue.enqueue("shell", {"command": command}, timeout=LONG)
+    pid_in(tmp_path / "own")
+    time_out(worker, job.id)
     done = queue.wait(job.id, timeout=PATIENCE)
     assert (done.status, done.attempts) == ("completed", 2)
 
 
 def test_command_may_clean_up_after_term(queue: Queue, start_worker: StartWorker, tmp_path: Path) -> None:
-    start_worker()
-    command = f"trap 'echo cleaning; echo x >{tmp_path}/cleaned; exit 5' TERM; echo ready; sleep 600 & wait"
-    job = queue.enqueue("shell", {"command": command}, timeout=0.3)
+    worker = start_worker()
+    command = f"trap 'echo cleaning; echo x >{tmp_path}/cleaned; exit 5' TERM; echo ready; "
+    command += f"echo $$ >{tmp_path}/own; sleep 600 & wait"
+    job = queue.enqueue("shell", {"command": command}, timeout=LONG)
+    pid_in(tmp_path / "own")
+    time_out(worker, job.id)
     done = queue.wait(job.id, timeout=PATIENCE)
     assert done.errors[-1].detail == {"exitCode": 5, "tail": "ready\ncleaning\n"}
     assert (tmp_path / "cleaned").exists()
@@ -565,10 +574,11 @@ def test_command_gets_one_term(queue: Queue, start_worker: StartWorker, tmp_path
 def test_command_that_ignores_term_is_killed(
     queue: Queue, start_worker: StartWorker, recorder: Recorder, tmp_path: Path
 ) -> None:
-    start_worker()
+    worker = start_worker()
     command = f"trap '' TERM; echo $$ >{tmp_path}/own; while :; do sleep 0.1; done"
-    job = queue.enqueue("shell", {"command": command}, timeout=0.2)
+    job = queue.enqueue("shell", {"command": command}, timeout=LONG)
     pid = pid_in(tmp_path / "own")
+    time_out(worker, job.id)
     done = queue.wait(job.id, timeout=PATIENCE)
     assert evidence(done)["exitCode"] == -signal.SIGKILL
     assert not is_alive(pid)
@@ -578,18 +588,24 @@ def test_command_that_ignores_term_is_killed(
 def test_stopped_command_that_is_frozen_is_killed(
     queue: Queue, start_worker: StartWorker, tmp_path: Path
 ) -> None:
-    start_worker()
-    job = queue.enqueue("shell", {"command": "kill -STOP $$"}, timeout=0.2)
+    worker = start_worker()
+    command = f"echo $$ >{tmp_path}/own; kill -STOP $$"
+    job = queue.enqueue("shell", {"command": command}, timeout=LONG)
+    pid = str(pid_in(tmp_path / "own"))
+    wait_until(lambda: subprocess.check_output(["ps", "-o", "stat=", "-p", pid]).startswith(b"T"))
+    time_out(worker, job.id)
     done = queue.wait(job.id, timeout=PATIENCE)
     assert done.errors[-1].detail == {"exitCode": -signal.SIGKILL, "tail": ""}
 
 
 def test_command_that_ends_well_at_term_has_timed_out_all_the_same(
-    queue: Queue, start_worker: StartWorker
+    queue: Queue, start_worker: StartWorker, tmp_path: Path
 ) -> None:
-    start_worker()
-    command = "trap 'exit 0' TERM; sleep 600 & wait"
-    job = queue.enqueue("shell", {"command": command}, timeout=0.3)
+    worker = start_worker()
+    command = f"trap 'exit 0' TERM; echo $$ >{tmp_path}/own; sleep 600 & wait"
+    job = queue.enqueue("shell", {"command": command}, timeout=LONG)
+    pid_in(tmp_path / "own")
+    time_out(worker, job.id)
     assert (queue.wait(job.id, timeout=PATIENCE).error or "").startswith("TimedOut: ")
 
 
@@ -784,8 +800,10 @@ def test_process_of_another_session_is_ended_with_the_command(
     worker = start_worker()
     inner = f"trap '' TERM; echo $$ >{tmp_path}/child; while :; do sleep 0.1; done"
     command = f'setsid sh -c "{inner.replace("$", chr(92) + "$")}" >/dev/null 2>&1 & exec sleep 600'
-    job = queue.enqueue("shell", {"command": command}, timeout=0.5 if how == "timeout" else None)
+    job = queue.enqueue("shell", {"command": command}, timeout=LONG)
     pid = pid_in(tmp_path / "child")
+    if how == "timeout":
+        time_out(worker, job.id)
     if how == "cancel":
         queue.cancel(job.id)
     if how == "shutdown":
@@ -1172,11 +1190,12 @@ def test_elsewhere_limits_folder_and_environment_hold(
 def test_elsewhere_timeout_ends_the_group(
     queue: Queue, start_worker: StartWorker, elsewhere: None, tmp_path: Path
 ) -> None:
-    start_worker()
+    worker = start_worker()
     command = f"trap '' TERM; sleep 600 & echo $! >{tmp_path}/child; echo $$ >{tmp_path}/own; "
     command += "while :; do wait; done"
-    job = queue.enqueue("shell", {"command": command}, timeout=0.3)
+    job = queue.enqueue("shell", {"command": command}, timeout=LONG)
     pids = [pid_in(tmp_path / "own"), pid_in(tmp_path / "child")]
+    time_out(worker, job.id)
     done = queue.wait(job.id, timeout=PATIENCE)
     assert evidence(done)["exitCode"] == -signal.SIGKILL
     wait_until(lambda: not any(is_alive(pid) for pid in pids), timeout=30)

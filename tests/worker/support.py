@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
@@ -21,6 +22,8 @@ from holdfast.context import Attempt
 from holdfast.errors import CommitUncertain
 from holdfast.store.open import store_of
 from holdfast.store.postgres.address import parse_url
+from holdfast.worker import Worker
+from tests.support import wait_until
 
 PATIENCE = 30.0
 """Seconds to wait for what will certainly come; a test that passes never waits so long."""
@@ -140,6 +143,18 @@ def in_thread(action: Callable[[], object]) -> tuple[threading.Thread, list[obje
 def join(thread: threading.Thread) -> None:
     thread.join(PATIENCE)
     assert not thread.is_alive(), "it hangs for ever"
+
+
+def time_out(worker: Worker, job_id: str) -> None:
+    """Let the time of a job's attempt be up: now that it has come as far as the test needs it."""
+    dispatcher: Any = worker._dispatcher
+
+    def started() -> list[Attempt]:
+        return [a for a in dispatcher.leased() if a.claim.id == job_id and a.deadline is not None]
+
+    wait_until(started)  # a process handler tells of its start in its own time
+    started()[0].deadline = time.monotonic()
+    dispatcher._watch.wake()
 
 
 def path_of(queue: Queue) -> str:

@@ -14,7 +14,7 @@ from holdfast import Context, Queue
 from holdfast.handlers.options import Executor
 from tests.support import wait_until
 from tests.worker import handlers
-from tests.worker.support import PATIENCE, Gate, get
+from tests.worker.support import PATIENCE, Gate, get, time_out
 
 pytestmark = pytest.mark.process
 
@@ -62,10 +62,13 @@ def test_error_of_a_handler_that_the_shutdown_deadline_cut_short_costs_no_attemp
 def test_error_of_a_handler_whose_time_is_up_is_recorded_as_its_timeout(
     queue: Queue, start_worker: StartWorker, tmp_path: Path, executor: Executor
 ) -> None:
-    register(queue, executor, max_attempts=1, timeout=0.3)
-    start_worker()
-    job = queue.wait(queue.enqueue("work", {"started": str(tmp_path / "started")}).id, timeout=PATIENCE)
-    assert (job.status, job.error) == ("failed", "TimedOut: the attempt ran longer than its timeout of 0.3 s")
+    register(queue, executor, max_attempts=1, timeout=600)
+    worker = start_worker()
+    job = queue.enqueue("work", {"started": str(tmp_path / "started")})
+    wait_until((tmp_path / "started").exists)
+    time_out(worker, job.id)
+    job = queue.wait(job.id, timeout=PATIENCE)
+    assert (job.status, job.error) == ("failed", "TimedOut: the attempt ran longer than its timeout of 600 s")
     assert job.errors[0].traceback is not None
     assert "connection lost" in job.errors[0].traceback, "what the handler made of it is kept as evidence"
 

@@ -19,7 +19,7 @@ from holdfast.worker import runner
 from holdfast.worker.slots import Slots
 from tests.support import Recorder, both_engines, wait_until
 from tests.worker import handlers, handlers_slow_import
-from tests.worker.support import PATIENCE, Gate, Spy, get, is_alive
+from tests.worker.support import PATIENCE, Gate, Spy, get, is_alive, time_out
 
 pytestmark = pytest.mark.slow
 
@@ -101,14 +101,16 @@ def test_process_handler_is_killed_with_all_it_started_and_the_worker_goes_on(
     queue: Queue, start_worker: StartWorker, tmp_path: Path
 ) -> None:
     for handler in (handlers.sleep_with_grandchild, handlers.ignore_termination):
-        queue.job(executor="process", timeout=1.5, max_attempts=1)(handler)
+        queue.job(executor="process", timeout=600, max_attempts=1)(handler)
     queue.job(executor="process")(handlers.where)
-    start_worker(concurrency=2)
+    worker = start_worker(concurrency=2)
     types = ("sleep_with_grandchild", "ignore_termination")
     jobs = [queue.enqueue(type, {"pids": str(tmp_path / type)}) for type in types]
     for job in jobs:
+        wait_until((tmp_path / job.type).exists)
+        time_out(worker, job.id)
         done = queue.wait(job.id, timeout=PATIENCE)
-        assert done.error == "TimedOut: the attempt ran longer than its timeout of 1.5 s"
+        assert done.error == "TimedOut: the attempt ran longer than its timeout of 600 s"
         pids = [int(pid) for pid in (tmp_path / job.type).read_text().split()]
         assert len(pids) == 2
         wait_until(lambda: not any(map(is_alive, pids)), message="processes are left")  # noqa: B023

@@ -33,7 +33,7 @@ from tests import postgres
 from tests.support import Recorder, both_engines, wait_until
 from tests.worker import handlers
 from tests.worker.handlers import store
-from tests.worker.support import PATIENCE, Gate, Spy, get, sql, supersede
+from tests.worker.support import PATIENCE, Gate, Spy, get, sql, supersede, time_out
 
 StartWorker = Callable[..., Any]
 
@@ -676,13 +676,13 @@ def test_async_handler_cancelled_while_it_waits_for_the_lock_leaves_no_lock_behi
 
 
 def test_block_that_is_held_does_not_expire(queue: Queue) -> None:
-    queue.set_config("transaction_seconds", 0.1)
+    queue.set_config("transaction_seconds", 1)  # time to get to hold()
 
     @queue.job(max_attempts=1)
     def slow(ctx: Context) -> None:
         with ctx.transaction() as connection:
             ctx.hold()
-            time.sleep(0.3)  # longer than transaction_seconds
+            time.sleep(1.1)  # longer than transaction_seconds
             store(connection, "held")
 
     job = slow.enqueue()
@@ -942,7 +942,7 @@ def test_worker_goes_on_while_a_job_is_inside_its_block(
 ) -> None:
     """Its row is locked for as long: a turn that writes about it passes over it."""
 
-    @queue.job(max_attempts=1, timeout=1 if "timeout" in what else None)  # time to get into the block
+    @queue.job(max_attempts=1, timeout=600)
     def slow(ctx: Context) -> None:
         with ctx.transaction():
             if what == "held timeout":
@@ -952,10 +952,11 @@ def test_worker_goes_on_while_a_job_is_inside_its_block(
 
     queue.job(name="quick")(lambda: None)
     queue.set_config("lease_seconds", 60)
-    start_worker()
+    worker = start_worker()
     job = slow.enqueue()
     gate.wait_entered()
     if "timeout" in what:
+        time_out(worker, job.id)
         recorder.wait(HandlerStuck, job_id=job.id)
     for _ in range(3):
         assert run_one(queue, "quick").status == "completed"
