@@ -160,7 +160,7 @@ class Desk:
                 found[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().decode().replace("\0", " ")
         return found
 
-    def wait_empty(self, timeout: float = 10.0) -> None:
+    def wait_empty(self, timeout: float = 30.0) -> None:
         """No process of this home is left."""
         wait_until(lambda: not self.processes(), timeout, f"processes left behind: {self.processes()}")
 
@@ -171,7 +171,7 @@ class Desk:
         for running in left:
             running.signal(signal.SIGKILL)
             running.wait()
-        deadline = time.monotonic() + 3.0
+        deadline = time.monotonic() + 30.0
         while (found := self.processes()) and time.monotonic() < deadline:
             time.sleep(0.02)
         for pid in found:

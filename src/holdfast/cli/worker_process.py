@@ -10,7 +10,7 @@ from msgspec import Struct
 from holdfast.cli import open_closed_streams
 from holdfast.cli.app import make_queue
 from holdfast.cli.command import given_database
-from holdfast.events import ReconciliationFailed
+from holdfast.events import Event, ReconciliationFailed, WorkerStarted
 from holdfast.jobs import install
 from holdfast.observe import log
 from holdfast.queue import Queue
@@ -39,12 +39,12 @@ def _prepare(options: Options, tell: Tell) -> Callable[[], int]:
     )
     queue.open()
 
-    def tell_registered() -> None:
-        tell(Notice(worker_id=worker.id, database=queue.url))
-        if is_to_reconcile():
+    def reconcile_once(event: Event) -> None:
+        if isinstance(event, WorkerStarted) and is_to_reconcile():
             threading.Thread(target=_reconcile, args=(queue,), name="holdfast-reconcile", daemon=True).start()
 
-    worker.on_registered = tell_registered
+    worker.on_registered = lambda: tell(Notice(worker_id=worker.id, database=queue.url))
+    queue.events.subscribe(reconcile_once)
 
     def work() -> int:
         finished = worker.run()
