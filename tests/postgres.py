@@ -162,8 +162,8 @@ def share_server() -> None:
 
         def end() -> None:
             if os.getpid() == owner:
-                alive.close()
                 _end(folder)
+                alive.close()  # not before: a run that begins would end it too
 
         atexit.register(end)
 

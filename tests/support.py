@@ -15,6 +15,7 @@ import pytest
 from holdfast.events import Event, Events
 
 E = TypeVar("E", bound=Event)
+T = TypeVar("T")
 
 both_engines = pytest.mark.parametrize("engine", ["sqlite", "postgres"], indirect=True)
 """For tests of what reads or writes the store; all else above it is the same code for both engines."""
@@ -32,6 +33,21 @@ def wait_until(condition: Callable[[], object], timeout: float = 30.0, message: 
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {timeout:g} s: {message or condition}")
         time.sleep(0.005)
+
+
+def wait_still(look: Callable[[], T], seconds: float = 0.4) -> T:
+    """Wait until something has stayed as it is for a while; returns it."""
+    seen, since = look(), time.monotonic()
+
+    def is_still() -> bool:
+        nonlocal seen, since
+        now = look()
+        if now != seen:
+            seen, since = now, time.monotonic()
+        return time.monotonic() - since >= seconds
+
+    wait_until(is_still, message="it never rests")
+    return seen
 
 
 def open_files() -> Counter[str]:

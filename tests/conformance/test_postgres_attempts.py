@@ -167,7 +167,7 @@ def test_statement_that_waits_while_the_block_ends_is_refused(store: PostgresSto
 
 
 def test_session_whose_block_expired_is_not_lent_again(store: PostgresStore) -> None:
-    with suppress(TransactionExpired), block(store, "a", seconds=0.02) as own:
+    with suppress(TransactionExpired), block(store, "a", seconds=1) as own:  # time to get to its end
         first = backend_of(own)
         own.execute("SELECT pg_sleep(10)")
     with block(store, "b") as own:

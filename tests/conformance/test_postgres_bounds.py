@@ -205,16 +205,16 @@ def test_process_that_is_too_slow_for_the_server_gets_more_time(
 ) -> None:
     monkeypatch.setattr(store.database, "_idle", 0.05)
 
-    def works_slowly() -> bool:
+    def works_slowly(seconds: float = 0.12) -> bool:
         try:
             with store.transaction() as session:
                 session.rows("SELECT 1")
-                time.sleep(0.12)
+                time.sleep(seconds)
         except ConnectionLost:
             return False
         return True
 
-    assert not works_slowly()
+    assert not works_slowly(1.0)  # time for a busy server to end it
     wait_until(works_slowly, message="each time it gets twice as much")
 
 

@@ -416,7 +416,7 @@ def test_outcome_survives_when_settings_cannot_be_read_at_its_end(
     gate.open()
     settings.wait_called(1)
     settings.always = None
-    done = queue.wait(job.id, timeout=10)
+    done = queue.wait(job.id, timeout=PATIENCE)
     assert (done.status, done.result, done.attempts) == ("completed", "done", 1), done.error
 
 

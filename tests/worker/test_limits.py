@@ -245,7 +245,7 @@ def test_rate_limited_jobs_start_when_their_time_has_come_not_at_the_next_poll(
     start_worker()
     jobs = queue.enqueue_many("work", [{}] * 20)
     for job in jobs:
-        assert queue.wait(job.id, timeout=10).status == "completed"
+        assert queue.wait(job.id, timeout=PATIENCE).status == "completed"
 
 
 def test_limits_of_one_type_do_not_hold_up_others(

@@ -51,8 +51,8 @@ def test_paused_queue_starts_nothing_and_resumes_at_once(
     looks.wait_called(1)
     assert get(queue, job.id).status == get(queue, other.id).status == "pending"
     other_queue.resume()
-    assert queue.wait(job.id, timeout=10).status == "completed"
-    assert queue.wait(other.id, timeout=10).status == "completed"
+    assert queue.wait(job.id, timeout=PATIENCE).status == "completed"
+    assert queue.wait(other.id, timeout=PATIENCE).status == "completed"
 
 
 def test_running_jobs_finish_while_the_queue_is_paused(
@@ -83,7 +83,7 @@ def test_pause_of_a_type_leaves_the_others_running(
     assert queue.wait(queue.enqueue("b").id, timeout=PATIENCE).status == "completed"
     assert get(queue, paused.id).status == "pending"
     other_queue.resume(type="a")
-    assert queue.wait(paused.id, timeout=10).status == "completed"
+    assert queue.wait(paused.id, timeout=PATIENCE).status == "completed"
 
 
 def test_lane_is_paused_by_itself(queue: Queue, start_worker: StartWorker) -> None:
@@ -158,7 +158,7 @@ def test_resumed_worker_takes_what_has_waited(
     worker.resume()
     recorder.wait(WorkerResumed)
     assert not worker.is_paused
-    assert queue.wait(job.id, timeout=10).status == "completed"
+    assert queue.wait(job.id, timeout=PATIENCE).status == "completed"
 
 
 def test_running_jobs_of_a_paused_worker_finish(queue: Queue, start_worker: StartWorker, gate: Gate) -> None:

@@ -88,7 +88,7 @@ def test_pace_of_one_type_does_not_let_others_be_claimed_ahead(
     later = queue.enqueue_many("fast", [{}] * 30)
     start_worker(other_queue)
     for job in later:
-        assert queue.wait(job.id, timeout=10).status == "completed", "held behind the slow one"
+        assert queue.wait(job.id, timeout=PATIENCE).status == "completed", "held behind the slow one"
     assert recorder.all(JobReleased) == [], "claimed ahead of a slot that was not to be free"
 
 

@@ -375,7 +375,7 @@ def test_second_signal_stops_at_once_and_gives_the_job_back(
     program.send_signal(signal.SIGINT)
     wait_until(lambda: [worker.state for worker in queue.workers()] == ["stopping"])
     program.send_signal(signal.SIGTERM)
-    output, errors = program.communicate(timeout=10)
+    output, errors = program.communicate(timeout=PATIENCE)
     assert (program.returncode, output) == (0, "left in order\n"), errors
     left = get(queue, job.id)
     assert (left.status, left.attempts) == ("pending", 0)

@@ -345,14 +345,14 @@ def test_timeout_counts_from_the_handlers_start_not_from_the_claim(
     queue.register("work", work)
     batch = [*([{}] * 300), {"block": True}]
     queue.enqueue_many("work", batch)
-    last = queue.enqueue_many("work", [{}] * 20, timeout=0.3, max_attempts=1)
+    last = queue.enqueue_many("work", [{}] * 20, timeout=1, max_attempts=1)
     start_worker(concurrency=1)
     gate.wait_entered()
     wait_until(lambda: queue.stats()["processing"] > 1, message="nothing is held")
     held = queue.jobs(status="processing", limit=100)
     assert len(held) > 1
     waited = threading.Event()
-    waited.wait(0.5)  # longer than the timeout: this is what the promise is about
+    waited.wait(1.1)  # longer than the timeout: this is what the promise is about
     gate.open()
     for job in last:
         assert queue.wait(job.id, timeout=PATIENCE).status == "completed"
@@ -365,11 +365,11 @@ def test_timeout_of_a_process_handler_counts_from_its_start_not_from_the_import(
 ) -> None:
     import_gate = tmp_path / "import"
     monkeypatch.setenv("HOLDFAST_TEST_IMPORT_GATE", str(import_gate))
-    queue.job(executor="process", timeout=0.5, max_attempts=1)(handlers_slow_import.quick)
+    queue.job(executor="process", timeout=1, max_attempts=1)(handlers_slow_import.quick)
     start_worker()
     job = queue.enqueue("quick")
     wait_until(lambda: Path(f"{import_gate}.importing").exists())
-    threading.Event().wait(0.6)  # longer than the timeout: this is what the promise is about
+    threading.Event().wait(1.1)  # longer than the timeout: this is what the promise is about
     import_gate.touch()
     done = queue.wait(job.id, timeout=PATIENCE)
     assert done.status == "completed", done.error

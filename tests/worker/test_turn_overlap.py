@@ -28,7 +28,7 @@ from holdfast.store.postgres.address import parse_url
 from holdfast.worker.executors.threads import ThreadExecutor
 from holdfast.worker.slots import Pace
 from holdfast.worker.statistics import Statistics
-from tests.support import Recorder, both_engines, wait_until
+from tests.support import Recorder, both_engines, wait_still, wait_until
 from tests.worker.support import PATIENCE, Gate, Spy, get, sql
 
 StartWorker = Callable[..., Any]
@@ -228,10 +228,7 @@ def test_idle_worker_takes_no_turns_and_no_looks(
     jobs = queue.enqueue_many("work", [{}] * 40)
     start_worker(concurrency=2)
     assert_each_ran_once(queue, jobs)
-    threading.Event().wait(0.2)  # what followed the last commit
-    found = turns.count, len(looks.calls)
-    threading.Event().wait(0.4)
-    assert (turns.count, len(looks.calls)) == found
+    wait_still(lambda: (turns.count, len(looks.calls)))
 
 
 @pytest.mark.parametrize("engine", ["postgres"], indirect=True)
@@ -441,6 +438,7 @@ def test_what_a_subscriber_enqueues_while_other_work_fills_every_turn_is_seen(
 def test_all_that_a_commit_in_doubt_has_claimed_is_given_back_and_seen_at_once(
     queue: Queue, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    queue.set_config("lease_seconds", 600)
     queue.register("work", lambda payload: None)
     jobs = queue.enqueue_many("work", [{}] * 3)
     database: Any = store_of(queue).database
@@ -456,7 +454,7 @@ def test_all_that_a_commit_in_doubt_has_claimed_is_given_back_and_seen_at_once(
     monkeypatch.setattr(database, "commit", doubtful)
     start_worker(concurrency=3)
     for job in jobs:
-        assert queue.wait(job.id, timeout=5).attempts == 1
+        assert queue.wait(job.id, timeout=PATIENCE).attempts == 1
     assert doubts["one"] == 1
 
 
@@ -493,7 +491,7 @@ def test_held_jobs_run_while_a_turn_is_at_something_else(
 
     def sweep_late() -> Any:
         if turns.count == 1:
-            waits.append(ran.wait(5))
+            waits.append(ran.wait(PATIENCE))
         return sweep()
 
     monkeypatch.setattr(store_of(queue), "list_expired", sweep_late)
@@ -514,10 +512,8 @@ def test_no_turn_follows_where_nothing_more_can_be_taken(
     queue.register("limited", lambda payload: gate.enter(), rate_limit=1000)
     start_worker(concurrency=2)
     queue.wait(queue.enqueue("fast").id, timeout=PATIENCE)
-    threading.Event().wait(0.1)
-    before = turns.count
+    before = wait_still(lambda: turns.count)
     queue.enqueue_many("limited", [{}] * 2)
     gate.wait_entered(2)
     recorder.wait(JobClaimed, count=3)
-    threading.Event().wait(0.1)
-    assert turns.count == before + 1
+    assert wait_still(lambda: turns.count) == before + 1
