@@ -22,6 +22,7 @@ from tests.process.programs import is_alive
 from tests.support import wait_until
 from tests.surfaces.desk import PATIENT, Desk, Running
 from tests.surfaces.live import client, write_lock
+from tests.surfaces.support import wait_until_read
 
 SOON = 60.0
 ANSWERED, OPEN = 50, 200
@@ -226,7 +227,7 @@ def test_a_killed_supervisor_takes_server_and_workers_with_it(desk: Desk, databa
     desk.wait_started(job)
     with write_lock(database.path) as release:
         caller = Caller(address, "open")
-        poll([caller], 0.2)
+        wait_until_read(address)
         running.signal(signal.SIGKILL)
         assert running.wait(SOON) == -signal.SIGKILL
         wait_until(lambda: running.events("server.stopping"), SOON, "the server notices")

@@ -16,6 +16,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+
+from tests.support import wait_until
 
 ROOT = Path(__file__).parents[2]
 
@@ -243,3 +246,17 @@ def on_terminal(
         return started.finish(timeout)
     finally:
         started.close()
+
+
+def wait_until_read(address: str) -> None:
+    """Wait until a server has accepted all its connections, and read all that was sent on them."""
+    port = f":{urlsplit(address).port or 0:04X}"
+    established = "01"
+
+    def is_read() -> bool:
+        rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        theirs = [row for row in rows if row[1].endswith(port) and row[3] == established]
+        # An inode of 0: nobody has accepted it yet. Behind the colon is what waits to be read.
+        return bool(theirs) and all(row[9] != "0" and row[4].endswith(":00000000") for row in theirs)
+
+    wait_until(is_read, 60.0, f"{address} has read what it was sent")

@@ -23,7 +23,7 @@ from tests.process.programs import is_alive
 from tests.support import both_engines, wait_until
 from tests.surfaces.desk import Desk, Running
 from tests.surfaces.live import client, write_lock
-from tests.surfaces.support import Cli, environment, start_queuectl
+from tests.surfaces.support import Cli, environment, start_queuectl, wait_until_read
 
 pytestmark = pytest.mark.process
 
@@ -75,16 +75,26 @@ class Request(threading.Thread):
         self.status: int | None = None
         self.body = ""
         self.error: httpx.HTTPError | None = None
+        self._is_sent = threading.Event()
         self.start()
 
     def run(self) -> None:
         try:
             with client(self._address) as api:
-                answer = api.post("/api/tasks", json={"type": "foreign"})
+                answer = api.post("/api/tasks", json={"type": "foreign"}, extensions={"trace": self._trace})
         except httpx.HTTPError as error:
             self.error = error
         else:
             self.status, self.body = answer.status_code, answer.text
+
+    def _trace(self, name: str, _: object) -> None:
+        if name == "http11.send_request_body.complete":
+            self._is_sent.set()
+
+    def wait_read(self) -> None:
+        """Wait until the server has read it."""
+        assert self._is_sent.wait(SOON)
+        wait_until_read(self._address)
 
     @property
     def is_over(self) -> bool:
@@ -413,7 +423,7 @@ def test_stopping_answers_the_requests_in_flight_and_ends_streams(desk: Desk) ->
         assert next(line for line in lines if line == "event: stats")
         with write_lock(desk.home / "queue.db") as release:
             request = Request(address)
-            wait_until(lambda: in_flight(address) >= 2, SOON, "the request has been sent")
+            request.wait_read()
             running.signal(signal.SIGTERM)
             stopping = running.wait_for("server.stopping")
             assert stopping["requests"] >= 1
@@ -429,15 +439,6 @@ def test_stopping_answers_the_requests_in_flight_and_ends_streams(desk: Desk) ->
     assert running.errors() == ""
     assert desk.job(json.loads(request.body)["id"]).status == "pending"
     assert running.events("server.stopped")[0]["cut_short"] == 0
-
-
-def in_flight(address: str) -> int:
-    """How many connections to the server have been accepted: all but those that it listens with."""
-    port = f"{urlsplit(address).port or 0:04X}"
-    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    established = "01"
-    # An inode of 0: nobody has accepted it yet.
-    return sum(row[1].endswith(f":{port}") and row[3] == established and row[9] != "0" for row in rows)
 
 
 def test_a_job_longer_than_the_deadline_is_given_back_and_said_so(desk: Desk) -> None:
@@ -473,7 +474,7 @@ def test_the_second_signal_does_not_wait_for_a_request(desk: Desk) -> None:
     running, address = start_server(desk)
     with write_lock(desk.home / "queue.db"):
         request = Request(address)
-        wait_until(lambda: in_flight(address) >= 1, SOON, "the request has been sent")
+        request.wait_read()
         running.signal(signal.SIGTERM)
         running.wait_for("server.stopping")
         running.signal(signal.SIGINT)
@@ -489,7 +490,7 @@ def test_a_request_longer_than_the_deadline_is_cut_short_without_a_traceback(des
     running, address = start_server(desk)
     with write_lock(desk.home / "queue.db"):
         request = Request(address)
-        wait_until(lambda: in_flight(address) >= 1, SOON, "the request has been sent")
+        request.wait_read()
         running.signal(signal.SIGTERM)
         assert running.wait(SOON) == 1
         request.join(SOON)
