@@ -37,7 +37,7 @@ from tests.conformance.steps import (
 )
 from tests.support import wait_until
 
-IDLE = 0.3
+IDLE = 1.0
 
 
 @pytest.fixture
