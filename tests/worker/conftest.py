@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from holdfast import Queue
+from holdfast.worker import runner
+from holdfast.worker.slots import Slots
 from tests.support import Recorder
 from tests.worker.support import Gate
 
@@ -34,6 +37,18 @@ def other_queue(queue: Queue) -> Iterator[Queue]:
     """
     with Queue(queue.url, defaults=queue.defaults) as other:
         yield other
+
+
+@pytest.fixture
+def holds_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers hold ten jobs ready beyond their slots, whatever their pace and for as long as it takes."""
+
+    def room(slots: Slots, *_: object, **__: object) -> int:
+        return max(0, slots.concurrency + 10 - len(slots.running()) - len(slots.held()))
+
+    monkeypatch.setattr(Slots, "room", room)
+    monkeypatch.setattr(Slots, "total_room", lambda slots: (room(slots), room(slots)))
+    monkeypatch.setattr(runner, "LONGEST_HELD", math.inf)
 
 
 @pytest.fixture

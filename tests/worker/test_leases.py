@@ -84,21 +84,18 @@ def test_jobs_held_and_outcomes_not_yet_written_are_renewed_too(
     start_worker: StartWorker,
     gate: Gate,
     short_heartbeat: None,
+    holds_ready: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def work(payload: dict[str, Any]) -> None:
-        if payload.get("block"):
-            gate.enter()
-
-    queue.register("work", work)
-    queue.enqueue_many("work", [*([{}] * 300), {"block": True}, *([{}] * 20)])
+    queue.register("work", lambda payload: gate.enter())
+    queue.enqueue_many("work", [{}] * 20)
     beats = Spy(store_of(queue).heartbeat)
     monkeypatch.setattr(store_of(queue), "heartbeat", beats)
     start_worker(concurrency=1)
     gate.wait_entered()
-    wait_until(lambda: queue.stats()["completed"] == 300 and queue.stats()["processing"] > 1)
+    wait_until(lambda: queue.stats()["processing"] == 11)
     beats.wait_called(2)
-    wait_until(lambda: len(beats.calls[-1][1]) == queue.stats()["processing"])
+    wait_until(lambda: len(beats.calls[-1][1]) == 11)
 
 
 def test_worker_that_cannot_renew_stops_its_async_handlers_and_lets_their_jobs_go(

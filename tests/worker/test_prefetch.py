@@ -22,6 +22,22 @@ from tests.worker.support import PATIENCE, Gate, Spy
 StartWorker = Callable[..., Any]
 
 
+class Ahead:
+    """The most jobs that a worker with one slot had claimed and not yet run, that which runs included."""
+
+    def __init__(self, queue: Queue) -> None:
+        self._claimed = self._ended = self.most = 0
+        queue.events.subscribe(self._count)
+
+    def work(self, payload: object) -> None:
+        self._ended += 1
+
+    def _count(self, event: Event) -> None:
+        if isinstance(event, JobClaimed):
+            self._claimed += 1
+            self.most = max(self.most, self._claimed - self._ended)
+
+
 def test_slow_handlers_hold_nothing_ahead(
     queue: Queue, start_worker: StartWorker, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -44,19 +60,14 @@ def test_slow_handlers_hold_nothing_ahead(
 
 
 @both_engines
-def test_fast_handlers_hold_some_ahead(queue: Queue, start_worker: StartWorker, gate: Gate) -> None:
-    def work(payload: dict[str, Any]) -> None:
-        if payload.get("block"):
-            gate.enter()
-
-    queue.register("work", work)
-    jobs = queue.enqueue_many("work", [*([{}] * 300), {"block": True}, *([{}] * 50)])
+def test_fast_handlers_hold_some_ahead(queue: Queue, start_worker: StartWorker) -> None:
+    ahead = Ahead(queue)
+    queue.register("work", ahead.work)
+    jobs = queue.enqueue_many("work", [{}] * 300)
     start_worker(concurrency=1)
-    gate.wait_entered()
-    wait_until(lambda: queue.stats()["processing"] > 1)
-    gate.open()
     for job in jobs:
         assert queue.wait(job.id, timeout=PATIENCE).attempts == 1
+    assert ahead.most > 1
 
 
 def test_limited_types_hold_nothing_ahead(queue: Queue, start_worker: StartWorker, gate: Gate) -> None:
@@ -323,21 +334,13 @@ def test_prefetch_of_the_whole_queue_bounds_all_types_together() -> None:
 def test_worker_holds_no_more_ready_than_prefetch_says(
     queue: Queue, start_worker: StartWorker, gate: Gate, scope: str | None
 ) -> None:
-    claimed = ended = most = 0
+    ahead = Ahead(queue)
 
     def work(payload: dict[str, Any]) -> None:
-        nonlocal ended
         if payload.get("block"):
             gate.enter()
-        ended += 1
+        ahead.work(payload)
 
-    def count(event: Event) -> None:
-        nonlocal claimed, most
-        if isinstance(event, JobClaimed):
-            claimed += 1
-            most = max(most, claimed - ended)
-
-    queue.events.subscribe(count)
     queue.register("work", work)
     queue.set_config("prefetch", 3, type=scope)
     jobs = queue.enqueue_many("work", [*([{}] * 400), {"block": True}, *([{}] * 50)])
@@ -345,7 +348,7 @@ def test_worker_holds_no_more_ready_than_prefetch_says(
     gate.wait_entered()
     wait_until(lambda: queue.stats()["completed"] == 400)  # until it is written, what has ended is processing
     assert queue.stats()["processing"] <= 4
-    assert most <= 4
+    assert ahead.most <= 4
     gate.open()
     assert queue.wait(jobs[-1].id, timeout=PATIENCE).status == "completed"
 
