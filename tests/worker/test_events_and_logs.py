@@ -32,8 +32,8 @@ def names(recorder: Recorder, job_id: str) -> list[str]:
 
 def test_events_of_a_job_that_completes(queue: Queue, start_worker: StartWorker, recorder: Recorder) -> None:
     queue.register("work", lambda payload: None)
-    worker = start_worker()
     job = queue.enqueue("work", delay=0.01)
+    worker = start_worker()
     completed = recorder.wait(e.JobCompleted)
     assert names(recorder, job.id) == ["job.enqueued", "job.promoted", "job.claimed", "job.completed"]
     assert (completed.type, completed.attempt, completed.worker_id) == ("work", 1, worker.id)
@@ -45,8 +45,8 @@ def test_events_of_a_job_that_fails(queue: Queue, start_worker: StartWorker, rec
         raise RuntimeError("broken")
 
     queue.register("work", fail, max_attempts=2)
-    start_worker()
     job = queue.enqueue("work")
+    start_worker()
     failed = recorder.wait(e.JobFailed)
     assert names(recorder, job.id) == [
         "job.enqueued",
@@ -79,14 +79,15 @@ def test_events_of_a_running_job_that_is_cancelled(
 ) -> None:
     @queue.job
     def work(ctx: Context) -> None:
-        gate.count()
+        gate.enter()
         while True:
             ctx.check()
 
-    start_worker()
     job = work.enqueue()
+    start_worker()
     gate.wait_entered()
     queue.cancel(job.id)
+    gate.open()
     recorder.wait(e.JobCancelled)
     assert names(recorder, job.id) == [
         "job.enqueued",
