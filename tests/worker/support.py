@@ -118,10 +118,10 @@ class Spy:
                 raise self.failures.pop(0)
         return self._method(*args, **kwargs)
 
-    def wait_called(self, more: int) -> None:
-        """Wait for so many calls from now on."""
+    def wait_called(self, more: int, *, after: int | None = None) -> None:
+        """Wait for so many calls from now on, or after so many as there were before something was done."""
         with self._changed:
-            wanted = len(self.calls) + more
+            wanted = more + (len(self.calls) if after is None else after)
             assert self._changed.wait_for(lambda: len(self.calls) >= wanted, PATIENCE)
 
 

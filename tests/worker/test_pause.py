@@ -45,10 +45,12 @@ def test_paused_queue_starts_nothing_and_resumes_at_once(
     queue.register("work", lambda payload: None)
     start_worker()
     other_queue.pause()
+    before = len(looks.calls)
     job = other_queue.enqueue("work")
-    looks.wait_called(1)
+    looks.wait_called(1, after=before)
+    before = len(looks.calls)
     other = other_queue.enqueue("work")
-    looks.wait_called(1)
+    looks.wait_called(1, after=before)
     assert get(queue, job.id).status == get(queue, other.id).status == "pending"
     other_queue.resume()
     assert queue.wait(job.id, timeout=PATIENCE).status == "completed"

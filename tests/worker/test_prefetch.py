@@ -54,8 +54,9 @@ def test_slow_handlers_hold_nothing_ahead(
     gate.wait_entered(2)
     wait_until(lambda: queue.stats()["completed"] == 4)
     for _ in range(2):
+        before = len(looks.calls)
         queue.enqueue("other")
-        looks.wait_called(1)
+        looks.wait_called(1, after=before)
     assert queue.stats()["processing"] == 2
 
 

@@ -433,7 +433,7 @@ def test_setting_is_followed_by_a_running_worker_of_another_queue_object(
     settings = Spy(store_of(queue).read_settings)
     monkeypatch.setattr(store_of(queue), "read_settings", settings)
     queue.pause(type="nothing")  # a change, so that the worker reads them once more
-    settings.wait_called(1)
+    settings.wait_called(1, after=0)
     done = queue.wait(hang.enqueue().id, timeout=PATIENCE)
     assert done.error == "TimedOut: the attempt ran longer than its timeout of 0.1 s"
 
