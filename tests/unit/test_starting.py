@@ -406,6 +406,16 @@ def test_a_lane_with_a_limit_of_its_own_takes_nothing_from_the_others() -> None:
     assert seqs(choose([line("pay:eu", 1, 3), line("pay:us", 2, 4)], room_for(limits), 10)) == [1, 2]
 
 
+def test_no_line_is_read_on_once_its_limit_is_used_up() -> None:
+    settings = Settings({("max_running", ""): 2})
+    lines = [[Candidate(0, 10 * lane + n, f"a:{lane}") for n in range(3)] for lane in range(100)]
+    read_on: list[int] = []
+    room = Room(settings, Usage(), NOW)
+    assert [job.seq for job in choose(lines, room, 50, read_on.append)] == [0, 1]
+    assert read_on == []
+    assert len(room.limited) == 100
+
+
 def test_the_limit_of_the_queue_is_shared_by_all_that_have_none_of_their_own() -> None:
     limits = {("max_running", ""): 2, ("max_running", "mail"): 5}
     room = room_for(limits, running={"mail": 5, "pay": 1})

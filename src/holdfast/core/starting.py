@@ -212,7 +212,8 @@ def choose(
     """Up to `limit` jobs that start now, out of a line of candidates for each type.
 
     Of the first of all lines the most urgent goes first, and then the one that came first. What may not start
-    is passed over. At the end of a line, by its number, `extend` may make it longer.
+    is passed over, and with it the rest of its line if none of its type may. At the end of a line, by its
+    number, `extend` may make it longer.
     """
     order = [(-line[0].priority, line[0].seq, number, 0) for number, line in enumerate(lines) if line]
     heapify(order)
@@ -224,6 +225,8 @@ def choose(
         if room.may_start(candidate.type, candidate.group):
             room.take(candidate.type, candidate.group)
             chosen.append(candidate)
+        elif room.most(candidate.type) <= 0:
+            continue
         if place + 1 == len(line):
             extend(number)
         if place + 1 < len(line):
