@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psycopg
 import pytest
@@ -685,7 +685,7 @@ def test_sync_connection_is_taken_by_enqueue_async(queue: Queue, url: str, engin
 class WithoutNumbers(sqlite3.Cursor):
     """Python 3.12.0 to 3.12.3 takes `?1` for a name, and warns of values that have none."""
 
-    def execute(self, sql: str, parameters: Any = ()) -> sqlite3.Cursor:
+    def execute(self, sql: str, parameters: Any = ()) -> Self:
         assert not re.search(r"\?\d", sql), sql
         return super().execute(sql, parameters)
 

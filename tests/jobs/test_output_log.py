@@ -493,7 +493,7 @@ def test_thread_that_can_not_be_started_costs_other_machines_a_delay_alone(
     shared.write(b"first\n")
     shared.write(b"second\n")
     log.close()
-    shared.keep()
+    shared.flush()
     assert kept == [(13, b"first\nsecond\n")]
 
 

@@ -118,7 +118,7 @@ def test_job_whose_process_was_importing_its_handler_loses_no_attempt(
     queue: Queue, programs: Programs, database: Database, tmp_path: Path
 ) -> None:
     gate = tmp_path / "import"
-    queue.store.now()
+    store_of(queue).now()
     job = queue.enqueue("quick", max_attempts=1).id
     worker = programs.worker(environment={"HOLDFAST_TEST_IMPORT_GATE": str(gate)})
     wait_until(Path(f"{gate}.importing").exists, message="the import")

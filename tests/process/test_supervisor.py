@@ -296,7 +296,7 @@ def test_a_worker_that_dies_as_soon_as_the_log_names_it_is_known_to_its_supervis
         message="its row stays",
     )
     assert workers.stop() == 0
-    assert desk.queue.store.list_workers() == []
+    assert store_of(desk.queue).list_workers() == []
 
 
 def test_a_dead_worker_is_found_though_what_it_forked_lives_on(desk: Desk, app: Path) -> None:

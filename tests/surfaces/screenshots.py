@@ -179,9 +179,8 @@ class Shop:
             if finish.decision.status is not Status.SCHEDULED:
                 _, wait, run = PACE[claim.type]
                 varied = self._chance.uniform(0.5, 2)
-                self._statistics.end(
-                    claim.type, finish.decision.status, now, wait=wait * varied, run=run * varied
-                )
+                pace = [(wait * varied, run * varied)]
+                self._statistics.end(claim.type, finish.decision.status, now, pace)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import Queue
+from holdfast.store.open import store_of
 from holdfast.store.records import Demand
 from holdfast.supervisor.dead_workers import DeadWorkers
 from holdfast.supervisor.process import Notice
@@ -20,7 +21,7 @@ def test_supervisor_that_gets_no_thread_goes_on_and_frees_the_jobs_when_there_is
     queue = Queue(f"sqlite:///{tmp_path / 'queue.db'}")
     job = queue.enqueue("work")
     demand = Demand(type="work", limit=1, max_attempts=3)
-    assert queue.store.claim_jobs("dead", [demand], limit=1, lease_seconds=600).claims
+    assert store_of(queue).claim_jobs("dead", [demand], limit=1, lease_seconds=600).claims
     dead_workers = DeadWorkers(queue.events)
     dead = Notice(worker_id="dead", database=queue.url)
 

@@ -118,7 +118,7 @@ def test_worker_that_cannot_renew_stops_its_async_handlers_and_lets_their_jobs_g
         try:
             await asyncio.Event().wait()
         finally:
-            stopped_at.append(queue.store.now())
+            stopped_at.append(store_of(queue).now())
             stopped.set()
         return ""
 

@@ -10,6 +10,7 @@ import pytest
 
 from holdfast import Job, Queue
 from holdfast.events import HandlerStuck, JobFailed
+from holdfast.handlers.options import HandlerOptions
 from holdfast.store.open import store_of
 from holdfast.worker import suspects
 from tests.support import Recorder, both_engines
@@ -117,7 +118,10 @@ def test_suspect_is_not_claimed_by_a_worker_without_a_slot_for_it(
         if payload.get("stick"):
             gate.enter()
 
-    queue.register("work", work, timeout=0.2, max_attempts=1, **({"concurrency": 1} if is_types else {}))
+    options: HandlerOptions = {"timeout": 0.2, "max_attempts": 1}
+    if is_types:
+        options["concurrency"] = 1
+    queue.register("work", work, **options)
     queue.register("other", lambda payload: None)
     start_worker(concurrency=2 if is_types else 1)
     queue.enqueue("work", {"stick": True})
@@ -127,8 +131,8 @@ def test_suspect_is_not_claimed_by_a_worker_without_a_slot_for_it(
     queue.enqueue("other")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(suspects, "LOOK_PAUSE", 0.05)
-        looks = Spy(queue.store.list_suspect_types)
-        patch.setattr(queue.store, "list_suspect_types", looks)
+        looks = Spy(store_of(queue).list_suspect_types)
+        patch.setattr(store_of(queue), "list_suspect_types", looks)
         looks.wait_called(2)
     waiting = get(queue, lost.id)
     assert (waiting.status, waiting.version) == ("pending", 0)

@@ -15,6 +15,7 @@ from holdfast import Context, Queue
 from holdfast.context import Attempt
 from holdfast.errors import Interrupted
 from holdfast.events import HandlerStuck, JobCompleted, JobFailed, JobRetrying, WorkerExhausted, WorkerStopped
+from holdfast.store.open import store_of
 from holdfast.worker import runner
 from holdfast.worker.slots import Slots
 from tests.support import Recorder, both_engines, wait_until
@@ -243,8 +244,8 @@ def test_slot_of_a_stuck_handler_is_used_again_as_soon_as_it_returns(
     recorder.wait(WorkerExhausted)
     recorder.wait(JobFailed)
     job = queue.enqueue("next")
-    looked = Spy(queue.store.list_heads)
-    monkeypatch.setattr(queue.store, "list_heads", looked)
+    looked = Spy(store_of(queue).list_heads)
+    monkeypatch.setattr(store_of(queue), "list_heads", looked)
     wait_until_quiet(lambda: len(looked.calls))
     gate.open()
     assert queue.wait(job.id, timeout=PATIENCE).result == "done"

@@ -131,6 +131,11 @@ def _is_plain(settings: Settings, type: str) -> bool:
     return not limits.fair and limits.group is None
 
 
+def read_of_each(types: Sequence[str], limit: int) -> int:
+    """How many jobs of each of these types are read at once, for a claim of `limit` of them together."""
+    return 2 * limit // max(1, len(types)) + 2
+
+
 class _PlainLines:
     """The lines of types without groups: of each no more is read than may be needed beside the others."""
 
@@ -139,8 +144,8 @@ class _PlainLines:
     ) -> None:
         self._waiting = waiting
         self._counts = counts
-        self._read = dict.fromkeys(types, 2 * limit // max(1, len(types)) + 2)
-        size = next(iter(self._read.values()), 0)
+        size = read_of_each(types, limit)
+        self._read = dict.fromkeys(types, size)
         lines = waiting.first(types, size) if types else []
         self.lines = [line[: counts[line[0].type]] for line in lines if line]
 
@@ -222,8 +227,10 @@ def _in_turn(
     seen_any = False
     while len(found) < count:
         wanted = count - len(found)
-        full = room.full_groups(type) + len(beside.seqs)
-        heads = _heads(type, below, after, wanted + full, waiting)
+        heads = _heads(type, below, after, wanted, waiting)
+        if len(heads) == wanted and not all(map(beside.fits, heads)):
+            full = room.full_groups(type) + len(beside.seqs)
+            heads = _heads(type, below, after, wanted + full, waiting)
         priorities = [jobs[0].priority for jobs in (heads, ungrouped) if jobs]
         if not priorities:
             break

@@ -6,25 +6,21 @@ of each to take, so that no more rows are locked than are claimed.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from holdfast.core.clock import microseconds
-from holdfast.core.rate_limit import Bucket
 from holdfast.core.settings import Settings
 from holdfast.core.starting import Candidate, Head, Room, Usage
-from holdfast.errors import StoreBusy
 from holdfast.store.candidates import Turns, choose_jobs
-from holdfast.store.database import PATIENCE
 from holdfast.store.postgres.arrays import transposed
-from holdfast.store.postgres.bounds import LONGEST_IDLE
-from holdfast.store.postgres.database import Database
 from holdfast.store.postgres.limit_locks import LimitLocks
 from holdfast.store.postgres.line import SUSPECTS, WAITS, Line
+from holdfast.store.postgres.pausing import CLAIMING
 from holdfast.store.postgres.schema import SEQ
 from holdfast.store.postgres.server_clock import CLOCK, PRESENT
-from holdfast.store.postgres.session import Session
+from holdfast.store.postgres.session import Reply, Session
+from holdfast.store.postgres.usage import USAGE, rate_row, usage_from
 from holdfast.store.records import Claim, Claimed, Demand
 
 _MOST_LOOKED_AT = 20_000
@@ -50,16 +46,6 @@ _HEADS_OF = f"""
 SELECT types.type, first.priority, first.seq FROM unnest($1::text[]) AS types (type)
 CROSS JOIN LATERAL ({_FIRST_OF_TYPE}) AS first
 """
-
-# Taken before the statement that reads the pauses, and by nobody alone: who has paused finds by it the claims
-# that may not have seen the pause, and waits for them, while others claim.
-_CLAIMING = "SELECT pg_advisory_xact_lock_shared(1751346273, hashtext($1))"
-_CLAIMS_UNDER_WAY = """
-SELECT virtualtransaction FROM pg_locks
-WHERE locktype = 'advisory' AND classid = 1751346273 AND objid = hashtext($1)::oid AND objsubid = 2
-    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-"""
-_LOOK_AGAIN = 0.005, 0.1
 
 _SET = """
     status = 'processing', attempts = attempts + 1, version = version + 1, has_started = false,
@@ -123,15 +109,6 @@ FROM clock, demands AS d WHERE j.type = d.type AND j.seq = ANY (ARRAY(
 _CLAIM_SUSPECT = _CLAIM_CHOSEN.replace("has_started = false", "has_started = true")
 
 _PRESENT = f"SELECT {PRESENT}"
-_USAGE = """
-SELECT 'running', type, NULL, count(*)::double precision, NULL::bigint FROM holdfast_jobs
-WHERE status = 'processing' GROUP BY type
-UNION ALL
-SELECT 'group', type, "group", count(*), NULL FROM holdfast_jobs
-WHERE status = 'processing' AND "group" IS NOT NULL GROUP BY type, "group"
-UNION ALL
-SELECT 'bucket', name, NULL, tokens, refilled_at FROM holdfast_limits WHERE refilled_at >= 0
-"""
 _SAVE_LIMITS = """
 UPDATE holdfast_limits AS l SET tokens = n.tokens, refilled_at = n.refilled_at
 FROM unnest($1::text[], $2::double precision[], $3::bigint[]) AS n (name, tokens, refilled_at)
@@ -147,41 +124,6 @@ def heads_from(rows: Sequence[Any]) -> list[Head]:
 
 def _by_type(rows: Sequence[Any]) -> dict[str, Head]:
     return {row[0]: Head(*row) for row in rows}
-
-
-def _usage(rows: Sequence[Any]) -> Usage:
-    rate = rate_row("")
-    return Usage(
-        running={type: int(count) for kind, type, _, count, _ in rows if kind == "running"},
-        groups={(type, group): int(count) for kind, type, group, count, _ in rows if kind == "group"},
-        buckets={
-            name.removeprefix(rate): Bucket(tokens, at)
-            for kind, name, _, tokens, at in rows
-            if kind == "bucket" and name.startswith(rate)
-        },
-    )
-
-
-def read_usage(database: Database) -> Usage:
-    """What runs, as of one moment."""
-    return _usage(database.read(_USAGE))
-
-
-def outlast_claims(database: Database) -> None:
-    """Wait for the claims that were in progress when a pause was committed: they may not have seen it.
-
-    If a worker is lost or frozen, the server ends its claim. Raises StoreBusy if one takes longer than that.
-    """
-    patience = LONGEST_IDLE + PATIENCE
-    deadline = time.monotonic() + patience
-    pause, longest = _LOOK_AGAIN
-    before = under_way = set(database.read(_CLAIMS_UNDER_WAY, [database.schema]))
-    while under_way:
-        if time.monotonic() > deadline:
-            raise StoreBusy(patience)
-        time.sleep(pause)
-        pause = min(2 * pause, longest)
-        under_way = before.intersection(database.read(_CLAIMS_UNDER_WAY, [database.schema]))
 
 
 class Prepared(NamedTuple):
@@ -212,7 +154,7 @@ class Claiming:
     ) -> Claimed:
         """Claim inside the open transaction."""
         if alone:
-            session.ahead(_CLAIMING, [session.database.schema])
+            session.ahead(CLAIMING, [session.database.schema])
             taking = _Taking(session, settings, worker_id, microseconds(lease_seconds), now)
             found = taking.suspect(demands, self._locks)
             if found is not None:
@@ -221,8 +163,7 @@ class Claiming:
             session, worker_id, demands, settings, limit=limit, lease_seconds=lease_seconds, now=now
         )
         if claim.is_queued:
-            with session.in_flight():
-                pass
+            session.send()
         return claim.result()
 
     def prepare(
@@ -237,7 +178,7 @@ class Claiming:
         now: int | None,
     ) -> Prepared:
         """A claim whose statements are queued, if none of them needs the answer of another."""
-        session.ahead(_CLAIMING, [session.database.schema])
+        session.ahead(CLAIMING, [session.database.schema])
         taking = _Taking(session, settings, worker_id, microseconds(lease_seconds), now)
         if _is_plain(demands, settings, limit):
             return Prepared(True, taking.best(demands, limit))
@@ -270,18 +211,30 @@ class _Taking:
         heads = self._session.ahead(_HEADS_OF, [[demand.type for demand in demands]])
         return lambda: self._claimed(claim.rows, _by_type(heads.rows))
 
-    def chosen(self, demands: Sequence[Demand], limit: int, locks: LimitLocks, turns: Turns) -> Claimed:
+    def chosen(
+        self,
+        demands: Sequence[Demand],
+        limit: int,
+        locks: LimitLocks,
+        turns: Turns,
+    ) -> Claimed:
         """What the limits that workers share let start."""
-        ours, room, present = self._room(demands, locks)
-        chosen = choose_jobs(ours, self._settings, room, limit, Line(self._session), turns)
-        rows = self._take(ours, chosen.jobs, present)
-        self._save(room, chosen.jobs, rows)
-        heads = self._heads([demand.type for demand in ours])
-        limited = frozenset(room.limited & heads.keys())
+        line = Line(self._session)
+        ours, room, present = self._room(
+            demands, locks, lambda: line.expect(demands, self._settings, limit, turns)
+        )
+        chosen = choose_jobs(ours, self._settings, room, limit, line, turns)
+        taking = self._take(ours, chosen.jobs, present)
+        self._save(room)
+        heads = self._session.ahead(_HEADS_OF, [[demand.type for demand in ours]])
+        self._session.send()
+        rows = list(taking.rows) if taking else []
+        self._give_back(room, chosen.jobs, rows)
+        limited = frozenset(room.limited.intersection(head[0] for head in heads.rows))
         wait = room.wait() if limited else None
         if len(ours) < len(demands):
             wait = _STUCK_PAUSE if wait is None else min(wait, _STUCK_PAUSE)
-        left = {type: head for type, head in heads.items() if type not in chosen.blocked}
+        left = {type: head for type, head in _by_type(heads.rows).items() if type not in chosen.blocked}
         places = {job.seq: place for place, job in enumerate(chosen.jobs)}
         rows.sort(key=lambda row: places[row[0]])
         return self._claimed(rows, left, wait=wait, limited=limited, used_up=chosen.used_up)
@@ -294,55 +247,68 @@ class _Taking:
             ours, room, present = self._room([demand], locks)
             if ours and room.may_start(job.type, job.group):
                 room.take(job.type, job.group)
-                taken = self._take(ours, [job], present, _CLAIM_SUSPECT)
-                if taken:
-                    self._save(room, [job], taken)
-                    return Claimed([Claim(*taken[0])], is_alone=True)
+                taking = self._take(ours, [job], present, _CLAIM_SUSPECT)
+                self._session.send()
+                if taking and taking.rows:
+                    self._save(room)
+                    self._session.send()
+                    return Claimed([Claim(*taking.rows[0])], is_alone=True)
         return None
 
-    def _room(self, demands: Sequence[Demand], locks: LimitLocks) -> tuple[list[Demand], Room, int]:
-        """The demands whose limits are ours until the commit, the room that they leave, and the instant."""
+    def _room(
+        self, demands: Sequence[Demand], locks: LimitLocks, expect: Callable[[], None] = lambda: None
+    ) -> tuple[list[Demand], Room, int]:
+        """The demands whose limits are ours until the commit, the room that they leave, and the instant.
+
+        `expect` says what else to read in the same round trip.
+        """
+        is_shared = any(self._settings.limits(demand.type).is_shared for demand in demands)
+
+        def read() -> tuple[Reply, Reply | None]:
+            present_at = self._session.ahead(_PRESENT, [self._now])
+            usage = self._session.ahead(USAGE) if is_shared else None
+            expect()
+            return present_at, usage
+
         names = {name for demand in demands for name in self._limit_rows(demand.type)}
-        locked = locks.take(self._session, names) if names else set()
+        locked, (present_at, used) = locks.take(self._session, names, read)
         ours = [demand for demand in demands if self._limit_rows(demand.type) <= locked]
-        present_at = self._session.ahead(_PRESENT, [self._now])
-        usage = Usage()
-        if any(self._settings.limits(demand.type).is_shared for demand in ours):
-            usage = _usage(self._session.rows(_USAGE))
-        else:
-            with self._session.in_flight():
-                pass
         [(present,)] = present_at.rows
+        usage = Usage() if used is None else usage_from(used.rows)
         slots = ((demand.type, demand.limit) for demand in ours)
         return ours, Room(self._settings, usage, present, slots), present
 
     def _take(
         self, demands: Sequence[Demand], jobs: Sequence[Candidate], present: int, sql: str = _CLAIM_CHOSEN
-    ) -> list[Any]:
+    ) -> Reply | None:
+        """Take what was chosen; queued."""
         if not jobs:
-            return []
+            return None
         types = {job.type for job in jobs}
         wanted = [demand for demand in demands if demand.type in types]
         columns = _columns(wanted, [0] * len(wanted))
         seqs = [job.seq for job in jobs]
-        return self._session.rows(sql, [present, *self._given, *columns, seqs, len(seqs)])
+        return self._session.ahead(sql, [present, *self._given, *columns, seqs, len(seqs)])
 
-    def _save(self, room: Room, jobs: Sequence[Candidate], rows: Sequence[Any]) -> None:
-        """Store what is left of the rate limits; of what was chosen, others may have taken some."""
-        taken = {row[0] for row in rows}
-        for job in jobs:
-            if job.seq not in taken:
-                room.give_back(job.type, job.group)
+    def _save(self, room: Room) -> None:
+        """Store what is left of the rate limits; queued."""
         names = sorted(room.changed)
         if names:
             buckets = [room.changed[name] for name in names]
-            self._session.rows(
+            self._session.ahead(
                 _SAVE_LIMITS,
                 [[rate_row(name) for name in names], [b.tokens for b in buckets], [b.at for b in buckets]],
             )
 
-    def _heads(self, types: Sequence[str]) -> dict[str, Head]:
-        return _by_type(self._session.rows(_HEADS_OF, [list(types)]))
+    def _give_back(self, room: Room, jobs: Sequence[Candidate], rows: Sequence[Any]) -> None:
+        """Of what was chosen, others may have taken some: the limits are stored again without it."""
+        taken = {row[0] for row in rows}
+        missing = [job for job in jobs if job.seq not in taken]
+        for job in missing:
+            room.give_back(job.type, job.group)
+        if missing:
+            self._save(room)
+            self._session.send()
 
     def _claimed(self, rows: Sequence[Any], heads: dict[str, Head] | None, **more: Any) -> Claimed:
         if not rows and not self._is_current():
@@ -383,11 +349,6 @@ def _is_plain(demands: Sequence[Demand], settings: Settings, limit: int) -> bool
             return False
         slots.setdefault(limits.slots.name, []).append(demand.limit)
     return len(slots) == 1 or not any(len(sizes) > 1 and min(sizes) < limit for sizes in slots.values())
-
-
-def rate_row(name: str) -> str:
-    """The name of a rate limit in the table, which also contains the locks of the other limits."""
-    return f"rate {name}"
 
 
 def _columns(demands: Sequence[Demand], rooms: Sequence[int]) -> list[list[Any]]:

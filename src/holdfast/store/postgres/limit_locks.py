@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import TypeVar
 
 from holdfast.errors import StoreBusy
 from holdfast.store.postgres.session import Session
+
+T = TypeVar("T")
 
 _LIMIT_PATIENCE = 0.25
 """Seconds to wait for those who claim under the same limit."""
@@ -20,7 +23,7 @@ ORDER BY name ON CONFLICT DO NOTHING
 """
 # Held until the commit: those who share a limit claim one after another.
 _LOCK_LIMITS = """
-SELECT name, tokens, refilled_at FROM holdfast_limits WHERE name = ANY ($1::text[]) ORDER BY name FOR UPDATE
+SELECT name FROM holdfast_limits WHERE name = ANY ($1::text[]) ORDER BY name FOR UPDATE
 """
 _TRY_LIMITS = f"{_LOCK_LIMITS} SKIP LOCKED"
 
@@ -35,23 +38,33 @@ class LimitLocks:
     def __init__(self) -> None:
         self._stuck_until: dict[str, float] = {}
 
-    def take(self, session: Session, names: set[str]) -> set[str]:
-        """The limits that could be had; until the commit they are ours."""
+    def take(self, session: Session, names: set[str], read: Callable[[], T]) -> tuple[set[str], T]:
+        """The limits that could be had, ours until the commit; and what `read` asks for, as of then.
+
+        All of it is one round trip, unless somebody holds on to one of them.
+        """
         now = time.monotonic()
         stuck = {name for name in names if now < self._stuck_until.get(name, 0.0)}
-        rows = self._wait_for(session, sorted(names - stuck)) if names > stuck else []
-        if rows is None:
-            rows = session.rows(_TRY_LIMITS, [sorted(names)])
-            taken = names.difference(name for name, _, _ in rows)
-            self._stuck_until |= dict.fromkeys(taken, time.monotonic() + _STUCK_FOR)
-        elif stuck:
-            rows += session.rows(_TRY_LIMITS, [sorted(stuck)])
-        return {name for name, _, _ in rows}
-
-    def _wait_for(self, session: Session, names: list[str]) -> list[Any] | None:
+        if stuck == names:
+            return _lock(session, set(), names, read)
         try:
             with session.apart(_LIMIT_PATIENCE):
-                session.ahead(_ENSURE_LIMITS, [names])
-                return session.rows(_LOCK_LIMITS, [names])
+                return _lock(session, names - stuck, stuck, read)
         except StoreBusy:
-            return None
+            locked, found = _lock(session, set(), names, read)
+        self._stuck_until |= dict.fromkeys(names - locked, time.monotonic() + _STUCK_FOR)
+        return locked, found
+
+
+def _lock(
+    session: Session, waited_for: set[str], tried: set[str], read: Callable[[], T]
+) -> tuple[set[str], T]:
+    answers = []
+    if waited_for:
+        session.ahead(_ENSURE_LIMITS, [sorted(waited_for)])
+        answers.append(session.ahead(_LOCK_LIMITS, [sorted(waited_for)]))
+    if tried:
+        answers.append(session.ahead(_TRY_LIMITS, [sorted(tried)]))
+    found = read()
+    session.send()
+    return {name for answer in answers for (name,) in answer.rows}, found

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
+from holdfast.core.settings import Settings
 from holdfast.core.starting import Candidate
-from holdfast.store.candidates import DEEPEST
+from holdfast.store.candidates import DEEPEST, Turns, read_of_each
 from holdfast.store.postgres.schema import SEQ
-from holdfast.store.postgres.session import Session
+from holdfast.store.postgres.session import Reply, Session
+from holdfast.store.records import Demand
 
 WAITS = "status = 'pending' AND losses < 2"
 
@@ -28,20 +31,21 @@ WHERE "group" IS NULL LIMIT $2
 _IN_GROUP = """
 FROM holdfast_jobs AS j WHERE j.status = 'pending' AND j."group" IS NOT NULL AND j.losses < 2 AND j.type = $1
 """
+# From group to group by leaps, each of which finds the group's first job, too.
+_NEXT = f"""
+SELECT j."group" AS name, j.seq {_IN_GROUP} AND j.priority = top.priority AND j."group" > {{after}}
+ORDER BY j."group", {SEQ.replace("seq", "j.seq")} LIMIT 1
+"""
 FIRST_OF_GROUPS = f"""
 WITH RECURSIVE top AS MATERIALIZED (
     SELECT j.priority {_IN_GROUP} AND j.priority < $2 ORDER BY j.priority DESC LIMIT 1),
-turns (name, place) AS (
-    SELECT (SELECT j."group" {_IN_GROUP} AND j.priority = top.priority AND j."group" > $3
-        ORDER BY j."group" LIMIT 1), 1 FROM top
+turns (name, seq, place) AS (
+    SELECT first.name, first.seq, 1 FROM top CROSS JOIN LATERAL ({_NEXT.format(after="$3")}) AS first
     UNION ALL
-    SELECT (SELECT j."group" {_IN_GROUP} AND j.priority = top.priority AND j."group" > turns.name
-        ORDER BY j."group" LIMIT 1), turns.place + 1
-    FROM turns, top WHERE turns.name IS NOT NULL AND turns.place < $4)
-SELECT top.priority, first.seq, $1, turns.name FROM top, turns CROSS JOIN LATERAL (
-    SELECT j.seq {_IN_GROUP} AND j.priority = (SELECT priority FROM top) AND j."group" = turns.name
-    ORDER BY {SEQ.replace("seq", "j.seq")} LIMIT 1) AS first
-ORDER BY turns.place
+    SELECT next.name, next.seq, turns.place + 1
+    FROM turns CROSS JOIN top CROSS JOIN LATERAL ({_NEXT.format(after="turns.name")}) AS next
+    WHERE turns.place < $4)
+SELECT top.priority, turns.seq, $1, turns.name FROM top, turns ORDER BY turns.place
 """
 MORE_OF_GROUPS = f"""
 SELECT $2::integer, more.seq, $1, names.name FROM unnest($3::text[]) WITH ORDINALITY AS names (name, place)
@@ -57,23 +61,64 @@ SELECT priority, seq, type, "group" FROM holdfast_jobs WHERE status = 'pending' 
 """
 
 
+_ANY = 2**31
+
+
 class Line:
-    """See WaitingJobs."""
+    """See WaitingJobs. What will most likely be asked for can go out with other statements, before it is."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self._first: list[tuple[AbstractSet[str], int, Reply]] = []
+        self._groups: dict[tuple[str, str], tuple[int, Reply]] = {}
+
+    def expect(self, demands: Sequence[Demand], settings: Settings, limit: int, turns: Turns) -> None:
+        """Ask ahead for what a claim reads; not in vain, if limits let it start anything."""
+        plain = []
+        for demand in demands:
+            limits = settings.limits(demand.type)
+            if limits.fair:
+                self._expect_groups(demand.type, turns.after(demand.type), min(limit, demand.limit))
+            elif limits.group is not None:
+                self._expect_first([demand.type], 2 * min(limit, demand.limit))
+            else:
+                plain.append(demand.type)
+        if plain:
+            self._expect_first(plain, read_of_each(plain, limit))
+
+    def _expect_first(self, types: Sequence[str], count: int) -> None:
+        answer = self._session.ahead(FIRST, [list(types), count])
+        self._first.append((frozenset(types), count, answer))
+
+    def _expect_groups(self, type: str, after: str, count: int) -> None:
+        answer = self._session.ahead(FIRST_OF_GROUPS, [type, _ANY, after, count])
+        self._groups[type, after] = count, answer
 
     def first(self, types: Sequence[str], count: int) -> list[list[Candidate]]:
+        found = self._expected_first(types, count)
+        if found is None:
+            found = self._candidates(FIRST, list(types), count)
         lines: dict[str, list[Candidate]] = {type: [] for type in types}
-        for job in self._candidates(FIRST, list(types), count):
-            lines[job.type].append(job)
+        for job in found:
+            if job.type in lines and len(lines[job.type]) < count:
+                lines[job.type].append(job)
         return [*lines.values()]
+
+    def _expected_first(self, types: Sequence[str], count: int) -> list[Candidate] | None:
+        for known, read, answer in self._first:
+            if count <= read and known >= set(types):
+                return [Candidate(*row) for row in answer.rows]
+        return None
 
     def first_ungrouped(self, type: str, count: int) -> list[Candidate]:
         return self._candidates(FIRST_UNGROUPED, type, count)
 
     def first_of_groups(self, type: str, below: int | None, after: str, count: int) -> list[Candidate]:
-        return self._candidates(FIRST_OF_GROUPS, type, 2**31 if below is None else below, after, count)
+        if below is None and (type, after) in self._groups:
+            read, answer = self._groups[type, after]
+            if count <= read:
+                return [Candidate(*row) for row in answer.rows[:count]]
+        return self._candidates(FIRST_OF_GROUPS, type, _ANY if below is None else below, after, count)
 
     def more_of_groups(self, type: str, priority: int, groups: Sequence[str], count: int) -> list[Candidate]:
         return self._candidates(MORE_OF_GROUPS, type, priority, list(groups), count)

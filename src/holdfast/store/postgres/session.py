@@ -6,7 +6,7 @@ When a transaction begins and ends, and what its errors become, is the database'
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -72,20 +72,30 @@ class Session:
 
     @contextmanager
     def apart(self, patience: float) -> Iterator[None]:
-        """Around what may wait for a lock: after so long it is StoreBusy, and the transaction as it was."""
-        self.rows("SAVEPOINT holdfast_apart")
+        """Around what may wait for a lock: after so long it is StoreBusy, and the transaction as it was.
+
+        What was to go out ahead of it still does, and all of it has to be answered within the block.
+        """
+        self.ahead("SAVEPOINT holdfast_apart")
         self.wait_at_most(patience)
         try:
             yield
         except BaseException as error:
-            with suppress(psycopg.Error):  # the connection may be gone
-                self.rows("ROLLBACK TO SAVEPOINT holdfast_apart")
-                self.rows("RELEASE SAVEPOINT holdfast_apart")
-            if isinstance(error, LockNotAvailable | DeadlockDetected):
+            if self._undo_apart() and isinstance(error, LockNotAvailable | DeadlockDetected):
                 raise StoreBusy(patience) from error
             raise
         self.wait_as_usual()
         self.ahead("RELEASE SAVEPOINT holdfast_apart")
+
+    def _undo_apart(self) -> bool:
+        """False where what went ahead has failed, or the connection is gone."""
+        try:
+            self.ahead("ROLLBACK TO SAVEPOINT holdfast_apart")
+            self.ahead("RELEASE SAVEPOINT holdfast_apart")
+            self.send()
+        except psycopg.Error:
+            return False
+        return True
 
     @contextmanager
     def in_flight(self) -> Iterator[None]:
@@ -108,6 +118,11 @@ class Session:
         for (answer, _, _), cursor in zip(ahead, sent, strict=True):
             answer.arrive(cursor)
 
+    def send(self) -> None:
+        """Send what was to go out ahead, and wait for the answers."""
+        with self.in_flight():
+            pass
+
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
         return self._execute(sql, parameters).rows
 
@@ -129,8 +144,7 @@ class Session:
             raise AssertionError("nothing can be read on a connection whose pipeline is not answered")
         if self._ahead:
             answer = self.ahead(sql, parameters)
-            with self.in_flight():
-                pass
+            self.send()
             return answer
         answer = Reply()
         text = self.database.text(sql)

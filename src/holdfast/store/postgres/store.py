@@ -18,8 +18,10 @@ from holdfast.store.postgres import (
     health,
     leases,
     operate,
+    pausing,
     promote,
     tallies,
+    usage,
 )
 from holdfast.store.postgres.attempt import PostgresAttemptTransaction
 from holdfast.store.postgres.database import Database
@@ -113,7 +115,7 @@ class PostgresStore(Store):
         return claim.heads_from(self.database.read(claim.HEADS))
 
     def read_usage(self) -> Usage:
-        return claim.read_usage(self.database)
+        return usage.read_usage(self.database)
 
     @contextmanager
     def finish_and_claim(
@@ -145,7 +147,8 @@ class PostgresStore(Store):
                 lease_seconds=lease_seconds,
                 now=self.database.instant,
             )
-            with session.in_flight() if claim.is_queued else nullcontext():
+            is_under_way = claim.is_queued or completed is not None
+            with session.in_flight() if is_under_way else nullcontext():
                 yield answer
             answer.claimed = claim.result()
             if completed is not None:
@@ -188,7 +191,7 @@ class PostgresStore(Store):
         with self.database.transaction() as session:
             super().set_paused(type, paused)
             if paused:
-                session.afterwards.append(lambda: claim.outlast_claims(self.database))
+                session.afterwards.append(lambda: pausing.outlast_claims(self.database))
 
     def _forget_types(self, session: AnySession) -> None:
         tallies.forget_types(session)

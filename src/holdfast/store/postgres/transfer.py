@@ -20,13 +20,13 @@ from holdfast.store.database import PATIENCE
 from holdfast.store.database import Session as AnySession
 from holdfast.store.moved import MOVE_TABLE, MOVED_STATE, SOURCE, WORDS_OF_MOVING, Mark
 from holdfast.store.postgres.bounds import LONG
-from holdfast.store.postgres.claim import rate_row
 from holdfast.store.postgres.database import Database
 from holdfast.store.postgres.errors import translated
 from holdfast.store.postgres.schema import STATUSES
 from holdfast.store.postgres.server_clock import NOW
 from holdfast.store.postgres.session import Session
 from holdfast.store.postgres.store import PostgresStore
+from holdfast.store.postgres.usage import rate_row
 from holdfast.store.rows import quoted
 from holdfast.store.tables import (
     COUNTS,

@@ -1,0 +1,104 @@
+"""Limits on PostgreSQL: how many round trips they take, and what becomes of a job that another has taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+
+from holdfast.core.clock import system_clock
+from holdfast.core.lifecycle import Completed
+from holdfast.store.open import open_store
+from holdfast.store.postgres import PostgresStore
+from holdfast.store.postgres.database import Database
+from holdfast.store.postgres.session import Session
+from holdfast.store.records import Claim
+from tests import postgres
+from tests.conformance.steps import LEASE, claim, demand, ending, insert, new_job, settings_of
+
+
+@pytest.fixture
+def store() -> Iterator[PostgresStore]:
+    with postgres.fresh_url() as url, closing(open_store(url, system_clock)) as store:
+        assert isinstance(store, PostgresStore)
+        yield store
+
+
+class RoundTrips:
+    """Counts what a store sends and waits for."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    @contextmanager
+    def counted(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        in_flight, execute, commit = Session.in_flight, Session._execute, Database.commit
+
+        @contextmanager
+        def counting_flight(session: Session) -> Iterator[None]:
+            self.count += bool(session._ahead)
+            with in_flight(session):
+                yield
+
+        def counting_execute(session: Session, sql: str, parameters: Sequence[Any]) -> Any:
+            self.count += not session._ahead
+            return execute(session, sql, parameters)
+
+        def counting_commit(database: Database, connection: Any) -> None:
+            self.count += 1
+            commit(database, connection)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Session, "in_flight", counting_flight)
+            patch.setattr(Session, "_execute", counting_execute)
+            patch.setattr(Database, "commit", counting_commit)
+            yield
+
+
+LIMITS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "max_running": {"max_running": 8},
+    "rate": {"rate_limit": 100.0},
+    "group": {"group_concurrency": 1},
+    "fair group": {"group_concurrency": 1, "fair": True},
+}
+MOST = {"none": 2}
+"""Under limits: what has ended; the locks, what runs and what waits; the claim; the commit."""
+
+
+@pytest.mark.parametrize("limits", LIMITS)
+def test_turn_takes_few_round_trips(
+    store: PostgresStore, limits: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.insert_jobs([new_job(f"job-{n}", group=f"group-{n}") for n in range(40)])
+    settings = settings_of(store, **LIMITS[limits])
+    ends = [ending(each, Completed()) for each in claim(store, limit=4, settings=settings)]
+    store.list_heads()  # which keeps the counts: a turn does so every now and then
+    trips = RoundTrips()
+    with (
+        trips.counted(monkeypatch),
+        store.transaction(),
+        store.finish_and_claim(
+            ends, "worker", [demand(limit=4)], settings, limit=4, lease_seconds=LEASE
+        ) as answer,
+    ):
+        pass
+    assert len(answer.claimed.claims) == len(answer.ended) == 4
+    assert trips.count <= MOST.get(limits, 4)
+
+
+def test_job_that_somebody_has_locked_uses_up_no_rate(store: PostgresStore) -> None:
+    insert(store, "a", "b", "c")
+    settings = settings_of(store, rate_limit=0.001)
+    with psycopg.connect(postgres.server_url()) as other:
+        other.execute(f"SELECT 1 FROM {store.database.schema}.holdfast_jobs WHERE id = 'a' FOR UPDATE")
+        assert _ids(claim(store, limit=1, settings=settings)) == []
+    assert _ids(claim(store, limit=1, settings=settings)) == ["a"]
+    assert _ids(claim(store, limit=1, settings=settings)) == []
+
+
+def _ids(claims: Sequence[Claim]) -> list[str]:
+    return [each.id for each in claims]
