@@ -221,7 +221,7 @@ def test_an_order_for_all_of_a_group_is_for_that_group(shared: Queue, web: Reade
 
 @both_engines
 def test_why_says_how_many_of_the_group_run(shared: Queue, api: httpx.Client, cli: Cli, web: Reader) -> None:
-    text = "2 jobs of group customer:1 are already running; group_concurrency allows 2"
+    text = "2 of 2 jobs of customer:1 are running, the most that group_concurrency allows"
     assert text in [reason.text for reason in shared.why("three")]
     assert text in [reason["text"] for reason in got(api.get("/api/tasks/three/why"))["reasons"]]
     assert text in cli("why", "three").lines

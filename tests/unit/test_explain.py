@@ -157,7 +157,7 @@ def test_large_limits_are_written_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("used", "who"), [(1, "1 job of group customer:42 is"), (2, "2 jobs of group customer:42 are")]
+    ("used", "who"), [(1, "1 of 1 jobs of customer:42 is"), (2, "2 of 2 jobs of customer:42 are")]
 )
 @pytest.mark.parametrize(
     ("name", "whose"), [("crawl", ""), ("craw", " of craw"), ("", " of the whole queue")]
@@ -169,7 +169,7 @@ def test_a_full_group_is_a_reason_and_says_whose_limit_it_is(
     situation = replace(IDLE, holds=(Hold("group_concurrency", name, used, used),))
     (reason,) = explain(job_of_group, situation)
     assert reason.code == "group_concurrency"
-    assert reason.text == f"{who} already running; group_concurrency{whose} allows {used}"
+    assert reason.text == f"{who} running, the most that group_concurrency{whose} allows"
 
 
 @pytest.mark.parametrize("kind", ["max_running", "group_concurrency"])

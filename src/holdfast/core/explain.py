@@ -124,7 +124,7 @@ def _pending(job: Job, situation: Situation) -> list[Reason]:
     elif situation.slots and situation.running_in_all >= situation.slots:
         reasons.append(Reason("slots_full", _slots_in_use(situation.slots, "worker slot")))
     if (hold := limited.get("group_concurrency")) is not None:
-        reasons.append(Reason("group_concurrency", _full(hold, job, f" of group {job.group}")))
+        reasons.append(Reason("group_concurrency", _full_group(hold, job)))
     if (hold := limited.get("rate_limit")) is not None:
         free_at = situation.now + round((hold.wait or 0.0) * SECOND)
         when = _clock_time(to_datetime(free_at), situation.now)
@@ -145,10 +145,18 @@ def _alone(losses: int) -> str:
     return f"{count} workers were lost while it ran; it waits until a worker has nothing else to run"
 
 
-def _full(hold: Hold, job: Job, whose: str = "") -> str:
+def _full(hold: Hold, job: Job) -> str:
     """How many run and how many may, which can be fewer: a limit that is lowered stops nothing."""
-    running = f"1 job{whose} is" if hold.used == 1 else f"{hold.used} jobs{whose} are"
+    running = "1 job is" if hold.used == 1 else f"{hold.used} jobs are"
     return f"{running} already running; {hold.kind}{_of(hold, job)} allows {int(hold.size)}"
+
+
+def _full_group(hold: Hold, job: Job) -> str:
+    size, limit = int(hold.size), f"group_concurrency{_of(hold, job)}"
+    if hold.used > size:
+        return f"{hold.used} jobs of {job.group} are running; {limit} allows {size}"
+    verb = "is" if hold.used == 1 else "are"
+    return f"{hold.used} of {size} jobs of {job.group} {verb} running, the most that {limit} allows"
 
 
 def _of(hold: Hold, job: Job) -> str:
