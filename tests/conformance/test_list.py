@@ -1,4 +1,4 @@
-"""Reading: get_job, list_jobs and line_before."""
+"""Reading: get_job, list_jobs and count_ahead."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.core.filter import SORTS
 from holdfast.core.job import RETRYING, Status
 from holdfast.core.lifecycle import Errored
 from holdfast.store.protocol import Store
-from holdfast.store.records import Claim, GroupActivity, JobFilter, Line, Place
+from holdfast.store.records import Claim, GroupActivity, JobFilter, JobsAhead, Place
 from tests.conformance.steps import claim, claim_one, finish, finished, insert, job, run
 
 
@@ -132,26 +132,26 @@ def test_line_counts_the_pending_jobs_of_the_type_that_go_first(store: Store) ->
     insert(store, "high", priority=1)
     insert(store, "other", type="crawl", priority=9)
     insert(store, "later", delay=60)
-    assert store.line_before("mine", 10) == Line(3, False)
-    assert store.line_before("high", 10) == Line(0, False)
-    assert store.line_before("low", 10) == Line(5, False)
+    assert store.count_ahead("mine", 10) == JobsAhead(3, False)
+    assert store.count_ahead("high", 10) == JobsAhead(0, False)
+    assert store.count_ahead("low", 10) == JobsAhead(5, False)
 
 
 def test_running_jobs_are_not_in_line(store: Store) -> None:
     insert(store, "a", "b", "mine")
     claim_one(store)
-    assert store.line_before("mine", 10) == Line(1, False)
+    assert store.count_ahead("mine", 10) == JobsAhead(1, False)
 
 
 def test_line_is_counted_to_a_cap(store: Store) -> None:
     insert(store, *"abcde", "mine")
-    assert store.line_before("mine", 4) == Line(4, True)
-    assert store.line_before("mine", 5) == Line(5, False)
+    assert store.count_ahead("mine", 4) == JobsAhead(4, True)
+    assert store.count_ahead("mine", 5) == JobsAhead(5, False)
 
 
 def test_unknown_job_has_no_line(store: Store) -> None:
     insert(store, "a")
-    assert store.line_before("nobody", 10) == Line(0, False)
+    assert store.count_ahead("nobody", 10) == JobsAhead(0, False)
 
 
 def test_listing_sees_what_another_handle_committed(store: Store, other: Store) -> None:

@@ -272,7 +272,7 @@ def operate(store: PostgresStore) -> None:
     insert(store, "mine", key="mine", type="crawl")
     store.cancel_job("mine")
     store.retry_job("mine", None)
-    store.line_before("mine", 100)
+    store.count_ahead("mine", 100)
     store.get_job("mine")
     store.get_jobs([f"job-{n}" for n in range(50)])
     store.list_payloads([f"job-{n}" for n in range(50)])

@@ -173,7 +173,7 @@ def operate(store: SqliteStore, clock: MovableClock) -> None:
     finish(store, claimed, Completed(), children=children)
     store.delete_job("job")
     store.count_jobs()
-    store.line_before("child", 100)
+    store.count_ahead("child", 100)
 
 
 def watch(store: SqliteStore, clock: MovableClock) -> None:

@@ -11,14 +11,14 @@ from holdfast.core.job import Job, Status, base_type
 from holdfast.core.settings import Settings
 from holdfast.core.starting import Room
 from holdfast.store.protocol import Store
-from holdfast.store.records import Line, WorkerRecord
+from holdfast.store.records import JobsAhead, WorkerRecord
 
 
 def situation_of(job: Job, store: Store, settings: Settings, workers: Sequence[WorkerRecord]) -> Situation:
     """What the queue knows that is relevant to a job; `workers` are those alive."""
     able = [w for w in workers if job.type in w.types or base_type(job.type) in w.types]
     usage = store.read_usage()
-    line = store.line_before(job.id, COUNTED) if job.status is Status.PENDING else Line(0, False)
+    ahead = store.count_ahead(job.id, COUNTED) if job.status is Status.PENDING else JobsAhead(0, False)
     holder = next((w for w in workers if w.id == job.worker_id), None)
     own = [_as_worker(worker, settings) for worker in able]
     return Situation(
@@ -32,8 +32,8 @@ def situation_of(job: Job, store: Store, settings: Settings, workers: Sequence[W
         slots=sum(worker.concurrency for worker in workers),
         running_in_all=sum(usage.running.values()),
         losses=store.count_losses(job.id) if job.status is Status.PENDING else 0,
-        ahead=line.ahead,
-        ahead_capped=line.capped,
+        ahead=ahead.count,
+        ahead_capped=ahead.is_capped,
         fair=settings.limits(job.type).fair,
     )
 

@@ -17,7 +17,7 @@ from holdfast.store.records import (
     Expired,
     GroupActivity,
     JobFilter,
-    Line,
+    JobsAhead,
     Minute,
     Place,
     Placed,
@@ -107,7 +107,7 @@ class Reads(ABC):
 
     database: Database
     now: Clock
-    _line_before: str
+    _count_ahead: str
     """Counts the pending jobs that come before one of the same type, up to a number."""
 
     def _instant(self) -> int | None:
@@ -243,9 +243,9 @@ class Reads(ABC):
 
     # How many.
 
-    def line_before(self, job_id: str, cap: int) -> Line:
-        count = self.database.read_one(self._line_before, (job_id, cap + 1))[0]
-        return Line(min(count, cap), count > cap)
+    def count_ahead(self, job_id: str, cap: int) -> JobsAhead:
+        count = self.database.read_one(self._count_ahead, (job_id, cap + 1))[0]
+        return JobsAhead(min(count, cap), count > cap)
 
     def list_error_groups(self, limit: int) -> list[ErrorGroup]:
         """The failed jobs by type and error, largest group first; from stored counts."""

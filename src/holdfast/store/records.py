@@ -362,8 +362,8 @@ class GroupActivity(Struct, frozen=True, kw_only=True, rename="camel"):
     running: int
 
 
-class Line(Struct, frozen=True):
-    """The jobs that wait before one: of its own type, counted to a cap, and whether the cap was reached."""
+class JobsAhead(Struct, frozen=True):
+    """How many jobs of its own type wait before one: counted to a cap, and whether there are more."""
 
-    ahead: int
-    capped: bool
+    count: int
+    is_capped: bool

@@ -41,7 +41,7 @@ _TAIL = f"""
 SELECT {LOG_TAIL.columns} FROM holdfast_logs AS l JOIN holdfast_jobs AS j ON j.seq = l.seq WHERE j.id = $1
 """
 
-_LINE = f"""
+_AHEAD = f"""
 WITH mine AS MATERIALIZED (SELECT type, priority, seq FROM holdfast_jobs WHERE id = $1)
 SELECT count(*) FROM (
     SELECT 1 FROM mine CROSS JOIN LATERAL (
@@ -73,7 +73,7 @@ class PostgresStore(Store):
     _retry_job = staticmethod(operate.retry_job)
     _retry_failed_jobs = staticmethod(operate.retry_failed_jobs)
     _delete_job = staticmethod(operate.delete_job)
-    _line_before = _LINE
+    _count_ahead = _AHEAD
 
     def __init__(self, database: Database) -> None:
         self.database: Database = database

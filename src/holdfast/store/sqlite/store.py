@@ -20,7 +20,7 @@ from holdfast.store.sqlite.watch import SqliteWatch
 if TYPE_CHECKING:
     from holdfast.store.sqlite.attempt import SqliteAttemptTransaction
 
-_LINE = """
+_AHEAD = """
 SELECT count(*) FROM (
     SELECT 1 FROM holdfast_jobs AS other JOIN holdfast_jobs AS mine ON mine.id = ?1
     WHERE other.status = 'pending' AND other.type = mine.type AND other.priority >= mine.priority
@@ -42,7 +42,7 @@ class SqliteStore(Store):
     _retry_job = staticmethod(operate.retry_job)
     _retry_failed_jobs = staticmethod(operate.retry_failed_jobs)
     _delete_job = staticmethod(operate.delete_job)
-    _line_before = _LINE
+    _count_ahead = _AHEAD
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self.database: Database = database
