@@ -182,7 +182,7 @@ def test_pauses_and_rates_are_told(jobs: Queue, api: httpx.Client, start_worker:
 @pytest.fixture
 def no_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is told is told because it has changed, and not because it is time to look."""
-    monkeypatch.setattr(events, "_LOOK", 600.0)
+    monkeypatch.setattr(events, "_POLL_SECONDS", 600.0)
 
 
 @pytest.mark.process

@@ -184,10 +184,7 @@ class Dispatcher:
     def _make_room(self, now: float) -> None:
         before = self._has_room
         self._has_room = not self._suspects.keep_room(now) and now >= self._runner.no_threads_until
-        if self._has_room and not before:
-            self._search.hurry()
-        if self._runner.has_freed:
-            self._runner.has_freed = False
+        if self._runner.has_freed_slots() or (self._has_room and not before):
             self._search.hurry()
 
     def _run_one_alone(self, now: float) -> None:

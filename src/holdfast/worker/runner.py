@@ -67,8 +67,7 @@ class Runner:
         self._cancelled: deque[tuple[int, int]] = deque()
         self.winding_down = False
         self.is_exhausted = False
-        self.has_freed = False
-        """Whether a slot has become free without an outcome to write, which would bring a turn."""
+        self._has_freed = False
         self._ending = threading.Lock()
         self.no_threads_until = 0.0
         """Until when nothing should be claimed, because no thread or process could be started."""
@@ -113,6 +112,13 @@ class Runner:
         """These no longer own their jobs."""
         self._lost.extend(attempts)
         self._wake()
+
+    def has_freed_slots(self) -> bool:
+        """Whether slots have become free since it was last asked, without an outcome that brings a turn."""
+        if not self._has_freed:
+            return False
+        self._has_freed = False
+        return True
 
     def abandon(self) -> None:
         """Leave all jobs to their leases: nothing can be written any more."""
@@ -235,7 +241,7 @@ class Runner:
         # What was given back says nothing of the pace of its type.
         following = self._slots.free(attempt, None if isinstance(ending, Released) else end.seconds)
         if not is_ours:
-            self.has_freed = True
+            self._has_freed = True
         self._wake()
         return following
 
