@@ -86,7 +86,7 @@ BUGS = (
         "a turn announces what was not committed",
         f"{_WORKER}/turn.py",
         "            self.maintenance.forget()\n",
-        "            self.announce(Claimed([]))\n",
+        "            self.announce(taken)\n",
     ),
     Bug(
         "the turn of groups never moves on",

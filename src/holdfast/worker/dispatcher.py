@@ -31,7 +31,7 @@ from holdfast.worker.runner import Runner
 from holdfast.worker.slots import Slots
 from holdfast.worker.suspects import Suspects
 from holdfast.worker.trouble import LONGEST_PAUSE, Trouble
-from holdfast.worker.turn import Turn
+from holdfast.worker.turn import Taken, Turn
 from holdfast.worker.work_search import WorkSearch
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ class Dispatcher:
         claimed = self._turn.take_alone(self._suspects, self._following.settings)
         self._hold(claimed, now, leased_until)
         self._start_held()
-        self._turn.announce(claimed)
+        self._turn.announce(Taken(claimed=claimed))
         self._make_room(now)
 
     def _enforce(self, now: float) -> None:
@@ -253,7 +253,7 @@ class Dispatcher:
             self._following.settings,
             self._search.lines,
             claim_limit=self._following.claim_limit if self._may_claim_more() else 0,
-            known=self._runner.known,
+            known=self._runner.known() if self._turn.uncertain else (),
         ) as taken:
             self._proceed()
         claimed, self._goes_on = taken.claimed, taken.goes_on
@@ -264,7 +264,7 @@ class Dispatcher:
         # Where a server does the work, there is time to run while it is at the next turn.
         if not self._store.is_shared or not self._is_pressed():
             self._proceed()
-        has_told = self._turn.announce(claimed)
+        has_told = self._turn.announce(taken)
         if has_told and not self._store.is_shared:
             self._search.hurry()  # what a subscriber enqueues in this thread, the watch does not see
 

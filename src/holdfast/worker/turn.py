@@ -26,13 +26,13 @@ from holdfast.worker.suspects import Suspects
 if TYPE_CHECKING:
     from holdfast.queue import Queue
 
-Finished = tuple[Sequence[Ended], dict[tuple[int, int], Status]]
-"""Outcomes, and the state that each accepted one led to."""
-
 
 class Taken(Struct):
-    """What a turn has claimed, and how the next one goes on from there."""
+    """What a turn has written and claimed, and how the next one goes on from there."""
 
+    ended: Sequence[Ended] = ()
+    accepted: dict[tuple[int, int], Status] = {}
+    """The state that each accepted outcome led to."""
     claimed: Claimed = Claimed([])
     lines: Lines | None = None
     """Where the claim has left the lines, if there was as much in them as could be taken."""
@@ -64,8 +64,7 @@ class Turn:
         self._statistics = Statistics(worker_id)
         self._settler = Settler(worker_id, self._store, queue.events, self._statistics)
         self.maintenance = Maintenance(self._store, queue.events, self._statistics, held, is_steady)
-        self._finished: Finished = ((), {})
-        self._uncounted: list[Finished] = []
+        self._uncounted: list[Taken] = []
         self.uncertain = False
         """Whether the last commit failed with an unknown outcome."""
 
@@ -76,12 +75,13 @@ class Turn:
         lines: Lines | None,
         *,
         claim_limit: int,
-        known: Callable[[], Collection[tuple[int, int]]],
+        known: Collection[tuple[int, int]],
     ) -> Iterator[Taken]:
         """Commit everything. What is given is filled in at the end of the block, and `announce` tells of it.
 
         The block is for what can be done meanwhile: where there is a server, it is at work. `lines` are those
-        of the last look, while there was as much in them as could be taken.
+        of the last look, while there was as much in them as could be taken. `known` are the attempts that
+        this process knows of; they are asked for only if the last commit is `uncertain`.
         """
         ended, progress = self._outbox.gather()
         unreported: Collection[int] = ()
@@ -91,7 +91,7 @@ class Turn:
             with self._store.transaction():
                 accepted: dict[tuple[int, int], Status] = {}
                 if self.uncertain:
-                    self._release_unknown(known())
+                    self._release_unknown(known)
                     accepted = self._settler.written_already(ended)
                     lines = None
                 # Finish before claiming: an outcome is durable before anything new is taken.
@@ -132,8 +132,8 @@ class Turn:
             held_up = [end for end in ended if accepted.get(end.name) is Status.PROCESSING]
             ended = [end for end in ended if accepted.get(end.name) is not Status.PROCESSING]
         self._outbox.written(held_up, progress, unreported)
-        self._finished = ended, accepted
-        self._uncounted.append(self._finished)
+        taken.ended, taken.accepted = ended, accepted
+        self._uncounted.append(taken)
 
     def take_alone(self, suspects: Suspects, settings: Settings) -> Claimed:
         """Claim a job that has to run alone, in a commit of its own."""
@@ -146,15 +146,15 @@ class Turn:
     def count(self) -> None:
         """Note in the statistics what turns have committed since it was last done."""
         while self._uncounted:
-            self._settler.count(*self._uncounted.pop(0))
+            taken = self._uncounted.pop(0)
+            self._settler.count(taken.ended, taken.accepted)
 
-    def announce(self, claimed: Claimed) -> bool:
-        """Tell what `take` committed. Returns whether there was anything to tell."""
-        finished, self._finished = self._finished, ((), {})
-        self._settler.announce(*finished)
+    def announce(self, taken: Taken) -> bool:
+        """Tell what was committed. Returns whether there was anything to tell."""
+        self._settler.announce(taken.ended, taken.accepted)
         has_maintained = self.maintenance.announce()
-        self._settler.announce_claims(claimed.claims)
-        return has_maintained or bool(finished[0] or claimed.claims)
+        self._settler.announce_claims(taken.claimed.claims)
+        return has_maintained or bool(taken.ended or taken.claimed.claims)
 
     def leave(self) -> None:
         """A worker's last write."""
