@@ -8,6 +8,7 @@ has prepared a statement; made with no statistics at all, and with those of the 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
@@ -40,6 +41,9 @@ FEW = 1000
 MANY = 400
 
 OVER, WAITING, RUNNING = 50_000, 20_000, 60
+
+KNOWN = ["never analyzed", "analyzed empty", "analyzed"]
+"""What the server knows of the tables: nothing, that they were empty, or all."""
 
 _numbers = itertools.count(1)
 
@@ -82,13 +86,15 @@ GROUP BY type, error_group
 """
 
 
-@pytest.fixture(scope="module", params=["never analyzed", "analyzed"])
+@pytest.fixture(scope="module", params=KNOWN)
 def queue(request: pytest.FixtureRequest) -> Iterator[PostgresStore]:
     """A queue with many jobs, which every test leaves as it is."""
     clock = MovableClock(START)
     with postgres.fresh_url() as url, closing(open_store(url, clock)) as store:
         assert isinstance(store, PostgresStore)
         forbid_autovacuum(store)
+        if request.param == "analyzed empty":
+            analyze(store)
         run_sql(store, FILL, [clock()])
         run_sql(store, FAILURES)
         run_sql(store, ERRORS)
@@ -111,6 +117,15 @@ def analyze(store: PostgresStore) -> None:
         connection.execute("SET default_statistics_target = 250")
         for table in tables(store):
             connection.execute(sql.SQL("ANALYZE {}").format(sql.Identifier(store.database.schema, table)))
+
+
+def empty(store: PostgresStore) -> None:
+    """Statistics of a table whose rows are gone and whose pages are not: until it is analyzed again, the
+    server takes it to be empty, however many rows come, and all ways to read it to cost the same."""
+    run_sql(store, FILL, [0])
+    for table in ("holdfast_jobs", "holdfast_tallies", "holdfast_error_tallies"):
+        run_sql(store, f"DELETE FROM {table}")
+    analyze(store)
 
 
 def tables(store: PostgresStore) -> list[str]:
@@ -324,6 +339,21 @@ DUTIES: list[Callable[[PostgresStore], None]] = [
 MODES = ["force_custom_plan", "force_generic_plan"]
 
 
+@pytest.fixture(scope="module")
+def emptied() -> Iterator[PostgresStore]:
+    """The same queue, of which the server knows that it was emptied."""
+    clock = MovableClock(START)
+    with postgres.fresh_url() as url, closing(open_store(url, clock)) as store:
+        assert isinstance(store, PostgresStore)
+        forbid_autovacuum(store)
+        empty(store)
+        run_sql(store, FILL, [clock()])
+        run_sql(store, ERRORS)
+        store.set_paused("paused", True)
+        clock.advance(120)
+        yield store
+
+
 # What a turn does with many jobs at once, of as many as the server knew of when it last looked.
 
 
@@ -396,6 +426,23 @@ def test_duty_reads_few_rows_and_sorts_no_more(
     assert wasteful(steps) == []
 
 
+# Not those that find given jobs by their `seq`: no words tell the server that these are fewer than all.
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "duty", [claim_one_type, claim_several_types, claim_with_limits, claim_alone, promote, look]
+)
+def test_duty_reads_few_rows_where_the_server_takes_the_table_to_be_empty(
+    emptied: PostgresStore,
+    duty: Callable[[PostgresStore], None],
+    mode: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with rolled_back(emptied), explained(mode, monkeypatch) as steps:
+        duty(emptied)
+    assert steps
+    assert wasteful(steps) == []
+
+
 # Groups: one with very many jobs, which come first, and many with few.
 
 GROUPS = """
@@ -405,6 +452,12 @@ SELECT 'grouped-' || n, 'email', 'pending', CASE WHEN n % 1000 = 7 THEN 1 ELSE 0
     CASE WHEN n <= 20000 THEN 'big' WHEN n < 50000 THEN 'small-' || n % 3000 END, 1, 1, 1, 't', '{}'
 FROM generate_series(1, 50000) AS n ORDER BY n
 """
+GROUPS_OVER = """
+INSERT INTO holdfast_jobs (id, type, status, "group", due_at, created_at, updated_at, started_at, finished_at,
+    token, payload)
+SELECT 'over-' || n, 'email', 'completed', 'small-' || n % 3000, 1, 1, 1, 1, 1, 't', '{}'
+FROM generate_series(1, 30000) AS n ORDER BY n
+"""
 IN_GROUPS: dict[str, dict[str, Any]] = {
     "fair": {"fair": True},
     "limited": {"group_concurrency": 1},
@@ -412,13 +465,18 @@ IN_GROUPS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=["never analyzed", "analyzed"])
+@pytest.fixture(scope="module", params=[*KNOWN, "emptied"])
 def grouped(request: pytest.FixtureRequest) -> Iterator[PostgresStore]:
     """Many jobs in groups, which every test leaves as they are."""
     with postgres.fresh_url() as url, closing(open_store(url, MovableClock(START))) as store:
         assert isinstance(store, PostgresStore)
         forbid_autovacuum(store)
+        if request.param == "analyzed empty":
+            analyze(store)
+        if request.param == "emptied":
+            empty(store)
         run_sql(store, GROUPS)
+        run_sql(store, GROUPS_OVER)
         if request.param == "analyzed":
             analyze(store)
         yield store
@@ -479,6 +537,34 @@ LISTS = {
 def test_page_of_any_list_reads_few_rows_wherever_it_is(
     queue: PostgresStore, sort: str, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert wasteful_lists(queue, sort, mode, monkeypatch) == {}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("sort", SORTS)
+def test_page_of_any_list_reads_few_rows_where_the_server_takes_the_table_to_be_empty(
+    emptied: PostgresStore, sort: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert wasteful_lists(emptied, sort, mode, monkeypatch) == {}
+
+
+def test_what_runs_is_never_looked_for_along_all_jobs(
+    queue: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be by the primary key, in whose order it would have to be sorted otherwise."""
+    with explained(MODES[1], monkeypatch) as steps:
+        for ascending in (False, True):
+            filter = replace(LISTS["unfinished"], limit=20, ascending=ascending)
+            queue.list_placed(filter)
+            queue.list_placed(replace(filter, after=Place(0, OVER // 2)))
+    running = {" ".join(step.statement.split()) for step in steps if "= 'processing'" in step.statement}
+    assert running
+    assert [text for text in running if re.search(r"ORDER BY seq|[^.]\bseq [<>]", text)] == []
+
+
+def wasteful_lists(
+    queue: PostgresStore, sort: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, list[str]]:
     deep = Place({"created": 0, "finished": queue.now() - 100 * SECOND, "priority": 0}[sort], OVER // 2)
     found = {}
     for name, asked in LISTS.items():
@@ -488,7 +574,7 @@ def test_page_of_any_list_reads_few_rows_wherever_it_is(
             queue.list_placed(replace(filter, after=deep, ascending=mode == "force_generic_plan"))
             queue.count_matching(filter, 100)
         found[name] = wasteful(steps)
-    assert {name: steps for name, steps in found.items() if steps} == {}
+    return {name: steps for name, steps in found.items() if steps}
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -257,13 +257,17 @@ class Query:
             return part.condition, part.parameters
         is_started = after is not None and (sort == CREATED or self.sign * after.key == part.rank)
         window = self.window.after(after if is_started else None, self.filter.ascending)
-        bounds, limits = within(window, "seq" if part.index == RUNNING else self.reader.seq_within)
+        bounds, limits = within(window, self.reader.seq_within)
         return part.condition + bounds, (*part.parameters, *limits)
 
     def order(self, part: Range | None = None) -> str:
-        """The order of the list, or of a range in it: of one priority there is only one."""
+        """The order of the list, or of a range in it: of one priority there is only one.
+
+        What runs is sorted, not looked for along all jobs in the order of `seq`.
+        """
         sort, direction = self.filter.sort, "ASC" if self.filter.ascending else "DESC"
-        if part is not None and part.index != RUNNING and sort != FINISHED_AT:
+        is_of_one = part is not None and (part.index != RUNNING or sort == CREATED)
+        if is_of_one and sort != FINISHED_AT:
             return f"{self.reader.seq_within} {direction}"
         return f"{self.seq} {direction}" if sort == CREATED else f"{KEYS[sort]} {direction}, seq {direction}"
 

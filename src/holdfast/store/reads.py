@@ -79,6 +79,8 @@ UNION ALL SELECT 'pause', NULL, type, NULL FROM holdfast_pauses
 UNION ALL SELECT 'version', NULL, NULL, CAST(settings_version AS text) FROM holdfast_schema
 """
 
+NEXT_DUE = "SELECT due_at FROM holdfast_jobs WHERE status = 'scheduled' ORDER BY due_at LIMIT 1"
+
 _GROUPS_READ = 100_000
 # Of the jobs that wait so many at most are read, those first that are claimed first of their types.
 BUSIEST_GROUPS = f"""
@@ -107,6 +109,8 @@ class Reads(ABC):
 
     database: Database
     now: Clock
+    _oldest = OLDEST
+    _next_due = NEXT_DUE
     _count_ahead: str
     """Counts the pending jobs that come before one of the same type, up to a number."""
 
@@ -118,9 +122,7 @@ class Reads(ABC):
 
     def next_due_at(self) -> int | None:
         """When the first scheduled job is due."""
-        row = self.database.read_one(
-            "SELECT due_at FROM holdfast_jobs WHERE status = 'scheduled' ORDER BY due_at LIMIT 1"
-        )
+        row = self.database.read_one(self._next_due)
         return row[0] if row else None
 
     def list_busy_types(self) -> set[str]:
@@ -306,7 +308,7 @@ class Reads(ABC):
 
     def oldest_waiting(self) -> Waiting | None:
         """The pending job that has been ready the longest."""
-        row = self.database.read_one(OLDEST)
+        row = self.database.read_one(self._oldest)
         return WAITING.read(row) if row else None
 
     def list_reused_keys(self, limit: int) -> list[ReusedKey]:

@@ -102,7 +102,8 @@ class Database(Reader):
         return ""
 
     def skip_locked(self, table: str, key: str) -> str:
-        return f"ORDER BY {table}.{key} FOR UPDATE OF {table} SKIP LOCKED"
+        order = SEQ.replace("seq", f"{table}.seq") if key == "seq" else f"{table}.{key}"
+        return f"ORDER BY {order} FOR UPDATE OF {table} SKIP LOCKED"
 
     def text(self, sql: str) -> str:
         """Our SQL as the server takes it: `?` numbered, and our tables in their schema."""

@@ -145,6 +145,12 @@ SEQ = "(seq + 0)"
 """How `seq` stands in the indexes of claims and lists. The planner would else take the primary key for a list
 in the order of `seq`, and go through all other jobs on its way."""
 
+STATUS = "lower(status)"
+"""How `status` stands in the conditions of indexes by time, or they could stand in for those of claims and
+lists: the planner takes any index whose condition follows from the query's. Where its statistics are out of
+date, all seem to cost the same, and it would read and sort all that waits.
+"""
+
 # Partial, so that what waits for its time and what is over costs a claim nothing.
 _INDEXES = (
     # claim
@@ -319,6 +325,14 @@ _URGENT = (
 )
 
 _STARTING = (
+    "DROP INDEX holdfast_jobs_ready",
+    "DROP INDEX holdfast_jobs_scheduled",
+    "DROP INDEX holdfast_jobs_due",
+    # the job that has waited longest
+    f"CREATE INDEX holdfast_jobs_ready ON holdfast_jobs (due_at, seq) WHERE {STATUS} = 'pending'",
+    # promote
+    f"CREATE INDEX holdfast_jobs_scheduled ON holdfast_jobs (due_at) WHERE {STATUS} = 'scheduled'",
+    f"CREATE INDEX holdfast_jobs_due ON holdfast_jobs (priority DESC, due_at) WHERE {STATUS} = 'scheduled'",
     'ALTER TABLE holdfast_jobs ADD COLUMN "group" text COLLATE "C"',
     # whether the handler of the running attempt has begun for sure
     "ALTER TABLE holdfast_jobs ADD COLUMN has_started boolean NOT NULL DEFAULT false",
@@ -330,9 +344,6 @@ _STARTING = (
     # claim: jobs that have to run alone
     f"""CREATE INDEX holdfast_jobs_suspect ON holdfast_jobs (priority DESC, {SEQ})
     WHERE status = 'pending' AND losses >= 2""",
-    # how many of a group run
-    """CREATE INDEX holdfast_jobs_busy_groups ON holdfast_jobs ("group", type)
-    WHERE status = 'processing' AND "group" IS NOT NULL""",
     # lists
     f"""CREATE INDEX holdfast_jobs_group ON holdfast_jobs ("group", {SEQ}) WHERE "group" IS NOT NULL""",
     # raised by every change of a setting or a pause: a claim is made by the latest, or not at all
@@ -347,8 +358,8 @@ MIGRATIONS = (
 
 _NAMES = re.compile(
     r'"(?:[^"]|"")*"|'  # a schema may be called like one of them
-    r"\b(holdfast_(?:schema|jobs|failures|links|logs|settings|pauses|limits|workers|types|statistics"
-    r"|reconciliation|tallies|error_tallies|counts|errors|count_inserted|count_moved|count_deleted)\b(?!\.))"
+    r"\b((?<=DROP INDEX )holdfast_\w+|holdfast_(?:schema|jobs|failures|links|logs|settings|pauses|limits"
+    r"|workers|types|statistics|reconciliation|tallies|error_tallies|counts|errors|count_inserted|count_moved|count_deleted)\b(?!\.))"
 )
 
 

@@ -25,9 +25,10 @@ from holdfast.store.postgres import (
 )
 from holdfast.store.postgres.attempt import PostgresAttemptTransaction
 from holdfast.store.postgres.database import Database
-from holdfast.store.postgres.schema import SEQ
+from holdfast.store.postgres.schema import SEQ, STATUS
 from holdfast.store.postgres.watch import PostgresWatch
 from holdfast.store.protocol import Store
+from holdfast.store.reads import NEXT_DUE, OLDEST
 from holdfast.store.records import Answer, Claim, Demand, Finding, Finish, LogTail, NewJob, Verdict
 from holdfast.store.rows import LOG_TAIL
 
@@ -73,6 +74,8 @@ class PostgresStore(Store):
     _retry_job = staticmethod(operate.retry_job)
     _retry_failed_jobs = staticmethod(operate.retry_failed_jobs)
     _delete_job = staticmethod(operate.delete_job)
+    _oldest = OLDEST.replace("status =", f"{STATUS} =")
+    _next_due = NEXT_DUE.replace("status =", f"{STATUS} =")
     _count_ahead = _AHEAD
 
     def __init__(self, database: Database) -> None:
