@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from holdfast import Job, Queue
+from holdfast import Context, Job, Queue
 from holdfast.events import HandlerStuck, JobFailed
 from holdfast.handlers.options import HandlerOptions
 from holdfast.store.open import store_of
@@ -71,6 +72,30 @@ def test_suspects_run_one_at_a_time_and_beside_nobody(
         assert (done.status, done.attempts) == ("completed", 1)
     assert {job_id: crew.beside[job_id] for job_id in lost} == {job_id: set() for job_id in lost}
     assert any(crew.beside[job_id] for job_id in jobs), "the others ran beside each other"
+
+
+@both_engines
+def test_others_have_their_turns_between_suspects(
+    queue: Queue, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that was lost twice may leave many behind, and each has a worker to itself."""
+    monkeypatch.setattr(suspects, "LOOK_PAUSE", 0.05)
+    pause, order = threading.Event(), []
+
+    def work(payload: dict[str, Any], ctx: Context) -> None:
+        order.append(ctx.job.id)
+        pause.wait(0.05)
+
+    queue.register("work", work)
+    jobs = [job.id for job in queue.enqueue_many("work", [{}] * 60)]
+    lost = jobs[:5]
+    lose_two_workers(queue, *lost)
+    start_worker(concurrency=2)
+    for job_id in jobs:
+        assert queue.wait(job_id, timeout=PATIENCE).status == "completed"
+    places = [order.index(job_id) for job_id in lost]
+    between = [after - before - 1 for before, after in pairwise(sorted(places))]
+    assert min(between) >= 2, order
 
 
 @both_engines

@@ -24,6 +24,9 @@ MAKING_ROOM = 5.0
 ROOM_PAUSE = 60.0
 """Seconds until it tries again, if that was not enough."""
 
+OTHERS_SHARE = 4
+"""For how many times as long as one has kept others waiting these run before room is made for the next."""
+
 
 class Suspects:
     """Which such jobs there are, and the one that runs here. Used only by the dispatcher's thread."""
@@ -36,6 +39,8 @@ class Suspects:
         self._look_at = 0.0
         self._next_try = 0.0
         self._room_until = -math.inf
+        self._began = -math.inf
+        """When the worker began to make room, or took one without that."""
         self._running: Attempt | None = None
 
     def refresh(self, now: float, settings: Settings) -> None:
@@ -52,9 +57,12 @@ class Suspects:
             if not self._running.written_off and any(each is self._running for each in in_hand):
                 return True
             self._running = None
+            self._room_until = -math.inf
+            self._next_try = now + OTHERS_SHARE * (now - self._began)
         if not self._types:
             return False
         if now >= self._next_try:
+            self._began = now
             self._room_until = now + MAKING_ROOM
             self._next_try = self._room_until + ROOM_PAUSE
         return now < self._room_until
@@ -80,7 +88,8 @@ class Suspects:
     def runs(self, attempt: Attempt) -> None:
         """This one was claimed: it has the worker to itself."""
         self._running = attempt
-        self._next_try = 0.0  # the worker is idle when it has ended, for the next of its kind
+        if attempt.claimed >= self._room_until:
+            self._began = attempt.claimed
 
     def moments(self, now: float) -> Iterator[float]:
         """When `keep_room` changes by itself."""
