@@ -89,10 +89,11 @@ class Attempt(Struct, eq=False):
     """When the job was claimed, on the monotonic clock."""
     leased_until: float = math.inf
     """Until when, on the lease clock, nobody else can own the job. Unknown in a handler's child process."""
-    # Set when the handler starts: on the wall clock for the record, on the monotonic one for timeouts.
+    # Set when it has its slot: on the wall clock for the record, on the monotonic one for its pace.
     started_at: int = 0
     started: float = 0.0
     deadline: float | None = None
+    """When its time is up, which counts from the handler's start; before that, the time to get there."""
     # The executor's own: how it stops this attempt, and whether it has given up on it.
     handle: Any = None
     cap: str = ""
@@ -104,13 +105,13 @@ class Attempt(Struct, eq=False):
     def start(self, clock: Clock) -> None:
         self.started_at = clock()
         self.started = time.monotonic()
-        if self.claim.timeout is not None:
-            self.deadline = self.started + self.claim.timeout
 
     def begin(self) -> None:
         """Its handler starts now: nothing may refuse it any more."""
         if self.on_begin is not None:
             self.mark = self.on_begin(self.claim.seq, self.claim.version)
+        if self.claim.timeout is not None:
+            self.deadline = time.monotonic() + self.claim.timeout
         self.has_begun = True
 
     @property

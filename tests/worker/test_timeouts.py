@@ -16,7 +16,7 @@ from holdfast.context import Attempt
 from holdfast.errors import Interrupted
 from holdfast.events import HandlerStuck, JobCompleted, JobFailed, JobRetrying, WorkerExhausted, WorkerStopped
 from holdfast.store.open import store_of
-from holdfast.worker import runner
+from holdfast.worker import run, runner
 from holdfast.worker.slots import Slots
 from tests.support import Recorder, both_engines, wait_until
 from tests.worker import handlers, handlers_slow_import
@@ -95,6 +95,44 @@ def test_async_handler_that_will_not_stop_is_written_off_and_keeps_its_slot_unti
     assert recorder.wait(HandlerStuck, job_id=job.id).reason == "timed out"
     assert queue.wait(queue.enqueue("next").id, timeout=PATIENCE).status == "completed"
     gate.open()
+
+
+@both_engines
+@pytest.mark.process
+def test_process_handler_is_stopped_in_time_though_nobody_else_wakes_the_worker(
+    queue: Queue, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    """It begins when its process is ready, which the loop has not waited for."""
+    for name in ("lease_seconds", "heartbeat_interval", "poll_interval"):
+        queue.set_config(name, 3600)
+    queue.job(executor="process", timeout=1, max_attempts=1)(handlers.sleep_with_grandchild)
+    start_worker(concurrency=1)
+    for number in range(3):
+        job = queue.enqueue("sleep_with_grandchild", {"pids": str(tmp_path / str(number))})
+        assert (queue.wait(job.id, timeout=PATIENCE).error or "").startswith("TimedOut")
+
+
+def test_no_time_is_up_before_the_handler_has_begun(
+    queue: Queue, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread may not get to run for a while, and the loop looks at the time meanwhile."""
+    ran = threading.Event()
+    queue.register("work", lambda payload: ran.set(), timeout=0.001, max_attempts=1)
+    worker = start_worker(concurrency=1)
+    rounds, refusal = Spy(worker._dispatcher._runner.enforce), run.ending_unstarted
+    monkeypatch.setattr(worker._dispatcher._runner, "enforce", rounds)
+
+    def look_late(attempt: Attempt) -> object:
+        wait_until(lambda: time.monotonic() > attempt.started + 0.001)
+        for _ in range(3):
+            worker._dispatcher._watch.wake()
+            rounds.wait_called(1)
+        return refusal(attempt)
+
+    monkeypatch.setattr(run, "ending_unstarted", look_late)
+    job = queue.enqueue("work")
+    queue.wait(job.id, timeout=PATIENCE)
+    assert ran.is_set()
 
 
 @pytest.mark.process

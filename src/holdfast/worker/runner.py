@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 NO_THREADS_PAUSE = 1.0
 """Seconds for which nothing is claimed after no thread or process could be started for a job."""
 
+SHORTEST_LOOK = 0.05
+"""Seconds between two looks at the time of a handler that has not begun."""
+
 GRACE = 5.0
 """Seconds that a handler has to end after it was forcibly stopped, before its slot is written off."""
 
@@ -196,8 +199,10 @@ class Runner:
         for attempt in self._in_hand():
             if attempt.interrupted_at is not None:
                 yield attempt.interrupted_at + GRACE
-            elif attempt.deadline is not None:
+            elif attempt.has_begun and attempt.deadline is not None:
                 yield attempt.deadline
+            elif attempt.claim.timeout is not None:  # it may begin at any moment, in another thread
+                yield time.monotonic() + max(attempt.claim.timeout, SHORTEST_LOOK)
 
     def _in_hand(self) -> Iterator[Attempt]:
         return (attempt for attempt in self._slots.running() if not attempt.written_off)

@@ -79,8 +79,8 @@ class ProcessExecutor(ThreadExecutor):
         super().close()
 
     def _run(self, attempt: Attempt) -> Ending:
-        if attempt.deadline is not None:
-            attempt.deadline += START_ALLOWANCE
+        if attempt.claim.timeout is not None:
+            attempt.deadline = attempt.started + START_ALLOWANCE + attempt.claim.timeout
         try:
             child = self._borrow()
         except OSError as error:
