@@ -21,6 +21,7 @@ import pytest
 
 from holdfast import Context, Job, Queue
 from holdfast.context import Attempt, AttemptHost
+from holdfast.core.clock import Clock
 from holdfast.errors import ConfigError, UnknownType
 from holdfast.events import JobReleased
 from holdfast.handlers.handler import Handler
@@ -472,6 +473,33 @@ def test_threads_that_start_async_attempts_at_once_make_one_event_loop(
         assert len(made) == 1
     finally:
         executor.close()
+
+
+@pytest.mark.process
+def test_interruption_that_comes_too_late_spares_the_next_attempt_in_the_same_process(
+    queue: Queue, start_worker: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop has looked up the process of an attempt, which ends before it is killed."""
+    runs, run = [], processes.Child.run
+
+    def noted(child: processes.Child, attempt: Attempt, clock: Clock) -> Ending:
+        runs.append((child, attempt))
+        return run(child, attempt, clock)
+
+    monkeypatch.setattr(processes.Child, "run", noted)
+    for handler in (handlers.add, handlers.wait_for_file):
+        queue.job(executor="process", max_attempts=1)(handler)
+    worker = start_worker(concurrency=1)
+    assert run_one(queue, "add", {"a": 1}).result == 2
+    started, go_on = tmp_path / "started", tmp_path / "go on"
+    job = queue.enqueue("wait_for_file", {"started": str(started), "path": str(go_on)})
+    wait_until(started.exists)
+    [(child, late), (same, _)] = runs
+    assert child is same
+    late.handle = child
+    worker._dispatcher._runner._executors["process"].interrupt(late)
+    go_on.touch()
+    assert queue.wait(job.id, timeout=PATIENCE).result == "done"
 
 
 SLOW_START = """

@@ -67,7 +67,7 @@ class ProcessExecutor(ThreadExecutor):
     def interrupt(self, attempt: Attempt) -> bool:
         child = attempt.handle
         if child is not None:
-            child.kill()
+            child.kill(attempt)
         return True  # one that has no child yet sees its stop_reason before it gets one
 
     def close(self) -> None:
@@ -88,9 +88,11 @@ class ProcessExecutor(ThreadExecutor):
                 self._on_shortage()
                 return Released()
             return Errored(f"the handler's process could not be started: {error}")
+        child.serve(attempt)
         attempt.handle = child
         ending = ending_unstarted(attempt) or child.run(attempt, self._store.now)
         attempt.handle = None
+        child.serve(None)
         if child.is_alive:
             self._give_back(child)
         else:
@@ -138,6 +140,7 @@ class Child:
         self._lock = threading.Lock()
         self._sending = threading.Lock()  # a lock of its own: a full pipe must not hold up a kill
         self._killer: threading.Timer | None = None
+        self._attempt: Attempt | None = None
         self._decode = msgspec.json.Decoder(wire.FromChild).decode
         self.send(setup)
 
@@ -174,10 +177,15 @@ class Child:
         error = describe(attempt.exception)
         return Committed(error) if attempt.committed else Errored(error)
 
-    def kill(self) -> None:
-        """SIGTERM to the child and all it started, SIGKILL after the grace."""
+    def serve(self, attempt: Attempt | None) -> None:
+        """From now on it belongs to this attempt, and `kill` spares it for any other."""
         with self._lock:
-            if self._killer is not None or self._closed:
+            self._attempt = attempt
+
+    def kill(self, attempt: Attempt) -> None:
+        """SIGTERM to the child of this attempt and all it started, SIGKILL after the grace."""
+        with self._lock:
+            if self._attempt is not attempt or self._killer is not None or self._closed:
                 return
             self._killer = threading.Timer(KILL_AFTER, self._signal, (signal.SIGKILL,))
             self._killer.daemon = True
