@@ -97,13 +97,31 @@ def test_a_group_comes_back_as_it_was_given_and_finds_its_jobs(queue: Queue, gro
 
 
 @both_engines
-@pytest.mark.parametrize("group", ["", "x" * (MAX_GROUP_LENGTH + 1), "a\nb", "a\x00b", "\ud800", 7, b"g"])
+@pytest.mark.parametrize(
+    "group",
+    ["", "x" * (MAX_GROUP_LENGTH + 1), "a\nb", "a\x00b", "\u202ea", "\ud800", 7, True, b"g"],
+)
 def test_anything_else_is_refused_alike(queue: Queue, group: Any) -> None:
     with pytest.raises(ConfigError, match=WRONG) as caught:
         queue.enqueue("export", {}, group=group)
     assert caught.value.option == "group"
     with pytest.raises(ConfigError, match=WRONG):
         queue.jobs(group=group)
+    assert queue.count() == 0
+
+
+@both_engines
+@pytest.mark.parametrize("group", [" ", " a", "a "])
+def test_a_space_at_an_end_of_a_group_is_refused(queue: Queue, api: httpx.Client, group: str) -> None:
+    problem = f"group must not begin or end with a space: '{group}'"
+    for call in (lambda: queue.enqueue("export", {}, group=group), lambda: queue.jobs(group=group)):
+        with pytest.raises(ConfigError) as caught:
+            call()
+        assert str(caught.value) == problem
+    task = {"type": "export", "options": {"group": group}}
+    assert refused(api.post("/api/tasks", json=task), 400, "invalid_request") == problem
+    answer = api.get("/api/tasks", params={"group": group})
+    assert refused(answer, 400, "invalid_request") == problem
     assert queue.count() == 0
 
 

@@ -146,7 +146,10 @@ MAX_GROUP_LENGTH = 256
 
 
 def check_group(name: str, value: object) -> str:
-    return short_text(name, value, MAX_GROUP_LENGTH)
+    group = short_text(name, value, MAX_GROUP_LENGTH)
+    if group != group.strip():  # nobody would see it: another group, with a limit of its own
+        raise ConfigError(f"must not begin or end with a space: {shown(group)}", option=name)
+    return group
 
 
 def base_type(type: str) -> str:
