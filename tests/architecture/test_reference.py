@@ -11,6 +11,7 @@ import pytest
 from holdfast import Queue, errors, events
 from holdfast.cli.main import COMMANDS, load
 from holdfast.config import SETTINGS
+from holdfast.core.job import Job
 from holdfast.jobs import errors as job_errors
 from holdfast.store.candidates import DEEPEST
 from holdfast.store.open import store_of
@@ -68,6 +69,12 @@ def test_pages_about_groups_say_how_far_a_claim_looks() -> None:
     for page in ("how-to/limits.md", "explanation/what-may-start.md"):
         text = (ROOT / "docs" / page).read_text(encoding="utf-8")
         assert f"among the first {DEEPEST:,} jobs in line" in text, page
+
+
+def test_the_reference_has_every_field_of_a_job() -> None:
+    _, _, section = text_of("python-api.md").partition("\n## Job\n")
+    names = re.findall(r"`(\w+)`", section.partition("\n## ")[0])
+    assert [name for name in Job.__struct_fields__ if name not in names] == []
 
 
 def test_the_reference_has_every_error() -> None:
