@@ -63,7 +63,7 @@ def declare(parser: Any, usage: str, help: str, **options: Any) -> None:
     parser.add_argument(*names, help=help, **options)
 
 
-type_argument = argument("--type T", "only this job type")
+type_argument = argument("--type T", "only this job type and the lanes that inherit from it")
 id_argument = argument("id ID", "job id")
 APP = "--app PKG.MODULE:QUEUE"
 

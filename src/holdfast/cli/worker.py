@@ -54,7 +54,7 @@ def start(call: Call) -> int:
 
     The first Ctrl-C or SIGTERM shuts down gracefully: workers claim no more jobs, and running ones may finish
     within shutdown_timeout. A second one releases running jobs and exits immediately. A process that dies is
-    replaced, and its jobs become available again at once.
+    replaced: the jobs that it ran are retried after their back-off, those that it only held start at once.
     """
     arguments = call.arguments
     options = _options(call)
