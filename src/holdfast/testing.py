@@ -14,7 +14,7 @@ assert queue.drain() == 1        # the reminder that was due a day later
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from os import PathLike, fspath
@@ -112,12 +112,17 @@ def assert_enqueued(
     if len(fitting) == count or (count is None and fitting):
         return fitting
     wanted = {**({"payload": dict(payload)} if payload else {}), **fields}
-    found = "\n".join(f"  {job.payload}" for job in jobs[-10:]) or "  none"
+    found = "\n".join(f"  {_shown(job, fields)}" for job in jobs[-10:]) or "  none"
     expected = "a job" if count is None else f"{count} jobs"
     raise AssertionError(
         f"expected {expected} of type {type!r} with {wanted}, found {len(fitting)};"
         f" jobs of this type:\n{found}"
     )
+
+
+def _shown(job: Job, fields: Iterable[str]) -> str:
+    """A job's payload, and the fields that were compared."""
+    return ", ".join([str(job.payload), *(f"{name}={getattr(job, name)!r}" for name in fields)])
 
 
 def _fits(job: Job, payload: Mapping[str, Any], fields: Mapping[str, Any]) -> bool:

@@ -80,6 +80,13 @@ def test_assert_enqueued_returns_what_fits(queue: Queue) -> None:
     assert assert_enqueued(queue, "mail", {"to": "nobody"}, count=0) == []
 
 
+def test_assert_enqueued_shows_the_fields_it_compared(queue: Queue) -> None:
+    queue.enqueue("mail", {"to": "a"}, group="customer:42")
+    with pytest.raises(AssertionError) as caught:
+        assert_enqueued(queue, "mail", group="customer:7", priority=0)
+    assert "\n  {'to': 'a'}, group='customer:42', priority=0" in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("arguments", "fields"),
     [
