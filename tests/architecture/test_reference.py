@@ -77,6 +77,18 @@ def test_the_reference_has_every_field_of_a_job() -> None:
     assert [name for name in Job.__struct_fields__ if name not in names] == []
 
 
+def test_the_reference_invents_no_attribute_of_a_queue() -> None:
+    _, _, section = text_of("python-api.md").partition("\n## Queue\n")
+    tables = re.findall(
+        r"\| (?:attribute|method) \| \|\n\|---\|---\|\n((?:\|.*\n)+)", section.partition("\n## ")[0]
+    )
+    cells = [row.split(" | ")[0] for table in tables for row in table.splitlines()]
+    names = [name for cell in cells for name in re.findall(r"`(?:async |@)?(\w+)", cell)]
+    assert len(names) > 60
+    with Queue() as queue:
+        assert [name for name in names if not hasattr(queue, name)] == []
+
+
 def test_the_reference_has_every_error() -> None:
     page = text_of("errors.md")
     found = {**vars(errors), **vars(job_errors)}.values()
