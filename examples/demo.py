@@ -46,9 +46,9 @@ def charge(ctx: Context, order: int, card_token: str) -> str:
     return f"order {order} paid in attempt {ctx.attempt}"
 
 
-@queue.job(concurrency=2)
+@queue.job(concurrency=2, fair=True)
 def resize(ctx: Context, picture: str, width: int = 800) -> dict[str, int]:
-    """Takes a few seconds, reports its progress, and can be stopped between steps."""
+    """Takes a few seconds, reports its progress, and can be stopped between steps. Customers take turns."""
     steps = 20
     for step in range(steps):
         ctx.check()
@@ -89,7 +89,7 @@ def open_shop(ctx: Context) -> None:
     customer = {"name": name, "email": f"{name.lower()}@example.com"}
     ctx.enqueue(take_order, {"order": order, "customer": customer})
     if order % 4 == 0:
-        ctx.enqueue(resize, {"picture": f"picture{order}.jpg"})
+        ctx.enqueue(resize, {"picture": f"picture{order}.jpg"}, group=name.lower())
     ctx.enqueue(open_shop, delay=SECONDS_BETWEEN_CUSTOMERS, key="shop")
 
 
@@ -97,7 +97,9 @@ def main() -> None:
     for order, name in zip((1005, 1010, 1015), CUSTOMERS, strict=False):
         customer = Customer(name, f"{name.lower()}@example.com")
         take_order.with_options(priority=5).enqueue(order=order, customer=customer)
-    resize.enqueue_many({"picture": f"picture{number}.jpg"} for number in range(1, 9))
+    for group, numbers in (("ada", range(1, 7)), ("ken", range(7, 9))):
+        pictures = [{"picture": f"picture{number}.jpg"} for number in numbers]
+        resize.with_options(group=group).enqueue_many(pictures)
     deliver.enqueue_many({"parcel": 70 + number, "address": "Atlantis"} for number in range(5))
     deliver.enqueue(parcel=75, address="Lisbon")
     count_stock.enqueue_many({"warehouse": number} for number in range(1, 6))
