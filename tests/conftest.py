@@ -51,9 +51,12 @@ def pytest_configure(config: pytest.Config) -> None:
     postgres.share_server()
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what follows from a test's place, fixtures and parameters; the rest says it itself."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Mark what follows from a test's place, fixtures and parameters; the rest says it itself.
+
+    The few that may take longest come first, whatever the order: one that came last would run alone.
+    """
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
         parameters = getattr(getattr(item, "callspec", None), "params", {}).values()
@@ -64,6 +67,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("browser")
         if "postgres" in item.path.name or "postgres" in engines:
             item.add_marker("postgres")
+    yield
+    items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
 
 
 def _name(parameter: object) -> object:

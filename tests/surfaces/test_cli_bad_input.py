@@ -768,7 +768,7 @@ def test_an_id_that_is_taken_in_the_middle_of_a_file_stores_none_of_it(
 
 
 @pytest.mark.usefixtures("unchanged")
-@pytest.mark.timeout(10)
+@pytest.mark.timeout(60)
 def test_a_repeated_key_among_very_many_is_found_at_once(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = [f'"k{number}": 1' for number in range(100_000)]
     payload = "{" + ", ".join([*keys, keys[-1]]) + "}"
