@@ -12,7 +12,7 @@ import pytest
 from holdfast.core.clock import system_clock
 from holdfast.core.lifecycle import Completed
 from holdfast.store.open import open_store
-from holdfast.store.postgres import PostgresStore
+from holdfast.store.postgres import PostgresStore, tallies
 from holdfast.store.postgres.database import Database
 from holdfast.store.postgres.session import Session
 from holdfast.store.records import Claim
@@ -76,6 +76,7 @@ def test_turn_takes_few_round_trips(
     store.insert_jobs([new_job(f"job-{n}", group=f"group-{n}") for n in range(40)])
     settings = settings_of(store, **LIMITS[limits])
     ends = [ending(each, Completed()) for each in claim(store, limit=4, settings=settings)]
+    monkeypatch.setattr(tallies, "_FOLD_EVERY", 3600.0)
     store.list_heads()  # which keeps the counts: a turn does so every now and then
     trips = RoundTrips()
     with (

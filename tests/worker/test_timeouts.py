@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from holdfast.events import HandlerStuck, JobCompleted, JobFailed, JobRetrying, 
 from holdfast.store.open import store_of
 from holdfast.worker import run, runner
 from holdfast.worker.slots import Slots
-from tests.support import Recorder, both_engines, wait_until
+from tests.support import Recorder, both_engines, wait_still, wait_until
 from tests.worker import handlers, handlers_slow_import
 from tests.worker.support import PATIENCE, Gate, Spy, get, is_alive, time_out
 
@@ -247,19 +246,6 @@ def test_worker_works_again_when_its_stuck_handlers_have_returned(
     assert queue.wait(job.id, timeout=60).result == "done"
 
 
-def wait_until_quiet(count: Callable[[], int]) -> None:
-    """Wait until something that is counted has not happened for half a second."""
-    seen, since = count(), time.monotonic()
-
-    def is_quiet() -> bool:
-        nonlocal seen, since
-        if count() != seen:
-            seen, since = count(), time.monotonic()
-        return time.monotonic() - since > 0.5
-
-    wait_until(is_quiet)
-
-
 @both_engines
 def test_slot_of_a_stuck_handler_is_used_again_as_soon_as_it_returns(
     queue: Queue,
@@ -284,7 +270,7 @@ def test_slot_of_a_stuck_handler_is_used_again_as_soon_as_it_returns(
     job = queue.enqueue("next")
     looked = Spy(store_of(queue).list_heads)
     monkeypatch.setattr(store_of(queue), "list_heads", looked)
-    wait_until_quiet(lambda: len(looked.calls))
+    wait_still(lambda: len(looked.calls))
     gate.open()
     assert queue.wait(job.id, timeout=PATIENCE).result == "done"
 
