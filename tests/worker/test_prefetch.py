@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -15,6 +16,7 @@ from holdfast.events import Event, JobClaimed, JobReleased
 from holdfast.handlers.handler import Handler
 from holdfast.store.open import store_of
 from holdfast.store.records import Claim
+from holdfast.worker import slots as slots_module
 from holdfast.worker.slots import HORIZON, MAX_HELD, Pace, Slots
 from tests.support import Recorder, both_engines, wait_until
 from tests.worker.support import PATIENCE, Gate, Spy
@@ -190,14 +192,16 @@ def test_full_slots_have_no_room() -> None:
     assert slots.total_room() == (0, 1)
 
 
-def test_half_of_what_is_held_ready_is_taken_at_once() -> None:
+def test_half_of_what_is_held_ready_is_taken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(slots_module, "time", SimpleNamespace(monotonic=lambda: clock.now))
     slots = make_slots(2)
     for seq in range(1, 401):
         attempt = make_attempt("a", seq)
         slots.hold([attempt])
         assert slots.refill() == [attempt]
         slots.free(attempt, 0.0001)
-    slots._measured -= 1.0 - (time.monotonic() - slots._measured)
+    clock.now += 1.0
     slots.measure()
     ahead = slots.total_room()[0] - 2
     assert ahead == pytest.approx(400 * HORIZON, abs=1)
