@@ -1017,16 +1017,17 @@ def test_on_interrupt_is_called_in_another_thread_and_once(
 ) -> None:
     threads: list[bool] = []
 
-    @queue.job(timeout=0.2, max_attempts=1)
+    @queue.job(timeout=LONG, max_attempts=1)
     def work(ctx: Context) -> None:
         own = threading.get_ident()
         ctx.on_interrupt(lambda: threads.append(threading.get_ident() == own))
         gate.enter()
         ctx.check()
 
-    start_worker()
+    worker = start_worker()
     job = work.enqueue()
     gate.wait_entered()
+    time_out(worker, job.id)
     wait_until(lambda: threads)
     queue.cancel(job.id)
     marker = queue.enqueue("shell", {"command": "true"})
