@@ -523,6 +523,7 @@ def test_error_of_the_database_spares_the_transaction(app: Application, looking:
             execute(app, "SET LOCAL lock_timeout = 1"),
             "row eve",
             step(app, Exception, "lock timeout", "held"),
+            execute(app, "SET LOCAL lock_timeout = 0"),  # commits that notify wait for each other
             "row ada, job ada, commit",
         )
         other.rollback()
