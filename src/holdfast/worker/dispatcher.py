@@ -262,7 +262,8 @@ class Dispatcher:
             self._following.hurry()
         self._hold(claimed, began, leased_until)
         # Where a server does the work, there is time to run while it is at the next turn.
-        if not self._store.is_shared or not self._is_pressed():
+        # But not while what was claimed keeps others from starting.
+        if claimed.limited or not self._store.is_shared or not self._is_pressed():
             self._proceed()
         has_told = self._turn.announce(taken)
         if has_told and not self._store.is_shared:
