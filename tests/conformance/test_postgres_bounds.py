@@ -253,6 +253,21 @@ def test_limit_that_somebody_does_not_let_go_is_passed_over(
     assert "c" in take()
 
 
+def test_claim_that_waited_in_vain_for_a_limit_reads_the_lines_again(
+    store: PostgresStore, other: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were asked for in the round trip that failed."""
+    monkeypatch.setattr(store.database, "_idle", 60)
+    monkeypatch.setattr(limit_locks, "_LIMIT_PATIENCE", 0.05)
+    insert(store, "a", type="limited")
+    types = [f"plain-{n}" for n in range(9)]
+    for type in types:
+        insert(store, f"job of {type}", type=type)
+    demands = [demand("limited"), *map(demand, types)]
+    with Frozen(store, lambda: take_limited(store, demand("limited"), worker="frozen", limit=1)):
+        assert [c.id for c in take_limited(other, *demands, limit=1).claims] == ["job of plain-0"]
+
+
 def test_pause_waits_for_a_claim_under_way_and_other_claims_wait_for_nobody(
     store: PostgresStore, other: PostgresStore
 ) -> None:

@@ -73,7 +73,11 @@ class Line:
         self._groups: dict[tuple[str, str], tuple[int, Reply]] = {}
 
     def expect(self, demands: Sequence[Demand], settings: Settings, limit: int, turns: Turns) -> None:
-        """Ask ahead for what a claim reads; not in vain, if limits let it start anything."""
+        """Ask ahead for what a claim reads; not in vain, if limits let it start anything.
+
+        What was asked for before is forgotten: if that round trip has failed, nobody answers it.
+        """
+        self._first, self._groups = [], {}
         plain = []
         for demand in demands:
             limits = settings.limits(demand.type)
