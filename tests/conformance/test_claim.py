@@ -282,6 +282,26 @@ def test_heads_are_the_first_waiting_jobs_of_the_types(store: Store) -> None:
     }
 
 
+def test_heads_beside_the_lanes_of_types_left_apart(store: Store) -> None:
+    lanes = [f"email:{letter}" for letter in "-.09AZ_az"]
+    others = ["email-x", "email.x", "email0", "emailer:lane", "emai", "email_x", "crawl:email"]
+    for type in ("email", *lanes, *others):
+        insert(store, f"of-{type}", type=type)
+    found = {head.type for head in store.list_heads(["email", "email0"])}
+    assert {*others} - {"email0"} <= found
+    assert {head.type for head in store.list_heads(["crawl"])} >= {"email", *lanes, "emailer:lane"}
+
+
+def test_heads_of_a_paused_type_are_found_without_going_through_its_lanes(store: Store) -> None:
+    if store.is_shared:
+        pytest.skip("PostgreSQL reads them all")
+    for number in range(20):
+        insert(store, f"lane-{number}", type=f"email:{number}")
+    insert(store, "other", type="mail")
+    assert len([head for head in store.list_heads(["email"]) if head.type.startswith("email")]) <= 1
+    assert store.list_heads([""]) == []
+
+
 def test_usage_is_what_runs_by_type_and_group(store: Store) -> None:
     insert(store, "a", "b", group="g")
     insert(store, "c", type="crawl", group="g")

@@ -42,6 +42,7 @@ pytestmark = pytest.mark.slow
 
 PLANS = {
     "heads": (claiming.HEADS, "holdfast_jobs_pending"),
+    "heads beside paused lanes": (claiming.HEADS_APART, "holdfast_jobs_pending"),
     "claim of one type": (claiming.FIRST_ROWS, "holdfast_jobs_pending"),
     "claim": (claiming.FIRST, "holdfast_jobs_pending"),
     "claim without a group": (claiming.FIRST_UNGROUPED, "holdfast_jobs_pending"),

@@ -120,7 +120,7 @@ class SimulatedStore(Store):
 
     # Reads.
 
-    def list_heads(self) -> list[Head]:
+    def list_heads(self, apart: Collection[str] = ()) -> list[Head]:
         return self._read("list_heads").heads()
 
     def read_usage(self) -> Usage:

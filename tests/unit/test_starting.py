@@ -349,7 +349,9 @@ def test_lines_lead_to_all_that_may_start(steps: list[tuple[int, int, int]], lim
         )
         for job in chosen.jobs:
             world.start(job, worker)
-        heads = {head.type: head for head in _heads(world) if head.type not in chosen.blocked}
+        begin = {head.type: head for head in _heads(world)}
+        assert chosen.heads == {type: begin.get(type) for type in chosen.heads}
+        heads = {type: head for type, head in begin.items() if type not in chosen.blocked}
         lines.advance(set(types), {type: head for type, head in heads.items() if type in types})
         if not chosen.jobs and not types:
             break
@@ -372,6 +374,22 @@ def _first_to_start(world: World, worker: int, count: int) -> list[str]:
 
 
 # Examples, which say the same in words.
+
+
+def test_lines_leave_out_what_is_paused() -> None:
+    config = Settings({}, paused=frozenset({"pay", "mail:eu"}))
+    types = ("pay", "pay:eu", "mail", "mail:eu", "mail:us")
+    lines = Lines([Head(type, 0, seq) for seq, type in enumerate(types)], config)
+    assert lines.first(10, Room(config, Usage(), NOW)) == ["mail", "mail:us"]
+    assert not Lines([Head("pay:eu", 0, 1)], config)
+
+
+def test_types_for_which_nothing_is_set_are_looked_up_as_one() -> None:
+    config = Settings({("max_running", "pay"): 1, ("max_running", ""): 9, ("fair", "mail:eu"): True})
+    alike = [config.limits(type) for type in ("a", "b", "b:lane", "mail", "mail:us")]
+    assert all(limits is alike[0] for limits in alike)
+    assert config.limits("pay:eu") is config.limits("pay")
+    assert (config.limits("mail:eu").fair, alike[0].fair) == (True, False)
 
 
 def room_for(

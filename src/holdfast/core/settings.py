@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from holdfast.config import SETTINGS, Value
 from holdfast.core.backoff import Backoff
-from holdfast.core.job import base_type, names_of
+from holdfast.core.job import names_of
 from holdfast.core.lifecycle import Policy
 
 _MOST_CACHED = 10_000
@@ -94,6 +94,7 @@ class Settings(Struct, eq=False):
     """Which change of the stored settings and pauses this is: after another, a claim by these is refused."""
     _cache: dict[tuple[str, str], Resolved] = {}
     _limits: dict[str, Limits] = {}
+    _limits_by_type: dict[str, Limits] = {}
     _owners: dict[str, str] = {}
     _named: frozenset[str] = frozenset()
 
@@ -104,7 +105,7 @@ class Settings(Struct, eq=False):
         return self.resolve(name, type).value
 
     def resolve(self, name: str, type: str = "") -> Resolved:
-        return self._cache.get((name, type)) or self._resolve_of(name, self._owner(type))
+        return self._cache.get((name, type)) or self._resolve_of(name, self.owner(type))
 
     def _resolve_of(self, name: str, owner: str) -> Resolved:
         found = self._cache.get((name, owner))
@@ -112,19 +113,21 @@ class Settings(Struct, eq=False):
             found = self._cache[name, owner] = self._find(name, owner)
         return found
 
-    def _owner(self, type: str) -> str:
-        """The name to ask for: of a lane that has nothing of its own, its base type.
+    def owner(self, type: str) -> str:
+        """The name to ask for: the first of a type's names for which anything is set.
 
-        So what is looked up grows with what is set, not with the lanes that ever were.
+        So what is looked up grows with what is set, not with the types and lanes that ever were.
         """
         found = self._owners.get(type)
         if found is None:
             if len(self._owners) >= _MOST_OWNERS:
                 self._owners.clear()
-            base = base_type(type)
-            has_own = type in self.paused or type in self._named or bool(self.declared(type))
-            found = self._owners[type] = type if has_own else base
+            found = next((name for name in names_of(type) if not name or self._has_own(name)), "")
+            self._owners[type] = found
         return found
+
+    def _has_own(self, name: str) -> bool:
+        return name in self.paused or name in self._named or bool(self.declared(name))
 
     def _find(self, name: str, type: str) -> Resolved:
         for owner in names_of(type):
@@ -137,7 +140,12 @@ class Settings(Struct, eq=False):
 
     def limits(self, type: str) -> Limits:
         """What holds for a type, and with whom it shares it."""
-        return self._limits.get(type) or self._limits_of(self._owner(type))
+        found = self._limits_by_type.get(type)
+        if found is None:
+            if len(self._limits_by_type) >= _MOST_OWNERS:
+                self._limits_by_type.clear()
+            found = self._limits_by_type[type] = self._limits_of(self.owner(type))
+        return found
 
     def _limits_of(self, owner: str) -> Limits:
         found = self._limits.get(owner)

@@ -248,32 +248,39 @@ class Lines:
 
     The first so many jobs of all are among the first so many types, by where their first jobs stand. Types
     that share every limit are kept together: while nothing of one may start, none of them is gone through.
+    Paused types are left out.
     """
 
     def __init__(self, heads: Sequence[Head], settings: Settings, *, fresh_until: float = math.inf) -> None:
         self.settings = settings
         self.fresh_until = fresh_until
         """On the monotonic clock: what has changed since the look may wait for so long."""
-        self._together: dict[tuple[str | None, ...], list[tuple[int, int, str]]] = {}
+        self._together: dict[_Sharing, list[_Place]] = {}
+        known: dict[int, list[_Place]] = {}
         for head in heads:
-            self._together.setdefault(_sharing(settings, head.type), []).append(_place(head))
+            limits = settings.limits(head.type)
+            line = known.get(id(limits))
+            if line is None:
+                line = [] if limits.paused else self._together.setdefault(_sharing(limits), [])
+                known[id(limits)] = line
+            line.append(_place(head))
         for line in self._together.values():
             line.sort()
 
     def __bool__(self) -> bool:
-        return any(self._together.values())
+        return bool(self._together)
 
     def samples(self) -> list[str]:
         """One type of each kind that shares every limit."""
-        return [line[0][2] for line in self._together.values() if line]
+        return [line[0][2] for line in self._together.values()]
 
     def first(self, count: int, room: Room) -> list[str]:
         """The types to ask for the first `count` jobs that may start; what may not is refused."""
-        found: list[tuple[int, int, str]] = []
+        found: list[_Place] = []
         for line in self._together.values():
-            if line and room.most(line[0][2]) > 0:
+            if room.most(line[0][2]) > 0:
                 found += line[:count]
-            elif line:
+            else:
                 room.refuse(line[0][2])
         found.sort()
         return [type for _, _, type in found[:count]]
@@ -285,22 +292,33 @@ class Lines:
 
         Of a type whose limits are `used_up`, so are all lines that share them.
         """
-        for line in self._together.values():
-            if any(type in used_up for _, _, type in line[: len(asked)]):
-                line.clear()
-            front = [place for place in line[: len(asked)] if place[2] in asked]
-            if front:
-                rest = [place for place in line[: len(asked)] if place[2] not in asked]
-                line[: len(asked)] = rest
-                line += [_place(heads[type]) for _, _, type in front if type in heads]
+        for kind in self._kinds(used_up):
+            self._together.pop(kind, None)
+        for kind in self._kinds(asked - used_up):
+            line = self._together.get(kind, [])
+            front = line[: len(asked)]
+            left = [place for place in front if place[2] not in asked]
+            back = [_place(heads[type]) for _, _, type in front if type in asked and type in heads]
+            line[: len(front)] = left
+            if back:
+                line += back
                 line.sort()
+            elif not line:
+                self._together.pop(kind, None)
+
+    def _kinds(self, types: AbstractSet[str]) -> set[_Sharing]:
+        limits = {id(each): each for each in map(self.settings.limits, types)}
+        return {_sharing(each) for each in limits.values()}
 
 
-def _place(head: Head) -> tuple[int, int, str]:
+_Place = tuple[int, int, str]
+_Sharing = tuple[str | None, ...]
+
+
+def _place(head: Head) -> _Place:
     return -head.priority, head.seq, head.type
 
 
-def _sharing(settings: Settings, type: str) -> tuple[str | None, ...]:
-    limits = settings.limits(type)
+def _sharing(limits: Limits) -> _Sharing:
     shared = (limits.slots, limits.max_running, limits.rate)
-    return (*(None if limit is None else limit.name for limit in shared), *limits.paused)
+    return tuple(None if limit is None else limit.name for limit in shared)

@@ -16,7 +16,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from holdfast.core.settings import Settings
-from holdfast.core.starting import Candidate, Room, choose
+from holdfast.core.starting import Candidate, Head, Room, choose
 from holdfast.store.records import Demand
 
 _WINDOW = 1000
@@ -56,6 +56,8 @@ class Chosen(Struct, frozen=True):
     blocked: AbstractSet[str]
     used_up: AbstractSet[str]
     """Those of them whose limits let no job start, of whatever group."""
+    heads: Mapping[str, Head | None]
+    """Where lines begin once the jobs are taken, of those read that far; None for those that are over."""
 
 
 class Turns:
@@ -123,7 +125,7 @@ def choose_jobs(
     jobs = choose(lines, room, limit, plain.extend)
     turns.served(jobs, settings)
     blocked = asked.keys() - {line[0].type for line in lines if line}
-    return Chosen(jobs, blocked, {type for type in asked if most[type] <= 0})
+    return Chosen(jobs, blocked, {type for type in asked if most[type] <= 0}, plain.left(jobs))
 
 
 def _is_plain(settings: Settings, type: str) -> bool:
@@ -146,8 +148,8 @@ class _PlainLines:
         self._counts = counts
         size = read_of_each(types, limit)
         self._read = dict.fromkeys(types, size)
-        lines = waiting.first(types, size) if types else []
-        self.lines = [line[: counts[line[0].type]] for line in lines if line]
+        self._known = dict(zip(types, waiting.first(types, size) if types else [], strict=True))
+        self.lines = [line[: counts[type]] for type, line in self._known.items() if line]
 
     def extend(self, number: int) -> None:
         """Read on in a line that was read to its end, unless nothing more of it is asked for."""
@@ -158,8 +160,20 @@ class _PlainLines:
         if len(line) < self._read[type] or len(line) >= self._counts[type]:
             return
         self._read[type] *= 4
-        [more] = self._waiting.first([type], self._read[type])
-        line[:] = more[: self._counts[type]]
+        [self._known[type]] = self._waiting.first([type], self._read[type])
+        line[:] = self._known[type][: self._counts[type]]
+
+    def left(self, taken: Iterable[Candidate]) -> dict[str, Head | None]:
+        """Where the lines begin without these, as far as they were read."""
+        heads: dict[str, Head | None] = {}
+        seqs = {job.seq for job in taken}
+        for type, line in self._known.items():
+            first = next((job for job in line if job.seq not in seqs), None)
+            if first is not None:
+                heads[type] = Head(type, first.priority, first.seq)
+            elif len(line) < self._read[type]:
+                heads[type] = None
+        return heads
 
 
 def _in_line(type: str, room: Room, count: int, waiting: WaitingJobs, turns: Turns) -> list[Candidate]:

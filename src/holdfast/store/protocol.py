@@ -9,7 +9,7 @@ travel as durations in seconds.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 from holdfast.core.lifecycle import Decision
@@ -94,8 +94,11 @@ class Store(Writes):
         """The same through a connection that can only be awaited."""
 
     @abstractmethod
-    def list_heads(self) -> list[Head]:
-        """Where the first waiting job of each type stands."""
+    def list_heads(self, apart: Collection[str] = ()) -> list[Head]:
+        """Where the first waiting job of each type stands.
+
+        The lanes of the types `apart` may be left out, and everything if "" is among them.
+        """
 
     @abstractmethod
     def read_usage(self) -> Usage:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.context import Attempt
@@ -59,9 +59,11 @@ class Claiming:
     def read_lines(self, settings: Settings) -> Lines:
         """The lines of the types that this worker serves."""
         began = time.monotonic()
-        heads = [head for head in self._store.list_heads() if self.served(head.type)]
+        heads = [head for head in self._store.list_heads(settings.paused) if self.served(head.type)]
+        lines = Lines(heads, settings)
         looked = time.monotonic()
-        return Lines(heads, settings, fresh_until=looked + LOOK_SHARE * (looked - began))
+        lines.fresh_until = looked + LOOK_SHARE * (looked - began)
+        return lines
 
     def ask(self, lines: Lines, limit: int, usage: Usage = NOTHING_RUNS) -> Asked:
         """What to ask for, for up to `limit` jobs of the types whose jobs come first.
@@ -69,14 +71,12 @@ class Claiming:
         What may start beside what runs elsewhere, the claim decides; by the usage given it need not be asked.
         """
         settings = lines.settings
-        room = self._room(lines, usage)
+        free = self._free(settings)
+        room = Room(settings, usage, self._store.now(), ((type, free(type)) for type in lines.samples()))
         types = lines.first(limit, room)
         served = {type: self.served(type) for type in types}
         self._handlers = {type: handler for type, handler in served.items() if handler is not None}
-        demands = [
-            _demand(type, self.slots.room(type, prefetch=settings.limits(type).may_be_held), settings)
-            for type in self._handlers
-        ]
+        demands = [_demand(type, free(type), settings) for type in self._handlers]
         return Asked(demands, frozenset(room.limited), self.until_next(room.wait(), room.limited, settings))
 
     def ask_for_one(self, types: Collection[str], settings: Settings) -> list[Demand]:
@@ -100,13 +100,21 @@ class Claiming:
         is_shared = any(lines.settings.limits(type).is_shared for type in lines.samples())
         return self._store.read_usage() if is_shared else NOTHING_RUNS
 
-    def _room(self, lines: Lines, usage: Usage) -> Room:
-        settings = lines.settings
-        slots = (
-            (type, self.slots.room(type, prefetch=settings.limits(type).may_be_held))
-            for type in lines.samples()
-        )
-        return Room(settings, usage, self._store.now(), slots)
+    def _free(self, settings: Settings) -> Callable[[str], int]:
+        """How many jobs of a type there is room for, asked once for all that share what decides that."""
+        known: dict[tuple[str, ...], int] = {}
+
+        def free(type: str) -> int:
+            limits = settings.limits(type)
+            alike: tuple[str, ...] = (limits.slots.name,)
+            if limits.may_be_held:
+                alike = (*alike, base_type(type), settings.resolve("prefetch", type).source)
+            found = known.get(alike)
+            if found is None:
+                found = known[alike] = self.slots.room(type, prefetch=limits.may_be_held)
+            return found
+
+        return free
 
     def register(self, worker_id: str, state: str) -> int:
         """Publish the worker and its types; returns the generation of the handlers that these are of."""

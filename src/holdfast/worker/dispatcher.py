@@ -161,9 +161,9 @@ class Dispatcher:
 
     def _work(self, now: float) -> None:
         try:
-            changed = self._watch.changed() or now >= self._next_poll
-            if changed:
-                self._search.hurry()
+            changed, polls = self._watch.changed(), now >= self._next_poll
+            if changed or polls:
+                self._search.look(now, is_certain=changed or self._store.is_shared)
             if self._registered != self._queue.registry.generation:
                 self._following.hurry()
                 self._follow_settings(now)
@@ -171,7 +171,7 @@ class Dispatcher:
             if self._sees_work(now) or self._turn_needed(now):
                 self._take_turn()
                 self._trouble.recovered()
-            if changed:
+            if changed or polls:
                 self._catch_up(now)
             if self._suspects.may_claim() and self._may_claim() and not self._outbox.attempts():
                 self._run_one_alone(now)
@@ -235,7 +235,7 @@ class Dispatcher:
     def _sees_work(self, now: float) -> bool:
         """Check, without writing, whether there is anything that this worker could claim now."""
         if self._may_claim_more():
-            return self._search.finds_work(self._following.settings, now)
+            return self._search.finds_work(self._following.settings, now, writes=self._outbox.is_due(now))
         self._search.skip()
         return False
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -112,7 +112,7 @@ class PostgresStore(Store):
 
     # The turn.
 
-    def list_heads(self) -> list[Head]:
+    def list_heads(self, apart: Collection[str] = ()) -> list[Head]:  # noqa: ARG002
         if not self.in_transaction:
             self._counts.run()
         return claim.heads_from(self.database.read(claim.HEADS))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from holdfast.core.clock import microseconds
@@ -26,20 +26,25 @@ _BESIDES_SUSPECTS = """seq NOT IN (
     SELECT seq FROM holdfast_jobs INDEXED BY holdfast_jobs_suspect
     WHERE status = 'pending' AND losses >= 2)"""
 
-# From type to type by leaps, and of each the job that comes first: what waits behind it costs nothing.
-HEADS = f"""
-WITH RECURSIVE types (type) AS (
-    SELECT (SELECT type FROM holdfast_jobs WHERE status = 'pending' AND type > '' ORDER BY type LIMIT 1)
+# From type to type by leaps, to the job that comes first of each: what waits behind it costs nothing.
+_LEAPS = f"""
+WITH RECURSIVE heads (head) AS (
+    SELECT '[""]'
     UNION ALL
-    SELECT (SELECT j.type FROM holdfast_jobs AS j WHERE j.status = 'pending' AND j.type > types.type
-        ORDER BY j.type LIMIT 1)
-    FROM types WHERE types.type IS NOT NULL)
-SELECT json_group_array(json_array(type, json((
-    SELECT json_array(priority, seq) FROM holdfast_jobs
-    WHERE status = 'pending' AND type = types.type AND {_BESIDES_SUSPECTS}
-    ORDER BY priority DESC, seq LIMIT 1))))
-FROM types WHERE type IS NOT NULL
+    SELECT (SELECT json_array(type, priority, seq) FROM holdfast_jobs
+        WHERE status = 'pending' AND type > {{after}} AND {_BESIDES_SUSPECTS}
+        ORDER BY type, priority DESC, seq LIMIT 1)
+    FROM heads WHERE head IS NOT NULL)
+SELECT '[' || coalesce(group_concat(head), '') || ']' FROM heads WHERE head <> '[""]'
 """
+_TYPE = "json_extract(head, '$[0]')"
+HEADS = _LEAPS.format(after=_TYPE)
+
+# In one leap over all lanes of these types; a tilde comes after all that may stand in a name.
+HEADS_APART = _LEAPS.format(
+    after=f"""CASE WHEN substr({_TYPE}, 1, instr({_TYPE}, ':') - 1) IN (SELECT value FROM json_each(?))
+        THEN substr({_TYPE}, 1, instr({_TYPE}, ':')) || '~' ELSE {_TYPE} END"""
+)
 
 _HEADS_OF = f"""
 SELECT json_group_array(json((
@@ -118,6 +123,7 @@ SELECT json_group_array(json_array(priority, seq, type, "group")) FROM (
 """
 
 _BUCKETS = "SELECT json_group_array(json_array(name, tokens, refilled_at)) FROM holdfast_limits"
+_BUCKETS_OF = f"{_BUCKETS} WHERE name IN (SELECT value FROM json_each(?))"
 RUNNING = """
 SELECT json_group_array(json_array(type, running)) FROM (
     SELECT type, count(*) AS running FROM holdfast_jobs INDEXED BY holdfast_jobs_leased
@@ -142,7 +148,7 @@ WHERE seq IN (SELECT value FROM json_each(?6)) AND +status = 'pending'
 
 def heads_from(text: str) -> list[Head]:
     """The answer of HEADS."""
-    return [Head(type, *place) for type, place in json.loads(text) if place is not None]
+    return [Head(*head) for head in json.loads(text)]
 
 
 class Line:
@@ -230,14 +236,18 @@ class _Taking:
         self._save(room)
         places = {job.seq: place for place, job in enumerate(chosen.jobs)}
         claims.sort(key=lambda claim: places[claim.seq])
-        heads = self._heads([demand.type for demand in demands])
+        heads = self._heads([demand.type for demand in demands], chosen.heads)
         limited = frozenset(room.limited & heads.keys())
         left = {type: head for type, head in heads.items() if type not in chosen.blocked}
         return Claimed(claims, room.wait() if limited else None, limited, left, used_up=chosen.used_up)
 
-    def _heads(self, types: Sequence[str]) -> dict[str, Head]:
-        places = zip(types, self._connection.value(_HEADS_OF, json.dumps(types)), strict=True)
-        return {type: Head(type, *place) for type, place in places if place is not None}
+    def _heads(self, types: Sequence[str], known: Mapping[str, Head | None]) -> dict[str, Head]:
+        heads = {type: head for type, head in known.items() if head is not None}
+        types = [type for type in types if type not in known]
+        if types:
+            places = zip(types, self._connection.value(_HEADS_OF, json.dumps(types)), strict=True)
+            heads |= {type: Head(type, *place) for type, place in places if place is not None}
+        return heads
 
     def suspect(self, demands: Sequence[Demand], settings: Settings) -> Claim | None:
         """Take one job that has to run alone, if one may start."""
@@ -254,9 +264,17 @@ class _Taking:
         return None
 
     def _room(self, demands: Sequence[Demand], settings: Settings) -> Room:
+        """What the limits of these types leave; of others nothing is read."""
         slots = ((demand.type, demand.limit) for demand in demands)
-        is_shared = any(settings.limits(demand.type).is_shared for demand in demands)
-        return Room(settings, _usage(self._connection.value) if is_shared else Usage(), self._now, slots)
+        limits = {id(each): each for each in (settings.limits(demand.type) for demand in demands)}.values()
+        value = self._connection.value
+        rates = {each.rate.name for each in limits if each.rate is not None}
+        usage = Usage(
+            running=_running(value) if any(each.max_running is not None for each in limits) else {},
+            groups=_running_groups(value) if any(each.group is not None for each in limits) else {},
+            buckets=_buckets(value(_BUCKETS_OF, json.dumps([*rates]))) if rates else {},
+        )
+        return Room(settings, usage, self._now, slots)
 
     def _claims(
         self, demands: Sequence[Demand], jobs: Sequence[Candidate], *, has_started: bool = False
@@ -301,15 +319,23 @@ def _version(connection: OwnConnection) -> int:
     return version
 
 
-def _usage(value: Callable[..., Any]) -> Usage:
-    return Usage(
-        running=dict(value(RUNNING)),
-        groups={(type, group): running for type, group, running in value(RUNNING_GROUPS)},
-        buckets={name: Bucket(tokens, at) for name, tokens, at in value(_BUCKETS)},
-    )
+def _running(value: Callable[..., Any]) -> dict[str, int]:
+    return dict(value(RUNNING))
+
+
+def _running_groups(value: Callable[..., Any]) -> dict[tuple[str, str], int]:
+    return {(type, group): running for type, group, running in value(RUNNING_GROUPS)}
+
+
+def _buckets(rows: Sequence[tuple[str, float, int]]) -> dict[str, Bucket]:
+    return {name: Bucket(tokens, at) for name, tokens, at in rows}
 
 
 def read_usage(database: Database) -> Usage:
     """What runs, as of one moment."""
+
+    def value(sql: str) -> Any:
+        return json.loads(database.read_one(sql)[0])
+
     with database.snapshot():
-        return _usage(lambda sql: json.loads(database.read_one(sql)[0]))
+        return Usage(_running(value), _running_groups(value), _buckets(value(_BUCKETS)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from holdfast.core.clock import Clock
@@ -90,7 +90,11 @@ class SqliteStore(Store):
 
     # The turn.
 
-    def list_heads(self) -> list[Head]:
+    def list_heads(self, apart: Collection[str] = ()) -> list[Head]:
+        if "" in apart:
+            return []
+        if apart:
+            return claim.heads_from(self.database.read_one(claim.HEADS_APART, (json.dumps([*apart]),))[0])
         return claim.heads_from(self.database.read_one(claim.HEADS)[0])
 
     def read_usage(self) -> Usage:
