@@ -14,7 +14,7 @@ from holdfast.core.lifecycle import TRANSITIONS
 from holdfast.core.rate_limit import Bucket
 from holdfast.core.starting import Candidate, Head, Usage
 from holdfast.errors import JobNotFound, WrongState
-from holdfast.store.records import Expired, Finish, NewJob
+from holdfast.store.records import Expired, Finish, NewJob, WorkerRecord
 
 LEGAL = frozenset((each.source, each.verb, each.target) for each in TRANSITIONS)
 
@@ -70,6 +70,7 @@ class Row:
 
 @dataclass(slots=True)
 class WorkerRow:
+    record: WorkerRecord
     heartbeat_at: int
     stop: int = 0
 

@@ -27,6 +27,7 @@ from holdfast.store.records import (
     Finish,
     StopRequest,
     StoredSettings,
+    WorkerRecord,
 )
 from tests.simulation.database import Database, InLine, Row, WorkerRow, expired_from
 
@@ -164,6 +165,9 @@ class SimulatedStore(Store):
         rows = {name: database.owns(*name, worker_id) for name in held}
         return {name for name, row in rows.items() if row and row.updated_at < row.lease_expires_at}
 
+    def list_workers(self) -> list[WorkerRecord]:
+        return [row.record for row in self._read("list_workers").workers.values()]
+
     def get_stop_request(self, worker_id: str) -> StopRequest:
         row = self._read("get_stop_request").workers.get(worker_id)
         return StopRequest(row.stop) if row else StopRequest.NONE
@@ -279,7 +283,7 @@ class SimulatedStore(Store):
     def register_worker(self, worker: Any, types: Any) -> None:
         with self._write("register_worker") as database:
             self._has_written = True
-            database.workers.setdefault(worker.id, WorkerRow(database.now()))
+            database.workers.setdefault(worker.id, WorkerRow(worker, database.now()))
 
     def remove_workers(self, worker_ids: Sequence[str]) -> None:
         with self._write("remove_workers") as database:

@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +26,7 @@ from holdfast.events import (
     StoreRecovered,
     StoreTrouble,
 )
+from holdfast.handlers.options import HandlerOptions
 from holdfast.store.open import store_of
 from holdfast.store.records import Demand, Finish, WorkerRecord
 from holdfast.worker import maintenance
@@ -543,6 +545,27 @@ def test_guard_refuses_an_outcome_whose_lease_was_reaped(queue: Queue) -> None:
     )
     assert store_of(queue).finish_jobs([late]) == {}
     assert get(queue, job.id).status == "scheduled"
+
+
+@both_engines
+def test_lost_job_waits_as_the_code_of_its_worker_says(
+    queue: Queue, other_queue: Queue, start_worker: StartWorker, gate: Gate
+) -> None:
+    """Whoever takes it back, the supervisor above all, has not loaded that code."""
+    queue.defaults["backoff_jitter"] = 0
+    options: HandlerOptions = {"backoff_strategy": "fixed", "backoff_factor": 600}
+    queue.register("work", lambda payload: gate.enter(), **options)
+    worker = start_worker()
+    job = queue.enqueue("work")
+    gate.wait_entered()
+    store = store_of(other_queue)
+    with store.transaction():
+        held = store.list_held(worker.id)
+        maintenance.reap(store, held, other_queue.settings(), expired_only=False)
+    seen = get(queue, job.id)
+    assert seen.status == "scheduled"
+    assert seen.next_retry_at is not None
+    assert seen.next_retry_at - seen.updated_at == timedelta(seconds=600)
 
 
 def test_lowered_lease_does_not_take_a_job_from_a_living_worker(

@@ -12,6 +12,8 @@ from holdfast.core.backoff import Backoff
 from holdfast.core.job import names_of
 from holdfast.core.lifecycle import Policy
 
+BACKOFF = ("backoff_strategy", "backoff_base", "backoff_factor", "backoff_max", "backoff_jitter")
+
 _MOST_CACHED = 10_000
 """Beyond so many types, what was looked up is forgotten."""
 
@@ -177,13 +179,16 @@ class Settings(Struct, eq=False):
         return Depth(found.value, found.source, tuple(apart))
 
     def backoff(self, type: str) -> Backoff:
-        return Backoff(
-            strategy=self.get("backoff_strategy", type),
-            base=self.get("backoff_base", type),
-            factor=self.get("backoff_factor", type),
-            maximum=self.get("backoff_max", type),
-            jitter=self.get("backoff_jitter", type),
-        )
+        strategy, base, factor, maximum, jitter = (self.get(name, type) for name in BACKOFF)
+        return Backoff(strategy=strategy, base=base, factor=factor, maximum=maximum, jitter=jitter)
+
+    def as_said_by(self, code: Mapping[str, Mapping[str, Value]]) -> Settings:
+        """These settings where other code declares what it says here, by name ("": for the whole queue)."""
+
+        def declared(name: str) -> Mapping[str, Value]:
+            return {**self.declared(name), **code.get(name, {})}
+
+        return Settings(self.stored, declared, {**self.defaults, **code.get("", {})})
 
     @property
     def lease_seconds(self) -> float:

@@ -30,7 +30,7 @@ HIDDEN: dict[type[Struct], tuple[str, ...]] = {
     Job: ("limit_is_open",),
     Failure: ("detail",),  # its fields stand beside the others
     Running: ("worker_id", "lease_expires_at"),
-    WorkerRecord: ("slots",),
+    WorkerRecord: ("slots", "backoffs"),
 }
 """The fields of records that are not shown."""
 

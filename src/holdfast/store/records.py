@@ -172,7 +172,9 @@ RESTARTING = "restarting"
 class WorkerRecord(Struct, frozen=True, kw_only=True, rename="camel"):
     """A worker as others see it. The database fills in its times.
 
-    `slots` are the limits that its code sets for a type, where they are below its concurrency.
+    `slots` are the limits that its code sets for a type, where they are below its concurrency, and `backoffs`
+    the settings of the back-off that it sets, for the whole queue under "": whoever takes over the jobs of a
+    lost worker may not know its code.
     """
 
     id: str
@@ -182,6 +184,7 @@ class WorkerRecord(Struct, frozen=True, kw_only=True, rename="camel"):
     concurrency: int
     types: tuple[str, ...]
     slots: dict[str, int] = {}
+    backoffs: dict[str, dict[str, float | str]] = {}
     started_at: Instant | None = None
     heartbeat_at: Instant | None = None
     turned_at: Instant | None = None

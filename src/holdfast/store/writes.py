@@ -44,7 +44,7 @@ INSERT INTO holdfast_workers ({", ".join(_REGISTERED)}, started_at, heartbeat_at
 SELECT {", ".join(f"?{number}" for number, _ in enumerate(_REGISTERED, 2))}, clock.now, clock.now
 FROM clock WHERE true
 ON CONFLICT (id) DO UPDATE SET state = excluded.state, concurrency = excluded.concurrency,
-    types = excluded.types, slots = excluded.slots
+    types = excluded.types, slots = excluded.slots, backoffs = excluded.backoffs
 """
 # Looked at first: workers that start together would wait for one another, to write what is there already.
 _KNOW_TYPE = f"""

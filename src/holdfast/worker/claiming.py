@@ -6,11 +6,11 @@ import os
 import socket
 import time
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.context import Attempt
 from holdfast.core.job import base_type
-from holdfast.core.settings import Settings
+from holdfast.core.settings import BACKOFF, Settings
 from holdfast.core.starting import Lines, Room, Usage
 from holdfast.handlers.handler import Handler
 from holdfast.store.open import store_of
@@ -139,8 +139,16 @@ class Claiming:
                 for handler in handlers
                 if isinstance(slots := self._registry.declared(handler.type).get("concurrency"), int)
             },
+            backoffs=self._backoffs(),
         )
         return record, [TypeRecord(type=h.type, executor=h.executor, schema=h.schema) for h in handlers]
+
+    def _backoffs(self) -> dict[str, dict[str, Any]]:
+        """The back-off that the code sets, by the names it is set for."""
+        names = set[str]().union(*map(self._registry.names_with, BACKOFF))
+        said = {"": self._queue.defaults, **{name: self._registry.declared(name) for name in names}}
+        chosen = {name: {key: said[name][key] for key in BACKOFF if key in said[name]} for name in said}
+        return {name: values for name, values in chosen.items() if values}
 
     def is_drained(self) -> bool:
         """Whether no job of our types is pending, running or waiting for a retry; paused ones apart."""

@@ -238,17 +238,25 @@ def reap(
     are; for others, their last heartbeats do.
     """
     finishes = []
-    started = {worker_id: read_started(worker_id) for worker_id in {lost.worker_id for lost in attempts}}
+    worker_ids = {lost.worker_id for lost in attempts}
+    started = {worker_id: read_started(worker_id) for worker_id in worker_ids}
+    theirs = _settings_of(store, worker_ids, settings)
     for lost in attempts:
         last_seen = to_datetime(lost.lease_expires_at - microseconds(settings.lease_seconds))
         evidence = WorkerLost(lost.worker_id, f"{last_seen:%Y-%m-%d %H:%M:%S} UTC")
-        policy = settings.policy(lost.type, lost.max_attempts)
+        policy = theirs.get(lost.worker_id, settings).policy(lost.type, lost.max_attempts)
         ending = LeaseEnded(f"WorkerLost: {evidence}", _has_started(lost, started[lost.worker_id]))
         decision = decide(lost.attempts, ending, policy, random.random())
         finishes.append(finish_held(lost, decision, expired_only=expired_only))
     ended = store.finish_jobs(finishes)
     freed = {name: status for name, status in ended.items() if status is not Status.PROCESSING}
     return [(x, freed[x.seq, x.version]) for x in attempts if (x.seq, x.version) in freed]
+
+
+def _settings_of(store: Store, worker_ids: Collection[str], ours: Settings) -> dict[str, Settings]:
+    """What the lost workers' own code says of the back-off, which we may not have loaded."""
+    workers = store.list_workers() if worker_ids else []
+    return {each.id: ours.as_said_by(each.backoffs) for each in workers if each.id in worker_ids}
 
 
 def _has_started(lost: Expired, started: Started | None) -> bool | None:

@@ -346,6 +346,8 @@ _STARTING = (
     WHERE status = 'pending' AND losses >= 2""",
     # lists
     f"""CREATE INDEX holdfast_jobs_group ON holdfast_jobs ("group", {SEQ}) WHERE "group" IS NOT NULL""",
+    # the back-off that its code sets, by type: who takes over its jobs may not know that code
+    "ALTER TABLE holdfast_workers ADD COLUMN backoffs text NOT NULL DEFAULT '{}'",
     # raised by every change of a setting or a pause: a claim is made by the latest, or not at all
     f"ALTER TABLE {VERSION_TABLE} ADD COLUMN settings_version bigint NOT NULL DEFAULT 0",
 )

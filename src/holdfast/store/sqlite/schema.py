@@ -295,6 +295,8 @@ _STARTING = (
     WHERE status = 'processing'""",
     # lists
     """CREATE INDEX holdfast_jobs_group ON holdfast_jobs ("group", seq) WHERE "group" IS NOT NULL""",
+    # the back-off that its code sets, by type: who takes over its jobs may not know that code
+    "ALTER TABLE holdfast_workers ADD COLUMN backoffs TEXT NOT NULL DEFAULT '{}'",
     # raised by every change of a setting or a pause: a claim is made by the latest, or not at all
     f"ALTER TABLE {VERSION_TABLE} ADD COLUMN settings_version INTEGER NOT NULL DEFAULT 0",
 )
