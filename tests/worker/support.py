@@ -177,8 +177,9 @@ def supersede(queue: Queue, job_id: str) -> None:
     """Give a running job to another worker, as a reaper and a second claim would."""
     sql(
         queue,
-        "UPDATE holdfast_jobs SET version = version + 1, attempts = attempts + 1, worker_id = 'another',"
-        " lease_expires_at = lease_expires_at + 3600000000 WHERE id = ? AND status = 'processing'",
+        "UPDATE holdfast_jobs SET version = version + 1, attempts = attempts + 1, has_started = false,"
+        " worker_id = 'another', lease_expires_at = lease_expires_at + 3600000000"
+        " WHERE id = ? AND status = 'processing'",
         job_id,
     )
 

@@ -36,8 +36,8 @@ def register(queue: Queue, executor: Executor, **options: Any) -> None:
         raise RuntimeError("connection lost")
 
     async def on_loop(started: str) -> None:
-        await asyncio.to_thread(Path(started).touch)
         try:
+            await asyncio.to_thread(Path(started).touch)
             await asyncio.Event().wait()
         except asyncio.CancelledError as error:
             raise RuntimeError("connection lost") from error
@@ -112,8 +112,8 @@ def register_wrapping(queue: Queue, executor: Executor) -> None:
         return
 
     async def work(started: str, ctx: Context) -> None:
-        await asyncio.to_thread(Path(started).touch)
         try:
+            await asyncio.to_thread(Path(started).touch)
             while True:
                 await asyncio.sleep(0.005)
                 ctx.check()

@@ -348,10 +348,10 @@ def test_worker_holds_no_more_ready_than_prefetch_says(
 
     queue.register("work", work)
     queue.set_config("prefetch", 3, type=scope)
-    jobs = queue.enqueue_many("work", [*([{}] * 400), {"block": True}, *([{}] * 50)])
+    jobs = queue.enqueue_many("work", [*([{}] * 100), {"block": True}, *([{}] * 50)])
     start_worker(concurrency=1)
     gate.wait_entered()
-    wait_until(lambda: queue.stats()["completed"] == 400)  # until it is written, what has ended is processing
+    wait_until(lambda: queue.stats()["completed"] == 100)  # until it is written, what has ended is processing
     assert queue.stats()["processing"] <= 4
     assert ahead.most <= 4
     gate.open()
@@ -364,8 +364,8 @@ def test_prefetch_can_be_an_option_of_a_type(queue: Queue, start_worker: StartWo
             gate.enter()
 
     queue.register("work", work, prefetch=0)
-    queue.enqueue_many("work", [*([{}] * 400), {"block": True}, *([{}] * 50)])
+    queue.enqueue_many("work", [*([{}] * 100), {"block": True}, *([{}] * 50)])
     start_worker(concurrency=1)
     gate.wait_entered()
-    wait_until(lambda: queue.stats()["completed"] == 400)
+    wait_until(lambda: queue.stats()["completed"] == 100)
     assert queue.stats()["processing"] == 1
