@@ -732,7 +732,7 @@ def test_metadata_of_a_job_field_by_field(web: Reader, queue: Queue, clock: Mova
     )  # fmt: skip
     facts = web.open("/jobs/j1").section("facts").facts()
     assert facts == {
-        "Created": "now 2030-01-01 00:00:00 UTC",
+        "Created": "just now 2030-01-01 00:00:00 UTC",
         "Scheduled for": "in 5 min 2030-01-01 00:05:00 UTC",
         "Duration": "–",
         "Attempts": "0 of 7",
@@ -758,7 +758,7 @@ def test_metadata_of_a_job_field_by_field(web: Reader, queue: Queue, clock: Mova
     store_of(queue).promote_jobs(10)
     finish(store_of(queue), claim_one(store_of(queue)))
     facts = web.open("/jobs/j1").section("facts").facts()
-    assert facts["Finished"] == "now 2030-01-01 00:05:20 UTC"
+    assert facts["Finished"] == "just now 2030-01-01 00:05:20 UTC"
 
 
 def test_duration_is_that_of_the_last_attempt_not_of_the_wait_after_it(
@@ -871,19 +871,19 @@ def test_timeline_of_a_job_that_fails_twice_and_then_completes(
     assert [step.all("p")[0].text for step in steps(page)] == [
         "Created 23 s ago 2030-01-01 00:00:00 UTC",
         "Attempt 1 failed 11 s ago 2030-01-01 00:00:11 UTC took 1.5 s on w0",
-        "Attempt 2 failed now 2030-01-01 00:00:23 UTC took 1.5 s on w1",
+        "Attempt 2 failed just now 2030-01-01 00:00:23 UTC took 1.5 s on w1",
         "Next attempt in 10 s 2030-01-01 00:00:33 UTC",
     ]
     clock.advance(seconds=10)
     store_of(queue).promote_jobs(10)
     claimed = claim_one(store_of(queue), worker="w2")
-    assert steps(web.open("/jobs/j1"))[-1].text == "Attempt 3 running now 2030-01-01 00:00:33 UTC on w2"
+    assert steps(web.open("/jobs/j1"))[-1].text == "Attempt 3 running just now 2030-01-01 00:00:33 UTC on w2"
     clock.advance(seconds=2)
     finish(store_of(queue), claimed)
     page = web.open("/jobs/j1")
     assert looks(page) == ["created", "failed", "failed", "completed"]
     _, first, second, last = steps(page)
-    assert last.text == "Attempt 3 completed now 2030-01-01 00:00:35 UTC took 2.0 s"
+    assert last.text == "Attempt 3 completed just now 2030-01-01 00:00:35 UTC took 2.0 s"
     assert first.one("p", "error").text == "OSError: one"
     closed = [details for details in first.all("details") if "json" not in details.classes]
     assert [details.one("summary").text for details in closed[:1]] == ["Traceback"]
@@ -924,7 +924,7 @@ def test_timeline_of_a_job_that_was_cancelled_while_it_ran(
     finish(store_of(queue), claimed, Stopped())
     page = web.open("/jobs/j1")
     assert looks(page)[-1] == "cancelled"
-    assert steps(page)[-1].text == "Cancelled now 2030-01-01 00:00:03 UTC"
+    assert steps(page)[-1].text == "Cancelled just now 2030-01-01 00:00:03 UTC"
 
 
 @both_engines
