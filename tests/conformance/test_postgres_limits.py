@@ -11,8 +11,10 @@ import pytest
 
 from holdfast.core.clock import system_clock
 from holdfast.core.lifecycle import Completed
+from holdfast.core.starting import Head
 from holdfast.store.open import open_store
 from holdfast.store.postgres import PostgresStore, tallies
+from holdfast.store.postgres import claim as postgres_claim
 from holdfast.store.postgres.database import Database
 from holdfast.store.postgres.session import Session
 from holdfast.store.records import Claim
@@ -103,3 +105,31 @@ def test_job_that_somebody_has_locked_uses_up_no_rate(store: PostgresStore) -> N
 
 def _ids(claims: Sequence[Claim]) -> list[str]:
     return [each.id for each in claims]
+
+
+def test_line_begins_at_a_job_that_somebody_else_is_about_to_take(store: PostgresStore) -> None:
+    """If he doesn't after all, it is asked for again."""
+    insert(store, "a", "b", "c", "d")
+    settings = settings_of(store, max_running=3)
+    [(place,)] = store.database.read("SELECT seq FROM holdfast_jobs WHERE id = 'b'")
+    with psycopg.connect(postgres.server_url()) as other:
+        other.execute(f"SELECT 1 FROM {store.database.schema}.holdfast_jobs WHERE id = 'b' FOR UPDATE")
+        claimed = store.claim_jobs("worker", [demand(limit=3)], settings, limit=3, lease_seconds=LEASE)
+    assert _ids(claimed.claims) == ["a", "c"]
+    assert claimed.heads == {"email": Head("email", 0, place)}
+
+
+def test_where_lines_begin_that_were_read_is_not_asked_again(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    types = [f"email:{number}" for number in range(3)]
+    for type in types:
+        insert(store, *(f"{type}-{number}" for number in range(3)), type=type)
+    settings = settings_of(store, max_running=2)
+    monkeypatch.setattr(postgres_claim, "_HEADS_OF", "SELECT 1 / 0 FROM unnest($1::text[])")
+    claimed = store.claim_jobs("worker", [*map(demand, types)], settings, limit=2, lease_seconds=LEASE)
+    rows = store.database.read(
+        "SELECT type, priority, min(seq) FROM holdfast_jobs WHERE status = 'pending' GROUP BY 1, 2"
+    )
+    assert len(claimed.claims) == 2
+    assert claimed.heads == {row[0]: Head(*row) for row in rows}

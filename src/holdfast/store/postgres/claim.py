@@ -226,15 +226,20 @@ class _Taking:
         chosen = choose_jobs(ours, self._settings, room, limit, line, turns)
         taking = self._take(ours, chosen.jobs, present)
         self._save(room)
-        heads = self._session.ahead(_HEADS_OF, [[demand.type for demand in ours]])
+        unknown = [demand.type for demand in ours if demand.type not in chosen.heads]
+        others = self._session.ahead(_HEADS_OF, [unknown]) if unknown else None
         self._session.send()
         rows = list(taking.rows) if taking else []
-        self._give_back(room, chosen.jobs, rows)
-        limited = frozenset(room.limited.intersection(head[0] for head in heads.rows))
+        missing = _missing(chosen.jobs, rows)
+        self._give_back(room, missing)
+        heads = {type: head for type, head in chosen.heads.items() if head is not None}
+        heads |= {job.type: Head(job.type, job.priority, job.seq) for job in reversed(missing)}
+        heads |= _by_type(others.rows) if others else {}
+        limited = frozenset(room.limited & heads.keys())
         wait = room.wait() if limited else None
         if len(ours) < len(demands):
             wait = _STUCK_PAUSE if wait is None else min(wait, _STUCK_PAUSE)
-        left = {type: head for type, head in _by_type(heads.rows).items() if type not in chosen.blocked}
+        left = {type: head for type, head in heads.items() if type not in chosen.blocked}
         places = {job.seq: place for place, job in enumerate(chosen.jobs)}
         rows.sort(key=lambda row: places[row[0]])
         return self._claimed(rows, left, wait=wait, limited=limited, used_up=chosen.used_up)
@@ -300,10 +305,8 @@ class _Taking:
                 [[rate_row(name) for name in names], [b.tokens for b in buckets], [b.at for b in buckets]],
             )
 
-    def _give_back(self, room: Room, jobs: Sequence[Candidate], rows: Sequence[Any]) -> None:
-        """Of what was chosen, others may have taken some: the limits are stored again without it."""
-        taken = {row[0] for row in rows}
-        missing = [job for job in jobs if job.seq not in taken]
+    def _give_back(self, room: Room, missing: Sequence[Candidate]) -> None:
+        """What others have taken of what was chosen: the limits are stored again without it."""
         for job in missing:
             room.give_back(job.type, job.group)
         if missing:
@@ -333,6 +336,11 @@ class _Taking:
         if limits.group is not None:
             rows.add(f"group {limits.group.name}")
         return rows
+
+
+def _missing(jobs: Sequence[Candidate], rows: Sequence[Any]) -> list[Candidate]:
+    taken = {row[0] for row in rows}
+    return [job for job in jobs if job.seq not in taken]
 
 
 def _is_plain(demands: Sequence[Demand], settings: Settings, limit: int) -> bool:
