@@ -384,6 +384,16 @@ def test_lines_leave_out_what_is_paused() -> None:
     assert not Lines([Head("pay:eu", 0, 1)], config)
 
 
+def test_no_more_types_are_asked_for_than_a_shared_limit_lets_start() -> None:
+    config = Settings({("max_running", "pay"): 2})
+    types = [f"pay:{number}" for number in range(5)] + ["mail", "mail:us"]
+    lines = Lines([Head(type, 0, seq) for seq, type in enumerate(types)], config)
+    room = Room(config, Usage(running={"pay:0": 1}), NOW)
+    assert lines.first(10, room) == ["pay:0", "pay:1", "mail", "mail:us"], (
+        "one more tells whether it keeps any"
+    )
+
+
 def test_types_for_which_nothing_is_set_are_looked_up_as_one() -> None:
     config = Settings({("max_running", "pay"): 1, ("max_running", ""): 9, ("fair", "mail:eu"): True})
     alike = [config.limits(type) for type in ("a", "b", "b:lane", "mail", "mail:us")]

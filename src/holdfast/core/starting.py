@@ -278,8 +278,9 @@ class Lines:
         """The types to ask for the first `count` jobs that may start; what may not is refused."""
         found: list[_Place] = []
         for line in self._together.values():
-            if room.most(line[0][2]) > 0:
-                found += line[:count]
+            most = room.most(line[0][2])
+            if most > 0:
+                found += line[: min(count, most + 1)]  # one more tells whether limits keep any
             else:
                 room.refuse(line[0][2])
         found.sort()
