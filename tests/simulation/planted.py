@@ -73,7 +73,7 @@ BUGS = (
     Bug(
         "the reaper takes what it sees expired for the first time",
         f"{_WORKER}/maintenance.py",
-        "proven = [expired[claim] for claim, seen in self._suspects.items() if now - seen >= patience]",
+        "proven = [expired[lease] for lease, seen in self._suspects.items() if now - seen >= patience]",
         "proven = list(expired.values())",
     ),
     Bug(

@@ -331,6 +331,26 @@ def test_reaper_leaves_what_was_renewed_between_its_looks(
     assert reaper.sweep(5.0, settings) == []
 
 
+@both_engines
+def test_reaper_begins_anew_with_each_renewal(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that was set forward lets the lease of a living worker look expired twice."""
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(maintenance, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    queue.enqueue("work")
+    claim = claim_elsewhere(queue)
+    reaper = maintenance.Reaper(store_of(queue))
+    settings = queue.settings()
+    reaper.sweep(5.0, settings)
+    reaper.looked()
+    store_of(queue).heartbeat("dead", [(claim.seq, claim.version)], state="running", lease_seconds=30)
+    sql(queue, "UPDATE holdfast_jobs SET lease_expires_at = lease_expires_at - ?", 60 * SECOND)
+    clock.now += 6
+    assert reaper.sweep(5.0, settings) == [], "a lease that was renewed, seen expired for the first time"
+    reaper.looked()
+    clock.now += 6
+    assert len(reaper.sweep(5.0, settings)) == 1
+
+
 def test_reaper_begins_anew_with_each_claim(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now=1000.0)
     monkeypatch.setattr(maintenance, "time", SimpleNamespace(monotonic=lambda: clock.now))

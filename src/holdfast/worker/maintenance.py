@@ -187,10 +187,14 @@ class Pruner:
         return pruned
 
 
+_Lease = tuple[int, int, int]
+"""The lease of an attempt, until it is renewed: seq, version, and when it ends."""
+
+
 class Reaper:
     """Takes jobs from workers that are gone.
 
-    It looks twice. An expired lease is taken only if the same claim was seen expired at least one heartbeat
+    It looks twice. An expired lease is taken only if the same lease was seen expired at least one heartbeat
     earlier, on this process's own monotonic clock. So a suspended laptop, a clock that was changed or an
     application's long transaction doesn't take jobs from live workers: they renew in between. The first look
     leaves a mark, for an owner that can read but not write, and counts from its commit. Jobs that this worker
@@ -202,20 +206,20 @@ class Reaper:
     ) -> None:
         self._store = store
         self._held = held
-        self._suspects: dict[tuple[int, int], float] = {}
-        self._fresh: list[tuple[int, int]] = []
+        self._suspects: dict[_Lease, float] = {}
+        self._fresh: list[_Lease] = []
 
     def sweep(self, patience: float, settings: Settings) -> list[tuple[Expired, Status]]:
         now = time.monotonic()
-        expired = {(x.seq, x.version): x for x in self._store.list_expired()}
+        expired = {(x.seq, x.version, x.lease_expires_at): x for x in self._store.list_expired()}
         if expired:
-            for claim in self._held():
-                expired.pop(claim, None)
-        self._suspects = {claim: seen for claim, seen in self._suspects.items() if claim in expired}
-        self._fresh = [claim for claim in expired if claim not in self._suspects]
+            held = self._held()
+            expired = {lease: x for lease, x in expired.items() if lease[:2] not in held}
+        self._suspects = {lease: seen for lease, seen in self._suspects.items() if lease in expired}
+        self._fresh = [lease for lease in expired if lease not in self._suspects]
         if self._fresh:
-            self._store.suspect_jobs(self._fresh)
-        proven = [expired[claim] for claim, seen in self._suspects.items() if now - seen >= patience]
+            self._store.suspect_jobs([lease[:2] for lease in self._fresh])
+        proven = [expired[lease] for lease, seen in self._suspects.items() if now - seen >= patience]
         return reap(self._store, proven, settings, expired_only=True)
 
     def looked(self) -> None:
