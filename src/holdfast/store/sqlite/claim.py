@@ -7,7 +7,6 @@ hundred times for a busy handler.
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,7 +17,7 @@ from holdfast.core.settings import Settings
 from holdfast.core.starting import Candidate, Head, Room, Usage
 from holdfast.store.candidates import DEEPEST, Turns, choose_jobs
 from holdfast.store.records import Claim, Claimed, Demand
-from holdfast.store.sqlite.connection import OwnConnection
+from holdfast.store.sqlite.connection import OwnConnection, as_json, from_json
 from holdfast.store.sqlite.database import Database
 
 # These wait until a worker has nothing else to run.
@@ -148,7 +147,7 @@ WHERE seq IN (SELECT value FROM json_each(?6)) AND +status = 'pending'
 
 def heads_from(text: str) -> list[Head]:
     """The answer of HEADS."""
-    return [Head(*head) for head in json.loads(text)]
+    return [Head(*head) for head in from_json(text)]
 
 
 class Line:
@@ -158,7 +157,7 @@ class Line:
         self._connection = connection
 
     def first(self, types: Sequence[str], count: int) -> list[list[Candidate]]:
-        lines = self._connection.value(FIRST, json.dumps(types), count)
+        lines = self._connection.value(FIRST, as_json(types), count)
         return [[Candidate(*row) for row in line] for line in lines]
 
     def first_ungrouped(self, type: str, count: int) -> list[Candidate]:
@@ -168,7 +167,7 @@ class Line:
         return self._candidates(FIRST_OF_GROUPS, type, 2**31 if below is None else below, after, count)
 
     def more_of_groups(self, type: str, priority: int, groups: Sequence[str], count: int) -> list[Candidate]:
-        lines = self._connection.value(MORE_OF_GROUPS, type, priority, json.dumps(groups), count)
+        lines = self._connection.value(MORE_OF_GROUPS, type, priority, as_json(groups), count)
         return [Candidate(*row) for line in lines for row in line]
 
     def _candidates(self, sql: str, *parameters: Any) -> list[Candidate]:
@@ -245,13 +244,13 @@ class _Taking:
         heads = {type: head for type, head in known.items() if head is not None}
         types = [type for type in types if type not in known]
         if types:
-            places = zip(types, self._connection.value(_HEADS_OF, json.dumps(types)), strict=True)
+            places = zip(types, self._connection.value(_HEADS_OF, as_json(types)), strict=True)
             heads |= {type: Head(type, *place) for type, place in places if place is not None}
         return heads
 
     def suspect(self, demands: Sequence[Demand], settings: Settings) -> Claim | None:
         """Take one job that has to run alone, if one may start."""
-        types = json.dumps([demand.type for demand in demands])
+        types = as_json([demand.type for demand in demands])
         suspects = [Candidate(*row) for row in self._connection.value(_SUSPECTS, types)]
         room = self._room(demands, settings)
         for job in suspects:
@@ -272,7 +271,7 @@ class _Taking:
         usage = Usage(
             running=_running(value) if any(each.max_running is not None for each in limits) else {},
             groups=_running_groups(value) if any(each.group is not None for each in limits) else {},
-            buckets=_buckets(value(_BUCKETS_OF, json.dumps([*rates]))) if rates else {},
+            buckets=_buckets(value(_BUCKETS_OF, as_json([*rates]))) if rates else {},
         )
         return Room(settings, usage, self._now, slots)
 
@@ -286,14 +285,14 @@ class _Taking:
             alike.setdefault(left_open[job.type], []).append(job.seq)
         claims: list[Claim] = []
         for given, seqs in alike.items():
-            rows = self._connection.value(_CHOSEN_ROWS, json.dumps(seqs), *given)
+            rows = self._connection.value(_CHOSEN_ROWS, as_json(seqs), *given)
             claims += self._take(given, rows, has_started=has_started)
         return claims
 
     def _take(
         self, left_open: tuple[int, float | None], rows: Sequence[list[Any]], *, has_started: bool = False
     ) -> list[Claim]:
-        seqs = json.dumps([row[0] for row in rows])
+        seqs = as_json([row[0] for row in rows])
         lease = self._worker_id, self._lease_expires_at, self._now
         taken = self._connection.count(_CLAIM, (*left_open, *lease, seqs, has_started))
         if taken != len(rows):  # can't be: the write lock was held since the rows were read
@@ -335,7 +334,7 @@ def read_usage(database: Database) -> Usage:
     """What runs, as of one moment."""
 
     def value(sql: str) -> Any:
-        return json.loads(database.read_one(sql)[0])
+        return from_json(database.read_one(sql)[0])
 
     with database.snapshot():
         return Usage(_running(value), _running_groups(value), _buckets(value(_BUCKETS)))

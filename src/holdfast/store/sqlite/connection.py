@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sqlite3
 import sys
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
+
+import msgspec
+
+from_json = msgspec.json.Decoder().decode
+_encode = msgspec.json.Encoder().encode
 
 _TAKES_NUMBERS_FOR_NAMES = (3, 12) <= sys.version_info < (3, 12, 4)
 """Whether '?1' with a sequence is a DeprecationWarning. It is none in later versions, which corrected it."""
@@ -47,11 +51,16 @@ class OwnConnection(sqlite3.Connection):
 
     def value(self, sql: str, *parameters: Any) -> Any:
         """The one JSON value that a query gives."""
-        return json.loads(self.execute(sql, parameters).fetchone()[0])
+        return from_json(self.execute(sql, parameters).fetchone()[0])
 
     def each(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
         for row in rows:
             self.execute(sql, row)
+
+
+def as_json(value: Any) -> str:
+    """What json_each and `given` read."""
+    return _encode(value).decode()
 
 
 def given(parameter: str, *names: str) -> str:

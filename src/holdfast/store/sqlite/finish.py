@@ -6,14 +6,13 @@ their primary key, one look each, however many jobs are running.
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Callable, Sequence
 
 from holdfast.core.job import Status
 from holdfast.store.outcomes import ENDING, FAILURE, ending, failures, link_taken, unbounded
 from holdfast.store.records import Finish
-from holdfast.store.sqlite.connection import OwnConnection, given
+from holdfast.store.sqlite.connection import OwnConnection, as_json, given
 from holdfast.store.sqlite.insert import insert_jobs
 
 # Nearly every attempt ends so, and this statement takes two thirds of the general one's time.
@@ -80,7 +79,7 @@ def finish_jobs(
     if others:
         accepted = _guarded(connection, others, _end, now)
         _record_failures(connection, accepted, now)
-        cancelled = set(connection.value(_CANCELLED, json.dumps([finish.seq for finish in accepted])))
+        cancelled = set(connection.value(_CANCELLED, as_json([finish.seq for finish in accepted])))
         for finish in accepted:
             status = Status.CANCELLED if finish.seq in cancelled else finish.decision.status
             ended[finish.seq, finish.version] = status
@@ -109,18 +108,18 @@ def _guarded(
 
 
 def _complete(connection: sqlite3.Connection, finishes: Sequence[Finish], now: int) -> int:
-    rows = json.dumps([(finish.seq, finish.version, finish.decision.result) for finish in finishes])
+    rows = as_json([(finish.seq, finish.version, finish.decision.result) for finish in finishes])
     return connection.execute(_COMPLETE, (now, rows, finishes[0].worker_id)).rowcount
 
 
 def _end(connection: sqlite3.Connection, finishes: Sequence[Finish], now: int) -> int:
-    return connection.execute(_END, (now, json.dumps([*map(ending, finishes)]))).rowcount
+    return connection.execute(_END, (now, as_json([*map(ending, finishes)]))).rowcount
 
 
 def _record_failures(connection: sqlite3.Connection, finishes: Sequence[Finish], now: int) -> None:
     rows = failures(finishes)
     try:
-        connection.execute(_FAILURES, (now, json.dumps(rows)))
+        connection.execute(_FAILURES, (now, as_json(rows)))
     except (sqlite3.DataError, OverflowError):  # more than SQLite takes as one value
         for row in rows:
-            connection.execute(_FAILURES, (now, json.dumps([row])))
+            connection.execute(_FAILURES, (now, as_json([row])))

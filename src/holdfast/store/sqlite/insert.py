@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
@@ -16,6 +15,7 @@ from holdfast.errors import DuplicateJob
 from holdfast.store.outcomes import found_by_key, lanes_within, queue_full
 from holdfast.store.records import NewJob, Verdict
 from holdfast.store.rows import NEW_JOB_NAMES, quoted
+from holdfast.store.sqlite.connection import as_json
 
 _COLUMNS = (*NEW_JOB_NAMES, "status", "key_held", "run_at", "due_at", "created_at", "updated_at")
 _INSERT = f"""
@@ -121,7 +121,7 @@ WHERE (type = ? OR type >= ? AND type < ?) AND type NOT IN apart
 
 
 def _depth(cursor: sqlite3.Cursor, depth: Depth) -> int:
-    row = _first(cursor, _DEPTH, json.dumps(depth.apart), *lanes_within(depth.name))
+    row = _first(cursor, _DEPTH, as_json(depth.apart), *lanes_within(depth.name))
     return int(row[0])
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Sequence
 
 from holdfast.core.clock import microseconds
 from holdfast.store.records import Beat
-from holdfast.store.sqlite.connection import OwnConnection, given
+from holdfast.store.sqlite.connection import OwnConnection, as_json, from_json, given
 
 _RENEW = f"""
 UPDATE holdfast_jobs SET lease_expires_at = ?1, has_started = holdfast_jobs.has_started OR h.has_started
@@ -63,7 +62,7 @@ def heartbeat(
     )
     lost: set[tuple[int, int]] = set()
     if held:
-        rows = json.dumps([(*name, name in started) for name in held])
+        rows = as_json([(*name, name in started) for name in held])
         renewed = connection.execute(_RENEW, (now + microseconds(lease_seconds), rows, worker_id)).rowcount
         if renewed != len(held):
             lost = set(held) - set(map(tuple, connection.value(_STILL_HELD, rows, worker_id)))
@@ -73,7 +72,7 @@ def heartbeat(
 
 def claims_from(text: str) -> set[tuple[int, int]]:
     """The (seq, version) pairs of a JSON answer."""
-    return {(seq, version) for seq, version in json.loads(text)}
+    return {(seq, version) for seq, version in from_json(text)}
 
 
 def write_progress(
@@ -82,5 +81,5 @@ def write_progress(
     reports: Sequence[tuple[int, int, float, str | None]],
     now: int,
 ) -> tuple[()]:
-    connection.execute(_PROGRESS, (now, json.dumps(reports), worker_id))
+    connection.execute(_PROGRESS, (now, as_json(reports), worker_id))
     return ()  # nobody else writes, so none has to wait

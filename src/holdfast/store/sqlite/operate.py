@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Sequence
 
@@ -10,7 +9,7 @@ from holdfast.core.job import Status
 from holdfast.errors import KeyHeld
 from holdfast.store.operate import CANCEL_RUNNING, CANCEL_WAITING, DELETE, RETRY, refuse
 from holdfast.store.prune import Place, PrunePass
-from holdfast.store.sqlite.connection import OwnConnection
+from holdfast.store.sqlite.connection import OwnConnection, as_json
 from holdfast.store.sqlite.database import Database
 from holdfast.store.sqlite.insert import free_expired_key
 
@@ -100,11 +99,11 @@ def prune_jobs(
         rows: list[tuple[int, int, bool]] = connection.value(FINISHED_SINCE, *parameters)
         return rows
 
-    heads = connection.execute(OLDEST_FINISHED, (finished_before, json.dumps(statuses))).fetchall()
+    heads = connection.execute(OLDEST_FINISHED, (finished_before, as_json(statuses))).fetchall()
     seqs = prune_pass.choose([head for head in heads if head[2] is not None], read_on, limit)
     deleted = connection.execute(
         "DELETE FROM holdfast_jobs"
         " WHERE seq IN (SELECT value FROM json_each(?)) AND +finished_at IS NOT NULL RETURNING id",
-        (json.dumps(seqs),),
+        (as_json(seqs),),
     )
     return [row[0] for row in deleted.fetchall()]

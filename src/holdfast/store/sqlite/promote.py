@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
-from holdfast.store.sqlite.connection import OwnConnection
+from holdfast.store.sqlite.connection import OwnConnection, as_json
 
 # From priority to priority along their index, and so the most urgent of those that are due. Of very many
 # priorities the last share the order in which they are due.
@@ -38,6 +36,6 @@ def promote_jobs(connection: OwnConnection, limit: int, now: int) -> list[tuple[
         if room:
             rows = connection.value(sql, now, room)
             if rows:
-                connection.execute(_PROMOTE, (now, json.dumps([row[0] for row in rows])))
+                connection.execute(_PROMOTE, (now, as_json([row[0] for row in rows])))
             promoted += [(id, type) for _, id, type in rows]
     return promoted

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from holdfast.errors import CommitUncertain
 from holdfast.store.protocol import Store
 from holdfast.store.records import Claim, Finding, NewJob, Verdict
 from holdfast.store.sqlite import caller, claim, finish, insert, leases, operate, promote
+from holdfast.store.sqlite.connection import as_json
 from holdfast.store.sqlite.database import Database
 from holdfast.store.sqlite.errors import is_locked, raise_if_moved
 from holdfast.store.sqlite.watch import SqliteWatch
@@ -94,7 +94,7 @@ class SqliteStore(Store):
         if "" in apart:
             return []
         if apart:
-            return claim.heads_from(self.database.read_one(claim.HEADS_APART, (json.dumps([*apart]),))[0])
+            return claim.heads_from(self.database.read_one(claim.HEADS_APART, (as_json([*apart]),))[0])
         return claim.heads_from(self.database.read_one(claim.HEADS)[0])
 
     def read_usage(self) -> Usage:
@@ -104,10 +104,10 @@ class SqliteStore(Store):
 
     def suspect_jobs(self, claims: Sequence[tuple[int, int]]) -> None:
         with self.database.transaction() as connection:
-            connection.execute(leases.SUSPECT, (self.now(), json.dumps(claims)))
+            connection.execute(leases.SUSPECT, (self.now(), as_json(claims)))
 
     def list_unsuspected(self, worker_id: str, held: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
-        rows = (json.dumps(held), worker_id)
+        rows = (as_json(held), worker_id)
         return leases.claims_from(self.database.read_one(leases.UNSUSPECTED, rows)[0])
 
     def list_cancelled(self, worker_id: str) -> set[tuple[int, int]]:
