@@ -79,8 +79,9 @@ class Runner:
 
     def hold(self, attempts: Sequence[Attempt], on_begin: Callable[[int, int], int | None]) -> None:
         """Hold attempts ready; `on_begin` is called by each when its handler is about to start."""
+        on_progress = self._note_progress
         for attempt in attempts:
-            attempt.on_progress = self._note_progress
+            attempt.on_progress = on_progress
             attempt.on_begin = on_begin
         self._slots.hold(attempts)
 

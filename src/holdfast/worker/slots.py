@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, defaultdict
+from bisect import insort
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable
-from heapq import heapify, heappop, heappush
 
 from holdfast.context import Attempt
 from holdfast.core.job import base_type
@@ -73,19 +73,18 @@ class Slots:
         self._prefetch = prefetch
         self._lock = threading.Lock()
         self._held: dict[int, Attempt] = {}  # by id, in the order they were claimed
-        self._lines: dict[str, list[_Placed]] = {}  # the same by cap, as heaps
+        self._lines: dict[str, deque[_Placed]] = {}  # the same by cap, sorted
         self._running: dict[int, Attempt] = {}
         self._running_by_cap: Counter[str] = Counter()
         self._paces: defaultdict[str, Pace] = defaultdict(Pace)
         self._measured = time.monotonic()
 
-    def hold(self, attempts: Iterable[Attempt]) -> None:
+    def hold(self, attempts: Collection[Attempt]) -> None:
         """Take claimed attempts in; `refill` tells which of them to start."""
         with self._lock:
             for attempt in attempts:
-                attempt.cap = self._cap(attempt.claim.type)[0]
                 self._held[id(attempt)] = attempt
-                heappush(self._lines.setdefault(attempt.cap, []), _placed(attempt))
+            self._line_up(attempts)
 
     def follow(self, concurrency: int) -> None:
         """The settings have changed: count what runs and is held by the caps as they are now."""
@@ -93,10 +92,9 @@ class Slots:
             self.concurrency = concurrency
             self._lines = {}
             self._running_by_cap = Counter()
-            for attempt in (*self._held.values(), *self._running.values()):
+            self._line_up(self._held.values())
+            for attempt in self._running.values():
                 attempt.cap = self._cap(attempt.claim.type)[0]
-            for attempt in self._held.values():
-                heappush(self._lines.setdefault(attempt.cap, []), _placed(attempt))
             self._running_by_cap.update(attempt.cap for attempt in self._running.values())
 
     def free(self, attempt: Attempt, seconds: float | None) -> Attempt | None:
@@ -122,8 +120,7 @@ class Slots:
             for attempt in taken:
                 del self._held[id(attempt)]
             for cap in {attempt.cap for attempt in taken}:
-                line = [placed for placed in self._lines.pop(cap) if id(placed[2]) in self._held]
-                heapify(line)
+                line = deque(placed for placed in self._lines.pop(cap) if id(placed[2]) in self._held)
                 if line:
                     self._lines[cap] = line
             return taken
@@ -216,6 +213,21 @@ class Slots:
         )
         return slow < size
 
+    def _line_up(self, attempts: Iterable[Attempt]) -> None:
+        """Let held attempts stand in line by priority, then as they came: mostly they come in that order."""
+        type: str | None = None
+        for attempt in attempts:
+            claim = attempt.claim
+            if claim.type != type:
+                type, cap = claim.type, self._cap(claim.type)[0]
+                line = self._lines.setdefault(cap, deque())
+            attempt.cap = cap
+            placed = -claim.priority, claim.seq, attempt
+            if line and placed < line[-1]:
+                insort(line, placed)
+            else:
+                line.append(placed)
+
     def _pop(self) -> Attempt | None:
         """The next held attempt whose type has a free slot: by priority, then in line."""
         if not self._held or len(self._running) >= self.concurrency:
@@ -230,15 +242,10 @@ class Slots:
             return None
         attempt = best[2]
         line = self._lines[attempt.cap]
-        heappop(line)
+        line.popleft()
         if not line:
             del self._lines[attempt.cap]
         del self._held[id(attempt)]
         self._running[id(attempt)] = attempt
         self._running_by_cap[attempt.cap] += 1
         return attempt
-
-
-def _placed(attempt: Attempt) -> _Placed:
-    """In line: by priority, then as they came."""
-    return -attempt.claim.priority, attempt.claim.seq, attempt
