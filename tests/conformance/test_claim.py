@@ -10,6 +10,7 @@ from holdfast.core.lifecycle import Errored, Released
 from holdfast.store.protocol import Store
 from holdfast.store.records import Claim, Claimed
 from holdfast.testing import MovableClock
+from tests.conformance.engines import where
 from tests.conformance.steps import (
     BACK_OFF,
     LEASE,
@@ -292,9 +293,8 @@ def test_heads_beside_the_lanes_of_types_left_apart(store: Store) -> None:
     assert {head.type for head in store.list_heads(["crawl"])} >= {"email", *lanes, "emailer:lane"}
 
 
+@where(lambda engine: engine.is_a_file)
 def test_heads_of_a_paused_type_are_found_without_going_through_its_lanes(store: Store) -> None:
-    if store.is_shared:
-        pytest.skip("PostgreSQL reads them all")
     for number in range(20):
         insert(store, f"lane-{number}", type=f"email:{number}")
     insert(store, "other", type="mail")

@@ -406,7 +406,7 @@ def test_detach_returns_when_the_workers_are_up_and_logs_to_the_home(desk: Desk)
     supervisor = parent_of(listed[0].pid)
     assert said == f"2 workers started, supervisor pid {supervisor}, log {log}\n"
     assert os.getsid(supervisor) == supervisor
-    assert log.read_text().count("started, pid") == 2
+    wait_until(lambda: log.read_text().count("started, pid") == 2, message="both have told of their start")
     job = enqueue(desk, "echo hi", id="job1")
     desk.wait(job, "completed")
     wait_until(lambda: "shell job1 completed" in log.read_text(), message="the job is in the log")

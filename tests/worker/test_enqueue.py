@@ -726,3 +726,21 @@ def test_options_of_a_handler_registered_late_hold_for_the_next_claim(
     for job in (early, late):
         done = queue.wait(job.id, timeout=PATIENCE)
         assert (done.max_attempts, done.timeout) == (10, 7)
+
+
+def test_options_of_a_handler_registered_as_the_worker_looks_hold(
+    queue: Queue, start_worker: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look that finds the handler, and settings that were read before it."""
+    job = queue.enqueue("work")
+    read = store_of(queue).list_heads
+
+    def registering(*given: Any) -> Any:
+        if queue.registry.find("work") is None:
+            queue.register("work", lambda payload: None, max_attempts=10, timeout=7)
+        return read(*given)
+
+    monkeypatch.setattr(store_of(queue), "list_heads", registering)
+    start_worker()
+    done = queue.wait(job.id, timeout=PATIENCE)
+    assert (done.max_attempts, done.timeout) == (10, 7)

@@ -94,6 +94,8 @@ class Settings(Struct, eq=False):
     paused: frozenset[str] = frozenset()
     version: int | None = None
     """Which change of the stored settings and pauses this is: after another, a claim by these is refused."""
+    generation: int | None = None
+    """Which change of the handlers the code's options are from."""
     _cache: dict[tuple[str, str], Resolved] = {}
     _limits: dict[str, Limits] = {}
     _limits_by_type: dict[str, Limits] = {}

@@ -210,6 +210,7 @@ class OpenQueue:
                 defaults=self.defaults,
                 paused=found.paused,
                 version=found.version,
+                generation=generation,
             )
         self._settings = time.monotonic(), generation, settings
         return settings

@@ -75,6 +75,8 @@ class Claiming:
         room = Room(settings, usage, self._store.now(), ((type, free(type)) for type in lines.samples()))
         types = lines.first(limit, room)
         served = {type: self.served(type) for type in types}
+        if not self._knows_handlers_of(settings):
+            return Asked([])
         self._handlers = {type: handler for type, handler in served.items() if handler is not None}
         demands = [_demand(type, free(type), settings) for type in self._handlers]
         return Asked(demands, frozenset(room.limited), self.until_next(room.wait(), room.limited, settings))
@@ -82,8 +84,14 @@ class Claiming:
     def ask_for_one(self, types: Collection[str], settings: Settings) -> list[Demand]:
         """What to ask for, for one job that has to run alone."""
         served = {type: self.served(type) for type in sorted(types) if self.slots.has_free(type)}
+        if not self._knows_handlers_of(settings):
+            return []
         self._handlers = {type: handler for type, handler in served.items() if handler is not None}
         return [_demand(type, 1, settings) for type in self._handlers]
+
+    def _knows_handlers_of(self, settings: Settings) -> bool:
+        """Whether the settings have the options of the handlers just found; if not, they are read again."""
+        return settings.generation is None or settings.generation == self._registry.generation
 
     def until_next(self, wait: float | None, limited: Collection[str], settings: Settings) -> float | None:
         """In how many seconds to look again for jobs that limits keep, where the first rate limit lets one

@@ -165,7 +165,6 @@ class Dispatcher:
             if changed or polls:
                 self._search.look(now, is_certain=changed or self._store.is_shared)
             if self._registered != self._queue.registry.generation:
-                self._following.hurry()
                 self._follow_settings(now)
             self._make_room(now)
             if self._sees_work(now) or self._turn_needed(now):
@@ -220,6 +219,8 @@ class Dispatcher:
             self.stop(0.0 if request is StopRequest.AT_ONCE else None)
 
     def _follow_settings(self, now: float) -> None:
+        if self._registered != self._queue.registry.generation:
+            self._following.hurry()
         if self._following.refresh(now):
             self._slots.follow(self._following.concurrency)
             self._start_held()
@@ -341,9 +342,7 @@ class Dispatcher:
     def _seconds_to_sleep(self, now: float) -> float:
         """Seconds until something has to be done even if nothing wakes us."""
         moments = [self._next_poll, self._search.next_at, *self._outbox.moments(), *self._runner.moments()]
-        moments += self._suspects.moments(now)
-        if (moment := self._following.next_at()) is not None:
-            moments.append(moment)
+        moments += (*self._suspects.moments(now), *self._following.moments())
         if self._stop_at is not None:
             moments.append(self._stop_at if now < self._stop_at else now + 0.1)
         due = now + self._maintenance.seconds_until_due()

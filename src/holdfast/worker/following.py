@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -53,9 +53,10 @@ class Following:
         found = self.settings.resolve("prefetch", type)
         return found.source, found.value
 
-    def next_at(self) -> float | None:
-        """When they are to be read again."""
-        return self._read_at + SETTINGS_PAUSE if self._may_have_changed else None
+    def moments(self) -> Iterator[float]:
+        """When they are due to be read again."""
+        if self._may_have_changed:
+            yield self._read_at + SETTINGS_PAUSE
 
     def expect_change(self) -> None:
         """They may have changed: read them when SETTINGS_PAUSE has passed since the last read."""
