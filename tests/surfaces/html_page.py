@@ -90,7 +90,7 @@ class Element:
     def has(self, tag: str | None = None, cls: str | None = None, **attributes: str) -> bool:
         return bool(self.all(tag, cls, **attributes))
 
-    def facts(self) -> dict[str, str]:
+    def pairs(self) -> dict[str, str]:
         """The terms of the lists of definitions inside it, with what is said of each."""
         names, values = self.all("dt"), self.all("dd")
         assert len(names) == len(values)

@@ -1052,7 +1052,7 @@ def test_form_that_is_sent_again_with_another_option_is_not_taken_for_the_first(
     form = new_job(enqueue_page(web))
     web.submit(form, changes={"payload.name": "Ada"})
     page = web.submit(form, changes={"payload.name": "Ada", "priority": "5"})
-    assert page.section("facts").facts()["Priority"] == "5"
+    assert page.section("metadata").pairs()["Priority"] == "5"
 
 
 def test_same_key_and_payload_leads_to_the_job_that_is_there(typed: Queue, web: Reader) -> None:

@@ -314,9 +314,9 @@ REFRESH = f"""async (ids) => {{
             title: document.title,
             error: text("pre.error"),
             traceback: text("#error details pre"),
-            facts: all("#facts bdi"),
+            metadata: all("#metadata bdi"),
             message: text("#status bdi"),
-            parent: all("#facts dd").at(-2),
+            parent: all("#metadata dd").at(-2),
             worker: text("#timeline bdi"),
             names: all("#payload .name"),
             values: all("#payload .text"),
@@ -369,7 +369,7 @@ def test_each_text_is_put_in_place_as_a_text(
         assert (hostile["ran"], plain["ran"]) == ([], []), text
         assert hostile["title"].startswith("hostile-"), text
         assert (hostile["error"], hostile["traceback"]) == (shown, shown), text
-        assert hostile["facts"] == [shown] * 2, text  # its group, and its key
+        assert hostile["metadata"] == [shown] * 2, text  # its group, and its key
         assert hostile["worker"] == shown, text
         if text != LONGEST:  # which is shown as one text, and cut
             assert hostile["names"] == list(names_in(payload)), text
@@ -399,7 +399,7 @@ def test_each_message_of_progress_is_a_text(
         first = next((line.strip() for line in text.splitlines() if line.strip()), "")
         assert difference(hostile["shape"], plain["shape"]) == "", text
         assert hostile["ran"] == [], text
-        assert hostile["facts"] == [parsed(text)] * 3, text  # its group, its key, and its worker
+        assert hostile["metadata"] == [parsed(text)] * 3, text  # its group, its key, and its worker
         if len(first) <= 200:
             assert hostile["message"] == parsed(first), text
 

@@ -147,27 +147,27 @@ def test_throughput_is_drawn_as_the_statistics_say(web: Reader, queue: Queue) ->
     assert (height(bars[-2], "completed"), height(bars[-2], "failed")) == (48, 24)
     assert (height(bars[-1], "completed"), height(bars[-1], "failed")) == (4.8, 0)
     assert (height(bars[0], "completed"), height(bars[0], "failed")) == (0, 1.5)
-    figures = page.section("figures").facts()
+    figures = page.section("figures").pairs()
     assert (figures["Completed, last hour"], figures["Failed, last hour"]) == ("44", "21")
     assert chart["aria-label"].startswith("44 completed and 21 failed in the last hour")
     assert "top line: 100 per minute" in page.section("figures").text
 
 
 def test_wait_and_run_times_are_percentiles(web: Reader, queue: Queue) -> None:
-    figures = web.open("/").section("figures").facts()
+    figures = web.open("/").section("figures").pairs()
     assert (figures["Wait, p50 / p95"], figures["Run, p50 / p95"]) == ("–", "–")
     last = len(BUCKETS)
     store_of(queue).write_statistics(
         [statistics(queue, 3, completed=100, waits={0: 50, 5: 45, last: 5}, runs={7: 90, last: 10})]
     )
-    figures = web.open("/").section("figures").facts()
+    figures = web.open("/").section("figures").pairs()
     assert figures["Wait, p50 / p95"] == "≤ 5 ms / ≤ 250 ms"
     assert figures["Run, p50 / p95"] == "≤ 1 s / longer"
 
 
 def test_when_it_will_be_empty(web: Reader, queue: Queue) -> None:
     def told() -> str:
-        return web.open("/").section("figures").facts()["Time to drain"]
+        return web.open("/").section("figures").pairs()["Time to drain"]
 
     assert told() == "no jobs waiting"
     insert(store_of(queue), *(f"j{n}" for n in range(10)))
@@ -182,7 +182,7 @@ def test_when_it_will_be_empty(web: Reader, queue: Queue) -> None:
 
 def test_age_of_the_oldest_ready_job(web: Reader, queue: Queue, clock: MovableClock) -> None:
     def told() -> str:
-        return web.open("/").section("figures").facts()["Oldest ready job"]
+        return web.open("/").section("figures").pairs()["Oldest ready job"]
 
     assert told() == "none"
     queue.enqueue("crawl", {}, id="later", delay=3600)
@@ -730,8 +730,8 @@ def test_metadata_of_a_job_field_by_field(web: Reader, queue: Queue, clock: Mova
         "email", {}, id="j1", priority=5, max_attempts=7, timeout=90, key="welcome:42", key_for="1d",
         run_at=clock.now + timedelta(minutes=5),
     )  # fmt: skip
-    facts = web.open("/jobs/j1").section("facts").facts()
-    assert facts == {
+    metadata = web.open("/jobs/j1").section("metadata").pairs()
+    assert metadata == {
         "Created": "just now 2030-01-01 00:00:00 UTC",
         "Scheduled for": "in 5 min 2030-01-01 00:05:00 UTC",
         "Duration": "–",
@@ -745,20 +745,20 @@ def test_metadata_of_a_job_field_by_field(web: Reader, queue: Queue, clock: Mova
     store_of(queue).promote_jobs(10)
     claimed = claim_one(store_of(queue))
     clock.advance(seconds=10)
-    facts = web.open("/jobs/j1").section("facts").facts()
-    assert facts["Last started"] == "10 s ago 2030-01-01 00:05:00 UTC"
-    assert (facts["Duration"], facts["Attempts"], facts["Version"]) == ("10 s", "1 of 7", "1")
-    assert (facts["Worker"], facts["Lease expires"]) == ("worker", "in 20 s 2030-01-01 00:05:30 UTC")
+    metadata = web.open("/jobs/j1").section("metadata").pairs()
+    assert metadata["Last started"] == "10 s ago 2030-01-01 00:05:00 UTC"
+    assert (metadata["Duration"], metadata["Attempts"], metadata["Version"]) == ("10 s", "1 of 7", "1")
+    assert (metadata["Worker"], metadata["Lease expires"]) == ("worker", "in 20 s 2030-01-01 00:05:30 UTC")
     finish(store_of(queue), claimed, OUTCOMES["failed"])
-    facts = web.open("/jobs/j1").section("facts").facts()
-    assert facts["Next attempt"] == "in 10 s 2030-01-01 00:05:20 UTC"
-    assert "Worker" not in facts
-    assert "Lease expires" not in facts
+    metadata = web.open("/jobs/j1").section("metadata").pairs()
+    assert metadata["Next attempt"] == "in 10 s 2030-01-01 00:05:20 UTC"
+    assert "Worker" not in metadata
+    assert "Lease expires" not in metadata
     clock.advance(seconds=10)
     store_of(queue).promote_jobs(10)
     finish(store_of(queue), claim_one(store_of(queue)))
-    facts = web.open("/jobs/j1").section("facts").facts()
-    assert facts["Finished"] == "just now 2030-01-01 00:05:20 UTC"
+    metadata = web.open("/jobs/j1").section("metadata").pairs()
+    assert metadata["Finished"] == "just now 2030-01-01 00:05:20 UTC"
 
 
 def test_duration_is_that_of_the_last_attempt_not_of_the_wait_after_it(
@@ -769,7 +769,7 @@ def test_duration_is_that_of_the_last_attempt_not_of_the_wait_after_it(
     finish(store_of(queue), claimed, OUTCOMES["failed"])
     clock.advance(hours=1)
     queue.cancel("j1")
-    assert web.open("/jobs/j1").section("facts").facts()["Duration"] in ("2.0 s", "–")
+    assert web.open("/jobs/j1").section("metadata").pairs()["Duration"] in ("2.0 s", "–")
     assert web.open("/jobs").root.one("td", data_label="Duration").text in ("2.0 s", "–")
 
 
@@ -780,7 +780,7 @@ def test_page_of_a_failed_job_shows_one_duration(web: Reader, queue: Queue, cloc
     clock.advance(seconds=7)
     finish(store_of(queue), claimed, OUTCOMES["failed for good"], started_at=began_at)
     page = web.open("/jobs/j1")
-    assert page.section("facts").facts()["Duration"] == "7.0 s"
+    assert page.section("metadata").pairs()["Duration"] == "7.0 s"
     assert "took 7.0 s" in page.section("timeline").text
 
 
@@ -956,11 +956,11 @@ def test_parent_and_children_are_linked(web: Reader, queue: Queue) -> None:
     assert children.all("a")[0]["href"] == "/jobs/child00"
     assert [badge.text for badge in children.all("span", "badge")] == ["pending"] * 50
     child = web.open("/jobs/child07")
-    assert child.section("facts").facts()["Enqueued by"] == "parent completed"
+    assert child.section("metadata").pairs()["Enqueued by"] == "parent completed"
     assert child.link("parent") == "/jobs/parent"
     queue.delete("parent")
     orphan = web.open("/jobs/child07")
-    assert orphan.section("facts").facts()["Enqueued by"] == "parent deleted"
+    assert orphan.section("metadata").pairs()["Enqueued by"] == "parent deleted"
     assert "/jobs/parent" not in orphan.links
 
 

@@ -126,7 +126,7 @@ def test_report_is_shown_with_its_numbers_and_what_it_covered(
         "Differences found",
         "The effect of 1 completed job is missing or changed; 1 could not be checked.",
     )
-    assert page.section("report").facts() == {
+    assert page.section("report").pairs() == {
         "Checked": "7 min ago 2030-01-01 00:00:00 UTC",
         "Duration": "2.5 s",
         "Completed jobs read": "12",
@@ -150,7 +150,7 @@ def test_more_than_are_listed_are_counted(web: Reader, queue: Queue) -> None:
     page = web.open("/reconcile")
     assert len(page.section("differences").rows()) == 1000
     assert "234 more are counted, but not listed." in page.section("differences").text
-    assert page.section("report").facts()["Missing or changed"] == "1,200"
+    assert page.section("report").pairs()["Missing or changed"] == "1,200"
 
 
 def test_empty_states_are_told_apart(web: Reader, queue: Queue, world: World) -> None:
@@ -214,7 +214,7 @@ def test_check_that_takes_longer_runs_on_and_is_shown(
     world.let_go()
     wait_until(lambda: not web.open("/reconcile").has("progress"))
     page = web.open("/reconcile")
-    assert page.section("report").facts()["Effects checked"] == "1"
+    assert page.section("report").pairs()["Effects checked"] == "1"
     assert page.main["data-refresh"] == "5"
     page.form("/reconcile")
 

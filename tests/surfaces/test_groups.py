@@ -173,7 +173,7 @@ def test_the_form_takes_a_group_and_says_what_is_wrong_with_one(web: Reader, que
     page = web.submit(form, changes={"id": "job1", "group": "customer:1"})
     assert page.notice == "Job job1 enqueued."
     assert group_of(queue, "job1") == "customer:1"
-    assert page.section("facts").facts()["Group"] == "customer:1"
+    assert page.section("metadata").pairs()["Group"] == "customer:1"
     page = web.read(web.send(form, changes={"id": "job2", "group": "x" * 257}), 400)
     assert WRONG in page.main.text
     assert queue.get("job2") is None
@@ -219,7 +219,7 @@ def test_a_list_has_a_column_for_groups_only_if_a_job_has_one(shared: Queue, cli
 
 def test_the_pages_lead_from_a_job_to_its_group(shared: Queue, web: Reader) -> None:
     page = web.open("/jobs/three")
-    link = page.section("facts").one("a", href="/jobs?group=customer%3A1")
+    link = page.section("metadata").one("a", href="/jobs?group=customer%3A1")
     assert link.text == "customer:1"
     page = web.open("/jobs?group=customer%3A1")
     assert "4 jobs." in page.section("summary").text
@@ -271,7 +271,7 @@ def test_without_groups_nothing_is_said_of_them(
     assert "group" not in cli("status").out
     assert "group" not in cli("show", "job1").out
     assert not web.open("/").has("busiest")
-    assert "Group" not in web.open("/jobs/job1").section("facts").facts()
+    assert "Group" not in web.open("/jobs/job1").section("metadata").pairs()
 
 
 def test_metrics_have_no_label_for_groups(shared: Queue, api: httpx.Client) -> None:

@@ -81,7 +81,7 @@ def test_the_overview_counts_lanes_of_a_paused_type_as_paused(queue: Queue, web:
     page = web.open("/")
     assert page.heading == "Blocked"
     assert "6 jobs waiting, all of types that are paused or have no worker." in page.section("state").text
-    assert page.section("figures").facts()["Time to drain"] == "blocked"
+    assert page.section("figures").pairs()["Time to drain"] == "blocked"
 
 
 def test_controls_say_by_which_pause_a_lane_is_held(queue: Queue, web: Reader) -> None:

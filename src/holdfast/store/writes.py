@@ -30,36 +30,18 @@ from holdfast.store.records import (
     TypeRecord,
     WorkerRecord,
 )
-from holdfast.store.redating import REDATE, REDATE_WORKERS
 from holdfast.store.rows import TYPE, WORKER
+from holdfast.store.workers import (
+    FORGET_SILENT,
+    KNOW_TYPE,
+    REDATE,
+    REDATE_WORKERS,
+    REGISTER,
+    REGISTERED,
+)
 
 Ended = dict[tuple[int, int], Status]
 Retried = tuple[int, list[tuple[str, str]], int | None]
-
-_TIMES = ("started_at", "heartbeat_at", "turned_at")
-_REGISTERED = [name for name in WORKER.names if name not in _TIMES]
-_REGISTER = f"""
-WITH {{clock}}
-INSERT INTO holdfast_workers ({", ".join(_REGISTERED)}, started_at, heartbeat_at)
-SELECT {", ".join(f"?{number}" for number, _ in enumerate(_REGISTERED, 2))}, clock.now, clock.now
-FROM clock WHERE true
-ON CONFLICT (id) DO UPDATE SET state = excluded.state, concurrency = excluded.concurrency,
-    types = excluded.types, slots = excluded.slots, backoffs = excluded.backoffs
-"""
-# Looked at first: workers that start together would wait for one another, to write what is there already.
-_KNOW_TYPE = f"""
-INSERT INTO holdfast_types ({TYPE.columns}) SELECT ?1, ?2, ?3
-WHERE NOT EXISTS (SELECT 1 FROM holdfast_types WHERE ({TYPE.columns}) = (?1, ?2, ?3))
-ON CONFLICT (type) DO UPDATE SET executor = excluded.executor, schema = excluded.schema
-"""
-_FORGET_SILENT = """
-WITH {clock}
-DELETE FROM holdfast_workers WHERE id IN (
-    SELECT o.id FROM holdfast_workers AS o WHERE o.heartbeat_at < (SELECT now FROM clock) - ?2
-        AND NOT EXISTS (SELECT 1 FROM holdfast_jobs AS j WHERE j.status = 'processing' AND j.worker_id = o.id)
-    {skip_locked_workers})
-RETURNING id
-"""
 
 _PAUSE = """
 WITH {clock}
@@ -258,8 +240,8 @@ class Writes(Reads):
     def register_worker(self, worker: WorkerRecord, types: Sequence[TypeRecord]) -> None:
         told = dict(zip(WORKER.names, WORKER.row(worker), strict=True))
         with self.database.transaction() as session:
-            session.rows(self._worded(_REGISTER), [self._instant(), *(told[name] for name in _REGISTERED)])
-            session.each(_KNOW_TYPE, [TYPE.row(each) for each in sorted(types, key=lambda each: each.type)])
+            session.rows(self._worded(REGISTER), [self._instant(), *(told[name] for name in REGISTERED)])
+            session.each(KNOW_TYPE, [TYPE.row(each) for each in sorted(types, key=lambda each: each.type)])
 
     def remove_workers(self, worker_ids: Sequence[str]) -> None:
         with self.database.transaction() as session:
@@ -272,7 +254,7 @@ class Writes(Reads):
         """Forget workers that have been silent for this long and hold no job."""
         with self.database.transaction() as session:
             parameters = [self._instant(), microseconds(silent_seconds)]
-            return [row[0] for row in session.rows(self._worded(_FORGET_SILENT), parameters)]
+            return [row[0] for row in session.rows(self._worded(FORGET_SILENT), parameters)]
 
     def request_stop(self, worker_ids: Sequence[str], request: StopRequest) -> None:
         """Ask workers to stop, wherever they run; a weaker request doesn't replace a stronger one."""
