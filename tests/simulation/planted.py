@@ -67,8 +67,8 @@ BUGS = (
     Bug(
         "lanes do not share the slots of their type",
         f"{_WORKER}/following.py",
-        "return limit.name, int(limit.size) if limit.name",
-        "return type, int(limit.size) if limit.name",
+        "return (limit.name, int(limit.size)) if limit.name",
+        "return (type, int(limit.size)) if limit.name",
     ),
     Bug(
         "the reaper takes what it sees expired for the first time",

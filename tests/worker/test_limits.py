@@ -12,12 +12,12 @@ import pytest
 from holdfast import Queue
 from holdfast.core.starting import Usage
 from holdfast.errors import ConfigError
-from holdfast.events import StoreTrouble
+from holdfast.events import JobCompleted, StoreTrouble
 from holdfast.store.open import store_of
 from holdfast.store.records import Claim, Demand
 from holdfast.store.sqlite.database import Database
 from tests.support import Recorder, both_engines, wait_until
-from tests.worker.support import PATIENCE, Gate, get
+from tests.worker.support import PATIENCE, Gate, Spy, get
 
 pytestmark = pytest.mark.slow
 
@@ -377,3 +377,17 @@ def test_outcomes_too_large_for_one_value_together_are_written_in_parts(
     if outcome == "completed":
         assert {job.result for job in done} == {"x" * 100_000}
     assert recorder.all(StoreTrouble) == []
+
+
+def test_paused_worker_sleeps_past_the_time_when_a_rate_limit_lets_the_next_job_start(
+    queue: Queue, start_worker: StartWorker, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.set_config("poll_interval", 0.2)
+    queue.register("work", lambda payload: None, rate_limit=1)
+    queue.enqueue_many("work", [{}] * 3)
+    worker = start_worker()
+    recorder.wait(JobCompleted)
+    worker.pause()
+    waits = Spy(worker._dispatcher._watch.wait)
+    monkeypatch.setattr(worker._dispatcher._watch, "wait", waits)
+    wait_until(lambda: sum(seconds for (seconds,) in waits.calls) > 3, message="it has slept for 3 s")

@@ -69,8 +69,8 @@ class WorkSearch:
         return lines
 
     def skip(self) -> None:
-        """Nothing may be claimed now."""
-        self.is_due = False
+        """Nothing may be claimed now; when that ends, `hurry` says so."""
+        self.is_due, self.next_at = False, math.inf
 
     def note(self, claimed: Claimed, lines: Lines | None, batch_size: int | None) -> None:
         """Go on from what a claim has found and left."""
