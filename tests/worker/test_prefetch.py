@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -17,7 +17,8 @@ from holdfast.handlers.handler import Handler
 from holdfast.store.open import store_of
 from holdfast.store.records import Claim
 from holdfast.worker import slots as slots_module
-from holdfast.worker.slots import HORIZON, MAX_HELD, Pace, Slots
+from holdfast.worker.pace import HORIZON, MAX_HELD, MOST_KNOWN, Pace, Paces
+from holdfast.worker.slots import Slots
 from tests.support import Recorder, both_engines, wait_until
 from tests.worker.support import PATIENCE, Gate, Spy
 
@@ -268,6 +269,77 @@ def test_pace_is_forgotten_when_nothing_finishes() -> None:
 
 def test_unknown_pace_is_nothing_ahead() -> None:
     assert Pace().ahead(10) == 0
+
+
+def seen(paces: Paces, types: Iterable[str], seconds: float = 0.0001, *, cap: str = "") -> None:
+    """A tenth of a second in which each of these types finished a job."""
+    for type in types:
+        paces.note(cap, type, seconds)
+    paces.measure(0.1)
+
+
+def test_types_that_are_seen_once_are_held_ready_as_long_as_such_types_are_quick() -> None:
+    paces = Paces()
+    seen(paces, (f"type{number}" for number in range(400)))
+    assert paces.ahead("", "new", 8) == 4000 * HORIZON
+    assert paces.ahead("", "type7", 8) == 4000 * HORIZON
+    paces.note("", "slow", 1.0)
+    assert paces.ahead("", "new", 8) == 0
+    assert paces.ahead("", "slow", 8) == 0
+    assert paces.ahead("", "type7", 8) == 4000 * HORIZON
+
+
+def test_a_type_that_was_never_seen_is_not_held_at_the_pace_of_another() -> None:
+    paces = Paces()
+    for _ in range(5):
+        seen(paces, ["mail"] * 400)
+    assert paces.ahead("", "mail", 8) == 4000 * HORIZON
+    assert paces.ahead("", "new", 8) == 0
+
+
+def test_a_type_is_not_held_at_the_pace_of_another_cap() -> None:
+    paces = Paces()
+    seen(paces, ["mail"] * 400)
+    seen(paces, ["pay"] * 2, cap="pay")
+    assert paces.ahead("pay", "pay", 1) <= 1
+    assert paces.ahead_in_all(8) >= 2000 * HORIZON
+
+
+def test_a_slow_type_is_remembered_beside_many_others() -> None:
+    paces = Paces()
+    seen(paces, ["slow"], 1.0)
+    seen(paces, (f"type{number}" for number in range(MOST_KNOWN - 1)))
+    assert paces.kind("slow:lane") == "slow"
+
+
+def test_nothing_is_kept_for_each_type_and_cap_that_ever_was() -> None:
+    paces = Paces()
+    for number in range(5 * MOST_KNOWN):
+        paces.note(f"cap{number}", f"type{number}", 0.001)
+        if number % 10 == 0:
+            paces.measure(0.01)
+    for _ in range(20):
+        paces.measure(0.01)
+    assert len(paces._means) + len(paces._older) <= 2 * MOST_KNOWN
+    assert paces._by_cap == {}
+
+
+def test_many_types_together_are_held_ready_like_one() -> None:
+    """Each of them leaves room for the others: what all of them finish tells how much starts soon."""
+    slots = make_slots(2)
+    for seq in range(1, 2001):
+        attempt = make_attempt(f"type{seq}", seq)
+        slots.hold([attempt])
+        slots.refill()
+        slots.free(attempt, 0.0001)
+    slots._measured -= 1.0 - (time.monotonic() - slots._measured)
+    slots.measure()
+    room = slots.room("new", prefetch=True)
+    assert room == pytest.approx(2 + 2000 * HORIZON, abs=2)
+    assert slots.total_room()[0] == room
+    slots.hold([make_attempt(f"new{seq}", seq) for seq in range(room)])
+    slots.refill()
+    assert slots.room("new", prefetch=True) == slots.total_room()[0] == 0
 
 
 # The setting prefetch.

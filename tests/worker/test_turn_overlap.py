@@ -26,7 +26,7 @@ from holdfast.store.open import store_of
 from holdfast.store.postgres import server_clock
 from holdfast.store.postgres.address import parse_url
 from holdfast.worker.executors.threads import ThreadExecutor
-from holdfast.worker.slots import Pace
+from holdfast.worker.pace import Paces
 from holdfast.worker.statistics import Statistics
 from tests.support import Recorder, both_engines, wait_still, wait_until
 from tests.worker.support import PATIENCE, Gate, Spy, get, sql
@@ -34,12 +34,13 @@ from tests.worker.support import PATIENCE, Gate, Spy, get, sql
 StartWorker = Callable[..., Any]
 
 AHEAD = 10
-"""How many jobs of each type are held ready here, however fast they are."""
+"""How many jobs are held ready here, however fast they are."""
 
 
 @pytest.fixture(autouse=True)
 def known_pace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Pace, "ahead", lambda pace, slots: AHEAD)
+    monkeypatch.setattr(Paces, "ahead", lambda *_: AHEAD)
+    monkeypatch.setattr(Paces, "ahead_in_all", lambda *_: AHEAD)
 
 
 @pytest.fixture(autouse=True)

@@ -116,7 +116,7 @@ class Claiming:
             limits = settings.limits(type)
             alike: tuple[str, ...] = (limits.slots.name,)
             if limits.may_be_held:
-                alike = (*alike, base_type(type), settings.resolve("prefetch", type).source)
+                alike = (*alike, self.slots.kind(type), settings.resolve("prefetch", type).source)
             found = known.get(alike)
             if found is None:
                 found = known[alike] = self.slots.room(type, prefetch=limits.may_be_held)

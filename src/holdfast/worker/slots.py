@@ -1,7 +1,7 @@
 """The slots of a worker process: what is running, what is held ready, and how much more to claim.
 
 A slot is free when its handler returns, and the next held job of its type starts at once, without the
-database. How much is held ready follows the rate of each type: no more than will start within about 50 ms.
+database. How much is held ready follows the pace of jobs here: no more than will start within about 50 ms.
 """
 
 from __future__ import annotations
@@ -9,50 +9,17 @@ from __future__ import annotations
 import threading
 import time
 from bisect import insort
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable
 
 from holdfast.context import Attempt
-from holdfast.core.job import base_type
+from holdfast.worker.pace import HORIZON, MAX_HELD, Paces
 
-HORIZON = 0.05
-"""How many seconds of work to hold ready."""
-
-MAX_HELD = 1000
 LONGEST_HELD = 1.0
 """Seconds after which a held job is released: something took the slots that it was claimed for."""
 
 
 _Placed = tuple[int, int, Attempt]
-
-
-class Pace:
-    """How fast jobs of a type finish here."""
-
-    __slots__ = ("finished", "mean", "rate")
-
-    def __init__(self) -> None:
-        self.mean: float | None = None
-        self.rate = 0.0
-        self.finished = 0
-
-    def note(self, seconds: float) -> None:
-        self.finished += 1
-        # A slower job counts at once, a faster one by and by: holding too little costs less than too much.
-        mean = seconds if self.mean is None else self.mean
-        weight = 0.5 if seconds > mean else 0.1
-        self.mean = mean + weight * (seconds - mean)
-
-    def measure(self, elapsed: float) -> None:
-        rate = self.finished / elapsed
-        self.rate = max(rate, (self.rate + rate) / 2)
-        self.finished = 0
-
-    def ahead(self, slots: int) -> int:
-        """Jobs that will start within the horizon, beyond those that fill the slots now."""
-        if self.mean is None or self.mean > HORIZON:
-            return 0
-        return min(MAX_HELD, int(HORIZON * min(self.rate, slots / max(self.mean, 1e-6))))
 
 
 class Slots:
@@ -76,7 +43,7 @@ class Slots:
         self._lines: dict[str, deque[_Placed]] = {}  # the same by cap, sorted
         self._running: dict[int, Attempt] = {}
         self._running_by_cap: Counter[str] = Counter()
-        self._paces: defaultdict[str, Pace] = defaultdict(Pace)
+        self._paces = Paces()
         self._measured = time.monotonic()
 
     def hold(self, attempts: Collection[Attempt]) -> None:
@@ -105,7 +72,7 @@ class Slots:
                 if not self._running_by_cap[attempt.cap]:
                     del self._running_by_cap[attempt.cap]
             if seconds is not None:
-                self._paces[base_type(attempt.claim.type)].note(seconds)
+                self._paces.note(attempt.cap, attempt.claim.type, seconds)
             return self._pop()
 
     def refill(self) -> list[Attempt]:
@@ -157,8 +124,7 @@ class Slots:
         with self._lock:
             elapsed = max(0.001, now - self._measured)
             self._measured = now
-            for pace in self._paces.values():
-                pace.measure(elapsed)
+            self._paces.measure(elapsed)
 
     def room(self, type: str, *, prefetch: bool) -> int:
         """How many more jobs of the type to claim."""
@@ -166,11 +132,14 @@ class Slots:
             name, cap = self._cap(type)
             slots = min(cap, self.concurrency)
             present = self._running_by_cap[name] + len(self._lines.get(name, ()))
-            ahead = (
-                self._paces[base_type(type)].ahead(slots) if prefetch and self._is_moving(name, cap) else 0
-            )
+            ahead = self._paces.ahead(name, type, slots) if prefetch and self._is_moving(name, cap) else 0
             room = max(0, slots + ahead - present)
             return min(room, self._within_prefetch(type, name, slots)) if ahead else room
+
+    def kind(self, type: str) -> str:
+        """Types of one kind, cap and `prefetch` have room for as many."""
+        with self._lock:
+            return self._paces.kind(type)
 
     def has_free(self, type: str) -> bool:
         """Whether a job of the type would start at once."""
@@ -185,8 +154,8 @@ class Slots:
             ahead = 0
             if self._is_moving(None, self.concurrency):
                 most = self._prefetch("")[1]
-                ahead = sum(self._ahead_of(type) for type in self._paces)
-                ahead = min(MAX_HELD if most is None else most, ahead)
+                ahead = self._paces.ahead_in_all(self.concurrency)
+                ahead = ahead if most is None else min(most, ahead)
             present = len(self._running) + len(self._held)
             return max(0, self.concurrency + ahead - present), self.concurrency + ahead // 2
 
@@ -198,10 +167,6 @@ class Slots:
         free = min(slots - self._running_by_cap[cap], self.concurrency - len(self._running))
         held = sum(self._prefetch(attempt.claim.type)[0] == name for attempt in self._held.values())
         return max(0, max(0, free) + most - held)
-
-    def _ahead_of(self, type: str) -> int:
-        ahead, (_, most) = self._paces[type].ahead(self.concurrency), self._prefetch(type)
-        return ahead if most is None else min(ahead, most)
 
     def _is_moving(self, cap: str | None, size: int) -> bool:
         """Whether a slot, of one cap or of all, is free or will be soon: not all are held by slow jobs."""
