@@ -116,7 +116,7 @@ class Shop:
                 failing = FAILING.get(type, {}).get(minute, 0)
                 self._finish(claims[:failing], lambda claim: self._failure(claim, Status.FAILED))
                 self._finish(claims[failing:], lambda _: completion(None))
-        self._store.write_statistics(self._statistics.changed())
+        self._store.write_statistics(self._statistics.portion())
         self._stop_in_the_middle()
 
     def _stop_in_the_middle(self) -> None:

@@ -236,7 +236,7 @@ def test_totals_do_not_fall_whatever_becomes_of_the_jobs(queue: Queue, clock: Mo
     for outcome in ("completed", "failed", "retried"):
         statistics.end("email", outcome, clock(), [(0.3, 2.0)])
     statistics.count("crawl", "reaped", clock())
-    store_of(queue).write_statistics([*statistics.changed(), minute(5, limited_seconds=1.5)])
+    store_of(queue).write_statistics([*statistics.portion(), minute(5, limited_seconds=1.5)])
     before = totals(queue)
     assert before["holdfast_jobs_enqueued_total", "email"] == 2
     assert before["holdfast_job_run_seconds_sum", "email"] == 6
@@ -276,7 +276,7 @@ def test_buckets_are_cumulative_with_their_sum_and_count(queue: Queue, clock: Mo
     statistics = Statistics("w1")
     for wait, run_time in ((0.004, 1), (0.005, 1.5), (0.2, 20), (100_000, 0.001)):
         statistics.end("email", "completed", clock(), [(wait, run_time)])
-    store_of(queue).write_statistics(statistics.changed())
+    store_of(queue).write_statistics(statistics.portion())
     waits = buckets(queue, "holdfast_job_wait_seconds", "email")
     assert list(waits) == [*(f"{bound:g}" for bound in BUCKETS), "+Inf"]
     assert [float(bound) for bound in waits] == [*BUCKETS, float("inf")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from holdfast.observe.metrics import render
 from holdfast.store.open import store_of
 from holdfast.store.records import WorkerRecord
 from holdfast.worker import statistics as statistics_module
-from holdfast.worker.statistics import Statistics
+from holdfast.worker.statistics import MOST_AT_ONCE, Statistics
 from tests.support import both_engines, wait_until
 from tests.worker.support import PATIENCE, Gate, Spy
 
@@ -33,6 +34,10 @@ NOW = 1_900_000_020 * SECOND
 def limited(queue: Queue, type: str = "work") -> float:
     """The seconds that a type was held back by limits, as they are stored."""
     return sum(row.limited_seconds for row in store_of(queue).list_statistics(0) if row.type == type)
+
+
+def completed(queue: Queue) -> int:
+    return sum(row.completed for row in store_of(queue).list_statistics(0))
 
 
 def pass_time(seconds: float) -> None:
@@ -50,13 +55,22 @@ class Stopwatch:
         self.seconds = 1000.0
         monkeypatch.setattr(statistics_module, "time", SimpleNamespace(monotonic=lambda: self.seconds))
         self.statistics = Statistics("w1")
+        self.stored: dict[tuple[int, str], float] = {}
+
+    @property
+    def now(self) -> int:
+        return NOW + round((self.seconds - 1000) * SECOND)
 
     def limit(self, *types: str, after: float = 0.0) -> None:
         self.seconds += after
-        self.statistics.limit(types, NOW + round((self.seconds - 1000) * SECOND))
+        self.statistics.limit(types, self.now)
 
-    def changed(self) -> dict[tuple[int, str], float]:
-        return {(row.minute % 60, row.type): row.limited_seconds for row in self.statistics.changed()}
+    def store(self) -> dict[tuple[int, str], float]:
+        """Store what has changed. Returns all that is stored."""
+        while rows := self.statistics.portion():
+            self.stored |= {(row.minute % 60, row.type): row.limited_seconds for row in rows}
+            self.statistics.written(self.now)
+        return self.stored
 
 
 @pytest.fixture
@@ -67,32 +81,73 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Stopwatch:
 def test_time_on_a_limit_runs_from_turn_to_turn_while_it_lasts(watch: Stopwatch) -> None:
     first = NOW // (60 * SECOND) % 60
     watch.limit("a")
-    assert watch.changed() == {}
+    assert watch.store() == {}
     watch.limit("a", after=2)
     watch.limit("a", "b", after=3)
-    assert watch.changed() == {(first, "a"): 5}
+    assert watch.store() == {(first, "a"): 5}
     watch.limit("b", after=1)
     watch.limit(after=4)
     watch.limit(after=20)
-    assert watch.changed() == {(first, "a"): 6, (first, "b"): 5}
+    assert watch.store() == {(first, "a"): 6, (first, "b"): 5}
 
 
 def test_time_on_a_limit_goes_to_the_minute_it_ended_in(watch: Stopwatch) -> None:
     first = NOW // (60 * SECOND) % 60
     watch.limit("a")
     watch.limit("a", after=5)
-    watch.statistics.written(NOW)
+    assert watch.store() == {(first, "a"): 5}
     watch.limit("a", after=60)
-    assert watch.changed() == {((first + 1) % 60, "a"): 60}
+    assert watch.store() == {(first, "a"): 5, ((first + 1) % 60, "a"): 60}
 
 
 def test_type_that_no_limit_held_back_has_no_row(watch: Stopwatch) -> None:
     watch.limit(after=5)
     watch.limit(after=5)
-    assert watch.statistics.changed() == []
+    assert watch.statistics.portion() == []
+
+
+def test_rows_of_many_types_are_written_in_portions(watch: Stopwatch) -> None:
+    statistics, stored = watch.statistics, Counter[str]()
+    types = {f"lane:{number}" for number in range(2 * MOST_AT_ONCE + 1)}
+    for type in types:
+        statistics.count(type, "completed", watch.now)
+    sizes = []
+    while statistics.is_due():
+        rows = statistics.portion()
+        assert rows == statistics.portion(), "what was not stored is offered again"
+        sizes.append(len(rows))
+        stored.update(row.type for row in rows)
+        statistics.count(rows[0].type, "completed", watch.now)  # this may wait until the next time
+        statistics.written(watch.now)
+    assert sizes == [MOST_AT_ONCE, MOST_AT_ONCE, 1]
+    assert stored == Counter(types)
+    watch.seconds += 1
+    assert statistics.is_due()
+    assert [row.completed for row in statistics.portion()] == [2, 2, 2]
+
+
+def test_rows_of_past_minutes_are_forgotten_once_they_are_stored(watch: Stopwatch) -> None:
+    for number in range(2 * MOST_AT_ONCE):
+        watch.statistics.count(f"lane:{number}", "completed", watch.now)
+    watch.store()
+    watch.seconds += 60
+    watch.statistics.count("new", "completed", watch.now)
+    watch.store()
+    assert [list(types) for types in watch.statistics._minutes.values()] == [["new"]]
 
 
 # Real workers
+
+
+def test_statistics_of_many_lanes_are_all_stored_soon(queue: Queue, start_worker: StartWorker) -> None:
+    """Whoever waits for the write lock waits for one portion, but nothing waits for the next sweep."""
+    queue.set_config("heartbeat_interval", 60)
+    queue.set_config("poll_interval", 60)
+    queue.register("work", lambda payload: None)
+    count = 2 * MOST_AT_ONCE + 500
+    queue.enqueue_batch([(f"work:{number}", {}, {}) for number in range(count)])
+    start_worker()
+    wait_until(lambda: completed(queue) >= count - MOST_AT_ONCE, PATIENCE)
 
 
 @both_engines

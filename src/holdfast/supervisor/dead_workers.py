@@ -107,7 +107,7 @@ class DeadWorkers:
             count_loss(self._statistics, lost.type, status, now)
         if freed:
             with suppress(StoreError):  # the next time, then
-                store.write_statistics(self._statistics.changed())
+                store.write_statistics(self._statistics.portion())
                 self._statistics.written(now)
         self.cut_short += len(freed) if stopping else 0
         for lost, status in freed:

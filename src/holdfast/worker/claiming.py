@@ -49,6 +49,8 @@ class Claiming:
         self._types = types
         self._handlers: dict[str, Handler] = {}
         """Those that serve what was asked for last; a type may lose its handler meanwhile."""
+        self.looked_for = 0.0
+        """How many seconds the last look took."""
 
     def served(self, type: str) -> Handler | None:
         """The handler that runs a type here, if this worker serves it."""
@@ -62,7 +64,8 @@ class Claiming:
         heads = [head for head in self._store.list_heads(settings.paused) if self.served(head.type)]
         lines = Lines(heads, settings)
         looked = time.monotonic()
-        lines.fresh_until = looked + LOOK_SHARE * (looked - began)
+        self.looked_for = looked - began
+        lines.fresh_until = looked + LOOK_SHARE * self.looked_for
         return lines
 
     def ask(self, lines: Lines, limit: int, usage: Usage = NOTHING_RUNS) -> Asked:

@@ -128,9 +128,10 @@ class Settler:
 
     def leave(self) -> None:
         """A worker's last write."""
-        with self._store.transaction():
-            self._store.write_statistics(self._statistics.changed())
-            self._store.remove_workers([self._worker_id])
+        while minutes := self._statistics.portion():
+            self._store.write_statistics(minutes)
+            self._statistics.written(self._store.now())
+        self._store.remove_workers([self._worker_id])
 
     def _tell(self, end: Ended, verb: str) -> None:
         claim, decision = end.attempt.claim, end.decision

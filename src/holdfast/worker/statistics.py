@@ -11,14 +11,19 @@ from holdfast.store.records import BUCKETS, Minute, empty_minute
 
 _PAUSE = 1.0
 
+MOST_AT_ONCE = 1000
+"""Rows that one transaction writes: of ten thousand lanes, say, all would hold the write lock for long."""
+
 
 class Statistics:
     """Sums for the present minute and those not yet written."""
 
     def __init__(self, worker_id: str) -> None:
         self._worker_id = worker_id
-        self._minutes: dict[tuple[int, str], Minute] = {}
+        self._minutes: dict[int, dict[str, Minute]] = {}
         self._changed: set[tuple[int, str]] = set()
+        self._due: list[tuple[int, str]] = []
+        """Those that are being written, the next ones last."""
         self._written_at = 0.0
         self._limited: dict[str, float] = {}
 
@@ -45,25 +50,36 @@ class Statistics:
             self._minute(type, now).limited_seconds += moment - since
         self._limited = dict.fromkeys(types, moment)
 
-    def changed(self) -> list[Minute]:
-        """The rows that have changed since they were last stored."""
-        return [self._minutes[key] for key in self._changed]
-
     def is_due(self) -> bool:
-        """Whether to write them: at most once a second, so that a row is written for many turns."""
-        return bool(self._changed) and time.monotonic() >= self._written_at + _PAUSE
+        """Whether to write: at most once a second, so that a row is written for many turns."""
+        return self.goes_on or (bool(self._changed) and time.monotonic() >= self._written_at + _PAUSE)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether some of what was due has been written, and some not yet."""
+        return bool(self._due)
+
+    def portion(self) -> list[Minute]:
+        """The next rows to write, out of those that have changed since they were last stored."""
+        if not self._due:
+            self._due = sorted(self._changed, reverse=True)
+            self._changed.clear()
+        return [self._minutes[minute][type] for minute, type in self._due[: -MOST_AT_ONCE - 1 : -1]]
 
     def written(self, now: int) -> None:
-        """The rows of `changed` are stored; those of past minutes are forgotten."""
-        self._changed.clear()
+        """The rows of `portion` are stored; those of past minutes are forgotten."""
+        del self._due[-MOST_AT_ONCE:]
         self._written_at = time.monotonic()
-        present = now // MINUTE
-        self._minutes = {key: minute for key, minute in self._minutes.items() if key[0] >= present}
+        if not self._due:
+            kept = {now // MINUTE, *(minute for minute, _ in self._changed)}
+            for minute in self._minutes.keys() - kept:
+                del self._minutes[minute]
 
     def _minute(self, type: str, now: int) -> Minute:
-        key = now // MINUTE, type
-        self._changed.add(key)
-        minute = self._minutes.get(key)
+        number = now // MINUTE
+        self._changed.add((number, type))
+        minutes = self._minutes.setdefault(number, {})
+        minute = minutes.get(type)
         if minute is None:
-            minute = self._minutes[key] = empty_minute(key[0], type, self._worker_id)
+            minute = minutes[type] = empty_minute(number, type, self._worker_id)
         return minute

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from holdfast.queue import Queue
 
 
+LONGEST_LOOK = 0.005
+"""Seconds that a look for types may take within a transaction, where others wait for its end."""
+
+
 class Taken(Struct):
     """What a turn has written and claimed, and how the next one goes on from there."""
 
@@ -37,7 +41,8 @@ class Taken(Struct):
     lines: Lines | None = None
     """Where the claim has left the lines, if there was as much in them as could be taken."""
     goes_on: bool = False
-    """Whether there was room for more than was claimed, and more jobs appear to be ready."""
+    """Whether there was room for more than was claimed, and more jobs appear to be ready; or more is to be
+    written."""
 
 
 class Turn:
@@ -88,6 +93,8 @@ class Turn:
         self._slots.measure()
         taken = Taken()
         try:
+            if lines is None and claim_limit and self._reads_before() and self._slots.total_room()[0]:
+                lines = self._claiming.read_lines(settings)
             with self._store.transaction():
                 accepted: dict[tuple[int, int], Status] = {}
                 if self.uncertain:
@@ -97,14 +104,15 @@ class Turn:
                 # Finish before claiming: an outcome is durable before anything new is taken.
                 finishes = self._settler.finishes(ended, settings)
                 minutes: list[Minute] = []
-                is_due = self._statistics.is_due() or self.maintenance.is_due()
-                is_plain = not (progress or is_due) and all(map(_is_plain, ended))
+                leaves_more = self.maintenance.is_due() or not all(map(_is_plain, ended))
+                is_plain = not (leaves_more or progress or self._statistics.is_due())
                 if not is_plain:
                     yield taken  # first: this may take its time
-                    minutes = self._statistics.changed() if self._statistics.is_due() else []
+                    minutes = self._statistics.portion() if self._statistics.is_due() else []
                     accepted |= self._store.finish_jobs(finishes)
                     finishes = []
                     unreported = self._write_more(ended, progress.values(), minutes, settings)
+                if leaves_more and not self._reads_before():
                     lines = None
                 claim = self._prepare_claim(lines, claim_limit, settings)
                 with self._store.finish_and_claim(
@@ -127,6 +135,7 @@ class Turn:
         if minutes:
             self._statistics.written(self._store.now())
         self._statistics.limit(taken.claimed.limited, self._store.now())
+        taken.goes_on = taken.goes_on or self._statistics.goes_on
         held_up: list[Ended] = []
         if Status.PROCESSING in accepted.values():
             held_up = [end for end in ended if accepted.get(end.name) is Status.PROCESSING]
@@ -180,6 +189,13 @@ class Turn:
         if minutes:
             self._store.write_statistics(minutes)
         return unreported
+
+    def _reads_before(self) -> bool:
+        """Whether to read the lines before the transaction: that takes time, and others wait for its end.
+
+        Jobs that the transaction itself makes ready are then left to the next search.
+        """
+        return self._claiming.looked_for > LONGEST_LOOK and not self._store.is_shared
 
     def _prepare_claim(self, lines: Lines | None, limit: int, settings: Settings) -> _Claim:
         room, at_once = self._slots.total_room()
