@@ -394,6 +394,36 @@ def test_no_more_types_are_asked_for_than_a_shared_limit_lets_start() -> None:
     )
 
 
+class CountingRoom(Room):
+    """Counts for how many types it was asked."""
+
+    asked = 0
+
+    def most(self, type: str) -> int:
+        self.asked += 1
+        return super().most(type)
+
+
+def test_of_thousands_of_limits_only_those_that_come_first_are_looked_at() -> None:
+    types = [f"type{number:04}" for number in range(5000)]
+    config = Settings({("max_running", type): 3 for type in types})
+    lines = Lines([Head(type, 0, seq) for seq, type in enumerate(types)], config)
+    room = CountingRoom(config, Usage(), NOW)
+    assert lines.first(8, room) == types[:8]
+    assert room.asked <= 9
+    lines.advance(set(types[:8]), {types[3]: Head(types[3], 0, 9000), types[5]: Head(types[5], 0, 8)})
+    assert lines.first(3, room) == [types[5], *types[8:10]]
+    assert lines.first(5000, room) == [types[5], *types[8:], types[3]]
+
+
+def test_nothing_is_limited_for_which_there_are_no_slots() -> None:
+    config = Settings({("max_running", "pay"): 1, ("max_running", "mail"): 1})
+    lines = Lines([Head("pay", 0, 1), Head("mail", 0, 2), Head("free", 0, 3)], config)
+    room = Room(config, Usage(running={"pay": 1, "mail": 1}), NOW)
+    assert lines.first(10, room, {"pay": 0, "mail": 2, "free": 1}.__getitem__) == ["free"]
+    assert room.limited == {"mail"}
+
+
 def test_types_for_which_nothing_is_set_are_looked_up_as_one() -> None:
     config = Settings({("max_running", "pay"): 1, ("max_running", ""): 9, ("fair", "mail:eu"): True})
     alike = [config.limits(type) for type in ("a", "b", "b:lane", "mail", "mail:us")]

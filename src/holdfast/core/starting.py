@@ -7,6 +7,7 @@ counted under the name it was set for, and all types that have it from there sha
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from heapq import heapify, heappop, heappush
@@ -256,6 +257,8 @@ class Lines:
         self.fresh_until = fresh_until
         """On the monotonic clock: what has changed since the look may wait for so long."""
         self._together: dict[_Sharing, list[_Place]] = {}
+        self.is_shared = False
+        """Whether workers have to agree on who starts a job of any of them."""
         known: dict[int, list[_Place]] = {}
         for head in heads:
             limits = settings.limits(head.type)
@@ -263,28 +266,41 @@ class Lines:
             if line is None:
                 line = [] if limits.paused else self._together.setdefault(_sharing(limits), [])
                 known[id(limits)] = line
+                self.is_shared = self.is_shared or (limits.is_shared and not limits.paused)
             line.append(_place(head))
         for line in self._together.values():
             line.sort()
+        self._fronts = sorted((line[0], kind) for kind, line in self._together.items())
 
     def __bool__(self) -> bool:
         return bool(self._together)
 
-    def samples(self) -> list[str]:
-        """One type of each kind that shares every limit."""
-        return [line[0][2] for line in self._together.values()]
+    def first(self, count: int, room: Room, slots: Callable[[str], int] = lambda _: 2**31) -> list[str]:
+        """The types to ask for the first `count` jobs that may start; what may not is refused.
 
-    def first(self, count: int, room: Room) -> list[str]:
-        """The types to ask for the first `count` jobs that may start; what may not is refused."""
-        found: list[_Place] = []
-        for line in self._together.values():
-            most = room.most(line[0][2])
-            if most > 0:
-                found += line[: min(count, most + 1)]  # one more tells whether limits keep any
-            else:
-                room.refuse(line[0][2])
-        found.sort()
-        return [type for _, _, type in found[:count]]
+        `slots` says how many jobs of a type there is room for. Lines behind the first ones are not looked at.
+        """
+        found: list[str] = []
+        number = 0
+        opened: list[tuple[_Place, int, list[_Place]]] = []  # with the next place of each
+        while len(found) < count and (number < len(self._fronts) or opened):
+            if number < len(self._fronts) and not (opened and opened[0][0] < self._fronts[number][0]):
+                place, kind = self._fronts[number]
+                number += 1
+                free = slots(place[2])
+                most = min(free, room.most(place[2]))
+                if most > 0:  # one more tells whether limits keep any
+                    heappush(opened, (place, 0, self._together[kind][: min(count, most + 1)]))
+                elif free > 0:
+                    room.refuse(place[2])
+                continue
+            _, start, line = heappop(opened)
+            others = [each[0] for each in (*opened[:1], *self._fronts[number : number + 1])]
+            stop = bisect_left(line, min(others), start) if others else len(line)
+            found += [type for _, _, type in line[start:stop]]
+            if stop < len(line):
+                heappush(opened, (line[stop], stop, line))
+        return found[:count]
 
     def advance(
         self, asked: AbstractSet[str], heads: Mapping[str, Head], used_up: AbstractSet[str] = frozenset()
@@ -294,9 +310,9 @@ class Lines:
         Of a type whose limits are `used_up`, so are all lines that share them.
         """
         for kind in self._kinds(used_up):
-            self._together.pop(kind, None)
+            self._take(kind)
         for kind in self._kinds(asked - used_up):
-            line = self._together.get(kind, [])
+            line = self._take(kind)
             front = line[: len(asked)]
             left = [place for place in front if place[2] not in asked]
             back = [_place(heads[type]) for _, _, type in front if type in asked and type in heads]
@@ -304,8 +320,16 @@ class Lines:
             if back:
                 line += back
                 line.sort()
-            elif not line:
-                self._together.pop(kind, None)
+            if line:
+                self._together[kind] = line
+                insort(self._fronts, (line[0], kind))
+
+    def _take(self, kind: _Sharing) -> list[_Place]:
+        """Take a line out."""
+        line = self._together.pop(kind, [])
+        if line:
+            del self._fronts[bisect_left(self._fronts, (line[0], kind))]
+        return line
 
     def _kinds(self, types: AbstractSet[str]) -> set[_Sharing]:
         limits = {id(each): each for each in map(self.settings.limits, types)}

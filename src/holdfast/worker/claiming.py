@@ -75,8 +75,8 @@ class Claiming:
         """
         settings = lines.settings
         free = self._free(settings)
-        room = Room(settings, usage, self._store.now(), ((type, free(type)) for type in lines.samples()))
-        types = lines.first(limit, room)
+        room = Room(settings, usage, self._store.now())
+        types = lines.first(limit, room, free)
         served = {type: self.served(type) for type in types}
         if not self._knows_handlers_of(settings):
             return Asked([])
@@ -108,8 +108,7 @@ class Claiming:
 
     def usage(self, lines: Lines) -> Usage:
         """What runs in all processes, if any of these types has a limit for that."""
-        is_shared = any(lines.settings.limits(type).is_shared for type in lines.samples())
-        return self._store.read_usage() if is_shared else NOTHING_RUNS
+        return self._store.read_usage() if lines.is_shared else NOTHING_RUNS
 
     def _free(self, settings: Settings) -> Callable[[str], int]:
         """How many jobs of a type there is room for, asked once for all that share what decides that."""
