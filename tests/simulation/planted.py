@@ -115,14 +115,14 @@ BUGS = (
     Bug(
         "the pause of a type does not hold for its lanes",
         "src/holdfast/core/settings.py",
-        "tuple(name for name in names_of(type) if name in self.paused)",
-        "tuple(name for name in (type, '') if name in self.paused)",
+        "tuple(name for name in names_of(owner) if name in self.paused)",
+        "tuple(name for name in (owner, '') if name in self.paused)",
     ),
     Bug(
         "only the first type of those that share a limit is asked for",
         _ROOM,
-        "found += line[:count]",
-        "found += line[:1]",
+        "self._together[kind][: min(count, most + 1)]",
+        "self._together[kind][:1]",
     ),
     Bug(
         "the wait for a rate limit is twice too long",

@@ -11,6 +11,7 @@ import sys
 
 import pytest
 
+from tests.simulation.planted import BUGS, ROOT
 from tests.simulation.world import simulate
 
 CHUNK = 100
@@ -25,6 +26,11 @@ def test_no_promise_is_broken_whatever_goes_wrong(first: int) -> None:
         except Exception as error:
             error.add_note(f'make simulate ARGS="--seed {seed}" prints the history')
             raise
+
+
+def test_every_planted_bug_can_still_be_planted() -> None:
+    gone = {bug.name: bug.before for bug in BUGS if (ROOT / bug.file).read_text().count(bug.before) != 1}
+    assert gone == {}
 
 
 def test_a_seed_has_one_history() -> None:
