@@ -281,26 +281,28 @@ class Lines:
         `slots` says how many jobs of a type there is room for. Lines behind the first ones are not looked at.
         """
         found: list[str] = []
-        number = 0
-        opened: list[tuple[_Place, int, list[_Place]]] = []  # with the next place of each
-        while len(found) < count and (number < len(self._fronts) or opened):
+        startable = number = 0
+        opened: list[tuple[_Place, int, list[_Place], int]] = []  # with the next place of each
+        while startable < count and (number < len(self._fronts) or opened):
             if number < len(self._fronts) and not (opened and opened[0][0] < self._fronts[number][0]):
                 place, kind = self._fronts[number]
                 number += 1
                 free = slots(place[2])
                 most = min(free, room.most(place[2]))
                 if most > 0:  # one more tells whether limits keep any
-                    heappush(opened, (place, 0, self._together[kind][: min(count, most + 1)]))
+                    heappush(opened, (place, 0, self._together[kind][: min(count, most + 1)], most))
                 elif free > 0:
                     room.refuse(place[2])
                 continue
-            _, start, line = heappop(opened)
+            _, start, line, most = heappop(opened)
             others = [each[0] for each in (*opened[:1], *self._fronts[number : number + 1])]
             stop = bisect_left(line, min(others), start) if others else len(line)
+            stop = min(stop, start + count - startable + 1)
             found += [type for _, _, type in line[start:stop]]
+            startable += min(stop, most) - min(start, most)
             if stop < len(line):
-                heappush(opened, (line[stop], stop, line))
-        return found[:count]
+                heappush(opened, (line[stop], stop, line, most))
+        return found
 
     def advance(
         self, asked: AbstractSet[str], heads: Mapping[str, Head], used_up: AbstractSet[str] = frozenset()
