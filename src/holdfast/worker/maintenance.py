@@ -35,6 +35,9 @@ MINUTES_KEPT = HOUR
 HOURS_KEPT = 48 * HOUR
 """How many minutes they are kept per hour, before they are folded into the lifetime totals."""
 
+_CLOCK_ERROR = 0.005
+"""Seconds by which our reading of the database's clock may be ahead of it."""
+
 _PRUNE_EVERY = 60.0
 _FOLD_EVERY = 60.0
 
@@ -63,12 +66,15 @@ class Maintenance:
         self._pruner = Pruner(store)
         self._next_sweep = self._next_fold = 0.0
         self._next_due_at: int | None = 0
+        self._promote_from = 0.0
         self._done: list[e.Event] = []
         self._forgotten: list[str] = []
 
     def promotion_due(self) -> bool:
         """Whether a scheduled job is due, by what was last read."""
-        return self._next_due_at is not None and self._next_due_at <= self._store.now()
+        if self._next_due_at is None or time.monotonic() < self._promote_from:
+            return False
+        return self._next_due_at <= self._store.now()
 
     def sweep_due(self) -> bool:
         return time.monotonic() >= self._next_sweep
@@ -89,7 +95,8 @@ class Maintenance:
         """How long nothing here needs to be done."""
         waits = [min(self._next_sweep, self._pruner.next_at) - time.monotonic()]
         if self._next_due_at is not None:
-            waits.append((self._next_due_at - self._store.now()) / SECOND)
+            due_in = (self._next_due_at - self._store.now()) / SECOND
+            waits.append(max(due_in, self._promote_from - time.monotonic()))
         return max(0.0, min(waits))
 
     def run(self, settings: Settings) -> None:
@@ -99,6 +106,8 @@ class Maintenance:
             promoted = self._store.promote_jobs(PROMOTE_BATCH)
             self._done += [e.JobPromoted(job_id=id, type=type) for id, type in promoted]
             self.read_next_due()
+            if not promoted:  # the database's own clock may not have come to it
+                self._promote_from = time.monotonic() + _CLOCK_ERROR
         if self.sweep_due():
             self._sweep(settings)
         if self._pruner.is_due():
@@ -112,6 +121,7 @@ class Maintenance:
         """The last `run` was not committed."""
         self._done, self._forgotten = [], []
         self._next_due_at = 0
+        self._promote_from = 0.0
         self._reaper.forget()
 
     def announce(self) -> bool:
