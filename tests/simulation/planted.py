@@ -98,7 +98,7 @@ BUGS = (
         "a job that lost two workers gets company",
         f"{_WORKER}/suspects.py",
         "return True\n            self._running = None",
-        "pass\n            self._running = None",
+        "return False\n            self._running = None",
     ),
     Bug(
         "an attempt is charged that had not started",
