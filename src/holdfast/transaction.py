@@ -137,7 +137,7 @@ class Transaction:
     def _in_thread(self, end: Callable[[], None]) -> Future[None]:
         try:
             return self._threads.ending.submit(end)
-        except RuntimeError:  # no more threads to be had: the loop has to wait
+        except RuntimeError:  # no thread can be started: the loop has to wait
             from concurrent.futures import Future
 
             ended: Future[None] = Future()

@@ -23,7 +23,7 @@ class Engine(NamedTuple):
 
 
 class Unwrapped(NamedTuple):
-    """The connection to insert with. `begin` tells its library that a transaction is wanted, if it has one.
+    """The connection to insert with. `begin` asks its library for a transaction, if it has one.
 
     `adapted` is SQLAlchemy's own face of a driver that can only be awaited: what is called there waits, which
     works only inside run_sync, as everything in SQLAlchemy does.

@@ -113,7 +113,7 @@ class Supervisor:
             return
         try:
             process.start()
-        except OSError as error:  # no more processes or memory to be had
+        except OSError as error:  # no process can be started, or no memory is left
             process.failure = Notice(failure=f"it could not be started: {error}")
             self._died(process, EXIT_NOT_STARTED)
         else:

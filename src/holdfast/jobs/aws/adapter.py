@@ -31,7 +31,7 @@ Object = dict[str, Any] | None
 class Adapter(ABC):
     """A resource by its name. A config has the keys of the service's own API.
 
-    A key that a config leaves out is left as it is; one that it has is the whole of what is wanted there.
+    A key that a config omits stays unchanged; a key that it has replaces the whole value.
     """
 
     TYPE: ClassVar[str]
@@ -113,7 +113,7 @@ class Adapter(ABC):
         return {**config, self.TAGS: tags if isinstance(tags, dict) else tag_map(tags)}
 
     def changes(self) -> dict[str, Any]:
-        """What is wanted but was not found. Raises Fail if it can't be changed."""
+        """The values to change. Raises Fail if one of them can't be changed."""
         return self.difference(self.wanted)
 
     def difference(self, wanted: dict[str, Any]) -> dict[str, Any]:
@@ -127,7 +127,7 @@ class Adapter(ABC):
         return changes
 
     def parameters(self, without: Collection[str] = ()) -> dict[str, Any]:
-        """What is wanted, as the service takes it for a new resource: with nothing that is empty."""
+        """The config as the service takes it for a new resource: without empty values."""
         wanted = {**self.wanted, "Tags": tag_list(self.wanted.get("Tags", {}))}
         return {
             key: value for key, value in wanted.items() if key not in without and value not in (None, [], {})
@@ -147,7 +147,7 @@ class Adapter(ABC):
         return bool(changes)
 
     def _change_tags(self, wanted: dict[str, str], found: dict[str, str]) -> None:
-        """What is wanted is the whole."""
+        """Tags that the config doesn't list are removed."""
         set, remove = (getattr(self.api, operation) for operation in self.TAGGING)
         if to_set := {key: value for key, value in wanted.items() if found.get(key) != value}:
             set(**self.tagged(), Tags=tag_list(to_set) if self.TAGS == "Tags" else to_set)

@@ -10,10 +10,10 @@ RESERVED = "aws:"
 
 
 def same(wanted: Any, found: Any) -> bool:
-    """Whether everything that is wanted was found.
+    """Whether all values of a config were found.
 
-    Keys that a wanted object leaves out are ignored; lists must match. Numbers and booleans equal their text,
-    and JSON inside a string equals its value: services return `"30"` for 30 and reformat policies.
+    Keys that an object in the config omits are ignored; lists must match. Numbers and booleans equal their
+    text, and JSON inside a string equals its value: services return `"30"` for 30 and reformat policies.
     """
     if isinstance(wanted, dict) and isinstance(found, dict):
         return all(same(value, found.get(name)) for name, value in wanted.items())
@@ -21,7 +21,7 @@ def same(wanted: Any, found: Any) -> bool:
 
 
 def equal(wanted: Any, found: Any) -> bool:
-    """Whether exactly what is wanted was found."""
+    """Whether the config's value and no other was found."""
     wanted, found = _opened(wanted), _opened(found)
     if _is_empty(wanted) or _is_empty(found):
         return _is_empty(wanted) and _is_empty(found)
@@ -57,7 +57,7 @@ def tag_list(tags: dict[str, str]) -> list[dict[str, str]]:
 
 
 def key_as_named(found: str | None, wanted: str | None) -> str | None:
-    """The name of a key that encrypts: as it is wanted, where the service tells the ARN of that same key."""
+    """The name of an encryption key, as in the config if the service returns the ARN of the same key."""
     return wanted if found and wanted and found.endswith(f"/{wanted}") else found
 
 

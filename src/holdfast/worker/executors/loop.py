@@ -33,7 +33,7 @@ class LoopExecutor(Executor):
                 )
                 try:
                     thread.start()
-                except RuntimeError:  # no more threads to be had
+                except RuntimeError:  # no thread can be started
                     loop.close()
                     raise
                 self._loop, self._thread = loop, thread
