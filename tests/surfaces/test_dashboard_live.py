@@ -850,6 +850,23 @@ def test_a_session_that_ends_leads_to_the_login_and_back(
     assert query(page) == {"status": ["pending"]}
 
 
+def test_a_refresh_leads_nobody_elsewhere_who_is_leaving_the_page(
+    page: Page, serve: Serve, jobs: Queue, guard: Guard
+) -> None:
+    """After a logout the login is on its way, and a refresh finds the session ended."""
+    guard.expected.append("status of 401")
+    page.goto(f"{serve(token=TOKEN)}/jobs?status=pending")
+    page.get_by_label("Token").fill(TOKEN)
+    press(page, "Log in")
+    expect(page.locator("#live-word")).to_have_text("Live")
+    page.evaluate("dispatchEvent(new Event('beforeunload'))")
+    with page.expect_response(lambda response: "/login" in response.url):
+        page.context.clear_cookies(name="holdfast_session")
+        jobs.enqueue("ok", id="unseen")
+    page.evaluate("new Promise((resolve) => setTimeout(resolve, 300))")
+    expect(page).to_have_url(re.compile(r"/jobs\?status=pending$"))
+
+
 def test_a_change_after_the_session_has_ended_is_not_made_and_told(
     page: Page, serve: Serve, jobs: Queue, guard: Guard, failed: list[Job]
 ) -> None:

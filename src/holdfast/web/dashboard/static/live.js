@@ -14,6 +14,7 @@ let timer = null; // the next refresh, if nothing happens before
 let isFetching = false;
 let isAsked = false;
 let rests = 0; // until when the next refresh waits
+let isLeaving = false; // for where the user goes: to the login after a logout, which a refresh must not outrun
 
 const main = () => document.querySelector("main");
 const button = () => document.getElementById("live");
@@ -33,7 +34,12 @@ export function startLive() {
   // A tab that nobody looks at holds no connection: a browser has only few to a server.
   document.addEventListener("visibilitychange", adjust);
   // A page that the browser kept and shows again.
-  addEventListener("pageshow", (event) => event.persisted && adjust());
+  addEventListener("pageshow", (event) => {
+    if (!event.persisted) return;
+    isLeaving = false;
+    adjust();
+  });
+  addEventListener("beforeunload", () => (isLeaving = true));
   addEventListener("pagehide", close);
   adjust();
 }
@@ -113,6 +119,7 @@ async function refresh() {
 async function refreshOnce() {
   const headers = { Accept: "text/html", "Holdfast-Refresh": "1" };
   const response = await fetch(address(), { headers, cache: "no-store", signal: AbortSignal.timeout(LONGEST_MS) });
+  if (isLeaving) return;
   if (new URL(response.url).pathname !== address().pathname) location.assign(address()); // to the login
   else if (!response.ok && response.status !== 404) show("lost");
   else if (isOn()) {
