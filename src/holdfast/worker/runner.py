@@ -217,7 +217,7 @@ class Runner:
             attempt = waiting.popleft()
             try:
                 self._executor_of(attempt).start(attempt)
-            except RuntimeError:  # no more threads to be had: it has not started, and others may have one
+            except RuntimeError:  # no thread can be started: it has not begun, and others may have one
                 self._pause_claims()
                 following = self._end(attempt, Released())
                 if following is not None:
