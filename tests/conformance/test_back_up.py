@@ -295,6 +295,22 @@ def test_error_at_any_step_leaves_nothing_and_is_told(
     assert names(copy) == ["copy.db"]
 
 
+def test_ctrl_c_as_the_file_is_made_leaves_nothing(
+    store: Store, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(path: str, flags: int, *args: Any, **options: Any) -> int:
+        os.close(made(path, flags, *args, **options))
+        raise KeyboardInterrupt
+
+    made = os.open
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(os, "open", interrupted)
+        store.back_up(str(copy))
+    assert names(copy) == []
+    store.back_up(str(copy))
+    assert names(copy) == ["copy.db"]
+
+
 def test_part_left_by_a_crash_is_in_nobodys_way(store: Store, copy: Path) -> None:
     insert(store, "a")
     copy.with_name(f"copy.db.{os.getpid()}.part").write_bytes(b"half a copy")

@@ -1188,6 +1188,6 @@ def test_a_page_that_tells_of_a_wrong_value_stays_live(
     expect(page.get_by_role("alert")).to_contain_text("<b>-1</b>")
     queue.enqueue("news", {})
     expect(page.locator("#types")).to_contain_text("news")
-    expect(page.locator("#live-word")).to_have_text("Live")
+    expect(page.locator("#live-word:visible")).to_have_text("Live")
     page.get_by_role("button", name="Pause all").click()
     expect(page.locator("#all-state")).to_contain_text("paused")

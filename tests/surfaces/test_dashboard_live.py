@@ -310,14 +310,14 @@ def test_a_page_that_tells_what_was_wrong_stays_live(
     expect(page.locator("#edit-problem")).to_be_visible()
     jobs.retry("bad-1")
     expect(page.locator("#status .badge")).to_have_text("pending")
-    expect(page.locator("#live-word")).to_have_text("Live")
+    expect(page.locator("#live-word:visible")).to_have_text("Live")
     page.goto(f"{address}/controls")
     page.get_by_label("max_attempts").fill("many")
     press(page, "Set max_attempts")
     expect(page.locator("#setting-max_attempts-problem")).to_be_visible()
     jobs.pause()
     expect(page.locator("#all-state")).to_contain_text("paused")
-    expect(page.locator("#live-word")).to_have_text("Live")
+    expect(page.locator("#live-word:visible")).to_have_text("Live")
     expect(page.get_by_label("max_attempts")).to_have_value("many")
 
 
@@ -725,7 +725,7 @@ def test_more_tabs_than_a_browser_has_connections_still_work(
     tabs = [page, *(page.context.new_page() for _ in range(6))]
     for tab in tabs:
         tab.goto(f"{address}/jobs")
-        expect(tab.locator("#live-word")).to_have_text("Live")
+        expect(tab.locator("#live-word:visible")).to_have_text("Live")
         set_hidden(tab, True)
     wait_until(lambda: listeners(app) == 0, SOON)
     for number, tab in enumerate((tabs[0], tabs[-1])):
@@ -755,14 +755,14 @@ def test_the_page_reconnects_when_its_server_is_started_again(
     with Served(home, "--workers", "0") as first:
         address = first.address
         page.goto(f"{address}/jobs")
-        expect(page.locator("#live-word")).to_have_text("Live")
+        expect(page.locator("#live-word:visible")).to_have_text("Live")
         mark(page)
         first.stop()
-    expect(page.locator("#live-word")).to_have_text("Reconnecting…")
+    expect(page.locator("#live-word:visible")).to_have_text("Reconnecting…")
     queue.enqueue("ok", id="meanwhile")
     with Served(home, "--workers", "1", "--port", str(urlsplit(address).port)) as second:
         assert second.address == address
-        expect(page.locator("#live-word")).to_have_text("Live")
+        expect(page.locator("#live-word:visible")).to_have_text("Live")
         expect(row(page, "meanwhile")).to_be_visible()
         queue.enqueue("shell", {"command": "true"}, id="command")
         expect(row(page, "command").locator(".badge")).to_have_text("completed")
@@ -786,12 +786,12 @@ def test_trouble_with_the_database_leaves_the_page_as_it_was_and_says_so(
         patch.setattr(store_of(jobs), "now", trouble)
         page.locator("#live").click()
         page.locator("#live").click()
-        expect(page.locator("#live-word")).to_have_text("Reconnecting…")
+        expect(page.locator("#live-word:visible")).to_have_text("Reconnecting…")
         assert shown(page) == ["bad-2", "bad-1", "bad-0"]
         expect(page.get_by_role("searchbox")).to_have_value("half a wo")
     jobs.enqueue("ok", id="after")
     expect(row(page, "after")).to_be_visible()
-    expect(page.locator("#live-word")).to_have_text("Live")
+    expect(page.locator("#live-word:visible")).to_have_text("Live")
     expect(page.get_by_role("searchbox")).to_have_value("half a wo")
     assert is_same_document(page)
 
@@ -838,7 +838,7 @@ def test_a_session_that_ends_leads_to_the_login_and_back(
     page.goto(f"{address}/jobs?status=pending")
     page.get_by_label("Token").fill(TOKEN)
     press(page, "Log in")
-    expect(page.locator("#live-word")).to_have_text("Live")
+    expect(page.locator("#live-word:visible")).to_have_text("Live")
     jobs.enqueue("ok", id="seen")
     expect(row(page, "seen")).to_be_visible()
     page.context.clear_cookies(name="holdfast_session")
@@ -858,7 +858,7 @@ def test_a_refresh_leads_nobody_elsewhere_who_is_leaving_the_page(
     page.goto(f"{serve(token=TOKEN)}/jobs?status=pending")
     page.get_by_label("Token").fill(TOKEN)
     press(page, "Log in")
-    expect(page.locator("#live-word")).to_have_text("Live")
+    expect(page.locator("#live-word:visible")).to_have_text("Live")
     page.evaluate("dispatchEvent(new Event('beforeunload'))")
     with page.expect_response(lambda response: "/login" in response.url):
         page.context.clear_cookies(name="holdfast_session")

@@ -511,7 +511,7 @@ def test_below_a_prefix_pages_are_live_and_everything_can_be_done(
     log_in(page)
     expect(page).to_have_url(f"{proxy.address}/jobs?status=pending")
     assert {cookie["path"] for cookie in page.context.cookies()} == {PREFIX}
-    expect(page.locator("#live-word")).to_have_text("Live")
+    expect(page.locator("#live-word:visible")).to_have_text("Live")
     full.enqueue("ok", id="new")
     expect(page.locator('tr[data-key="new"]')).to_be_visible()
     press(page, "Cancel new")

@@ -417,7 +417,7 @@ def test_page_is_accessible_and_fits_every_screen(page: BrowserPage, serve: Serv
     address = serve()
     for path in ("/reconcile", "/"):
         page.goto(f"{address}{path}")
-        expect(page.locator("#live-word")).to_have_text("Live")
+        expect(page.locator("#live-word:visible")).to_have_text("Live")
         shot(page, f"reconcile{path.replace('/', '-')}")
         assert findings(page) == {}
         page.set_viewport_size(NARROWEST)  # type: ignore[arg-type]
@@ -431,7 +431,7 @@ def test_hostile_texts_are_shown_as_texts(
     keep(queue, *(found(f"job-{n}", text, text[:500]) for n, text in enumerate(texts)))
     page = new_page(init_script="window.ran = []; window.canary = (...given) => window.ran.push(given);")
     page.goto(f"{serve()}/reconcile")
-    expect(page.locator("#live-word")).to_have_text("Live")
+    expect(page.locator("#live-word:visible")).to_have_text("Live")
     cells = page.locator("#differences bdi").all_text_contents()
     assert len(cells) == 2 * len(texts)
     for text, subject, problem in zip(texts, cells[::2], cells[1::2], strict=True):

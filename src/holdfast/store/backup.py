@@ -6,7 +6,7 @@ import os
 import sqlite3
 from collections.abc import Callable
 from contextlib import suppress
-from tempfile import mkstemp
+from secrets import token_hex
 
 from holdfast.errors import StoreUnavailable
 from holdfast.store.own_files import is_own_path
@@ -24,20 +24,24 @@ def make_copy(path: str, fill: Callable[[str], object]) -> None:
         raise StoreUnavailable(
             f"{path} is a file name that SQLite uses for the queue itself", hint="use another name"
         )
-    part = None
     try:
-        descriptor, part = mkstemp(".part", f"{os.path.basename(path)}.", folder)
-        os.close(descriptor)
-        fill(part)
-        _sync(part)
-        os.link(part, path)  # unlike a rename, refuses a file that somebody made meanwhile
-        _sync(folder)
+        _write(path, folder, fill)
     except OSError as error:
         raise StoreUnavailable(f"{path}: {error.strerror}") from error
     except sqlite3.Error as error:
         raise StoreUnavailable(f"{path}: {error}") from error
+
+
+def _write(path: str, folder: str, fill: Callable[[str], object]) -> None:
+    part = f"{path}.{token_hex(8)}.part"  # known before the file exists, so that Ctrl-C leaves nothing
+    try:
+        os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        fill(part)
+        _sync(part)
+        os.link(part, path)  # unlike a rename, refuses a file that somebody made meanwhile
+        _sync(folder)
     finally:
-        for name in () if part is None else (part, f"{part}-wal", f"{part}-shm"):
+        for name in (part, f"{part}-wal", f"{part}-shm"):
             with suppress(FileNotFoundError):
                 os.unlink(name)
 
