@@ -303,9 +303,10 @@ def test_ctrl_c_as_the_file_is_made_leaves_nothing(
         raise KeyboardInterrupt
 
     made = os.open
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(os, "open", interrupted)
-        store.back_up(str(copy))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            store.back_up(str(copy))
     assert names(copy) == []
     store.back_up(str(copy))
     assert names(copy) == ["copy.db"]

@@ -211,7 +211,7 @@ class SqliteAttemptTransaction:
                 done()
             finally:
                 self._close()
-        self._database.checkpoint_if_large()
+        self._database.tend_wal()
 
     def rollback(self) -> None:
         with self._time.lifted():

@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
@@ -36,6 +36,12 @@ from holdfast.store.sqlite.fork import ForkGate
 
 WAL_LIMIT = 8 * 1024 * 1024
 """Size of the WAL in bytes at which a commit is followed by a checkpoint."""
+
+_WAL_KEPT = WAL_LIMIT - 512 * 1024
+"""Size that it has from the first quarter of a megabyte on, and again after a checkpoint: a commit that need
+not make the file longer takes two thirds of the time."""
+
+_WAL_SMALL = 256 * 1024
 
 _CHECKPOINT_PAUSE = 0.2
 _CHECKPOINT_PATIENCE = 0.5
@@ -97,7 +103,7 @@ class Database(Reader):
         # Weak: a thread's connection goes with the thread.
         self._holders: weakref.WeakSet[_Holder] = weakref.WeakSet()
         self._lock = threading.RLock()
-        self._checkpointing = threading.Lock()
+        self._tending = threading.Lock()
         self._next_checkpoint = 0.0
         self._closed = False
         self.open_attempts: set[sqlite3.Connection] = set()
@@ -127,7 +133,7 @@ class Database(Reader):
             for pragma in (
                 f"synchronous = {self._synchronous}",
                 "wal_autocheckpoint = 0",
-                f"journal_size_limit = {WAL_LIMIT // 2}",
+                f"journal_size_limit = {_WAL_KEPT}",
                 "fullfsync = ON",  # macOS: an fsync alone does not reach the disk there
                 "checkpoint_fullfsync = ON",
                 "cache_size = -16384",
@@ -261,7 +267,7 @@ class Database(Reader):
                 self.commit(connection)
             finally:
                 local.depth = 0
-            self.checkpoint_if_large()
+            self.tend_wal()
         finally:
             self._gate.leave()
 
@@ -315,37 +321,54 @@ class Database(Reader):
         self.file.check()  # where the file is gone, SQLite calls it an I/O error, or a missing table
         raise_translated(error, self.path)
 
-    def checkpoint_if_large(self) -> None:
-        """Run the guarded checkpoint if the WAL is over its limit, unless another thread is at it."""
+    def tend_wal(self) -> None:
+        """After a commit: give the WAL its length, or copy a large one into the database."""
         size = self.file.wal_bytes()
-        if size <= WAL_LIMIT or (size <= 2 * WAL_LIMIT and time.monotonic() < self._next_checkpoint):
-            return
-        if not self._checkpointing.acquire(blocking=False):
+        if size <= WAL_LIMIT:
+            self._next_checkpoint = 0.0
+            if _WAL_SMALL < size < _WAL_KEPT:
+                self._alone_with_wal(self._lengthen_wal)
+        elif size > 2 * WAL_LIMIT or time.monotonic() >= self._next_checkpoint:
+            self._alone_with_wal(self.checkpoint)
+            self._next_checkpoint = time.monotonic() + _CHECKPOINT_PAUSE
+
+    def _alone_with_wal(self, action: Callable[[], None]) -> None:
+        """Unless another thread is at it."""
+        if not self._tending.acquire(blocking=False):
             return
         try:
             with self.using():
-                self.checkpoint()
-        except StoreError:
-            pass  # Somebody holds the lock or the disk is in trouble; the next commit tries again.
+                action()
+        except (OSError, StoreError):
+            pass  # Somebody holds the lock or the disk is in trouble; a later commit tries again.
         finally:
-            self._next_checkpoint = time.monotonic() + _CHECKPOINT_PAUSE
-            self._checkpointing.release()
+            self._tending.release()
 
     def checkpoint(self) -> None:
         """Copy the WAL into the database, while a second connection keeps every other writer out."""
-        guard = self.connect()
-        self._local.is_checkpointing = True
-        try:
-            checkpointer = self.connect()
+        with closing(self.connect()) as checkpointer, self._guarding(_CHECKPOINT_PATIENCE):
+            self.patiently(lambda: checkpointer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall(), 0)
+
+    def _lengthen_wal(self) -> None:
+        """By zeros, while nobody writes to it: SQLite looks no further than to the last commit."""
+        with self._guarding(0):
+            descriptor = os.open(f"{self.path}-wal", os.O_WRONLY | os.O_APPEND)
             try:
-                self.begin(guard, _CHECKPOINT_PATIENCE)
-                self.patiently(lambda: checkpointer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall(), 0)
+                os.write(descriptor, bytes(max(0, _WAL_KEPT - self.file.wal_bytes())))
             finally:
-                checkpointer.close()
-        finally:
-            rollback(guard)
-            guard.close()
-            self._local.is_checkpointing = False
+                os.close(descriptor)
+
+    @contextmanager
+    def _guarding(self, patience: float) -> Iterator[None]:
+        """Keep every other writer out."""
+        with closing(self.connect()) as guard:
+            self._local.is_checkpointing = True
+            try:
+                self.begin(guard, patience)
+                yield
+            finally:
+                rollback(guard)
+                self._local.is_checkpointing = False
 
 
 def rollback(connection: sqlite3.Connection) -> None:
