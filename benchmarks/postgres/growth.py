@@ -125,6 +125,7 @@ def _finish(queue: Queue, claims: Sequence[Claim]) -> None:
         [
             Finish(
                 seq=claim.seq,
+                type=claim.type,
                 version=claim.version,
                 worker_id=claim.worker_id,
                 attempt=claim.attempts,

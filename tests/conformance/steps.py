@@ -116,6 +116,7 @@ def ending(claimed: Claim, outcome: Outcome, **options: Any) -> Finish:
     return Finish(
         **{
             "seq": claimed.seq,
+            "type": claimed.type,
             "version": claimed.version,
             "worker_id": claimed.worker_id,
             "attempt": claimed.attempts,
@@ -168,6 +169,7 @@ def reaping(
     outcome = LeaseEnded(f"WorkerLost: {lost.worker_id}", has_started)
     return Finish(
         seq=lost.seq,
+        type=lost.type,
         version=lost.version,
         worker_id=lost.worker_id,
         attempt=lost.attempts,

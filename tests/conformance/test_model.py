@@ -284,6 +284,7 @@ class StoreMachine(RuleBasedStateMachine):
             [
                 Finish(
                     seq=x.seq,
+                    type=x.type,
                     version=x.version,
                     worker_id=x.worker_id,
                     attempt=x.attempts,
@@ -530,6 +531,7 @@ def ending(claim: Claim, outcome: Outcome, children: tuple[NewJob, ...] = (), **
     policy = Policy(claim.max_attempts, Backoff(strategy="linear", factor=2, jitter=0))
     return Finish(
         seq=claim.seq,
+        type=claim.type,
         version=claim.version,
         worker_id=claim.worker_id,
         attempt=claim.attempts,

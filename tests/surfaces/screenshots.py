@@ -166,6 +166,7 @@ class Shop:
         finishes = [
             Finish(
                 seq=claim.seq,
+                type=claim.type,
                 version=claim.version,
                 worker_id=claim.worker_id,
                 attempt=claim.attempts,

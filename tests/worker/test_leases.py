@@ -557,6 +557,7 @@ def test_guard_refuses_an_outcome_whose_lease_was_reaped(queue: Queue) -> None:
     maintenance.reap(store_of(queue), store_of(queue).list_expired(), queue.settings(), expired_only=True)
     late = Finish(
         seq=claim.seq,
+        type=claim.type,
         version=claim.version,
         worker_id="dead",
         attempt=1,

@@ -17,7 +17,8 @@ from holdfast.text import shown
 MAX_DEPTH = 64
 MAX_INTEGER_BITS = 1024
 
-_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
 
 
 class _Problem(Exception):
@@ -50,10 +51,9 @@ def encode_payload(value: object, limit: int) -> str:
     if not isinstance(plain, dict):
         raise InvalidPayload("payload", f"must be a JSON object, not {_kind(plain)}")
     text = _encode(plain)
-    size = len(text.encode())
-    if size > limit:
-        raise PayloadTooLarge("payload", f"is {size} bytes as JSON; max_payload_bytes is {limit}")
-    return text
+    if len(text) > limit:
+        raise PayloadTooLarge("payload", f"is {len(text)} bytes as JSON; max_payload_bytes is {limit}")
+    return text.decode()
 
 
 def encode_result(value: object, limit: int) -> str | None:
@@ -65,17 +65,20 @@ def encode_result(value: object, limit: int) -> str | None:
         return None
     try:
         text = _encode(_plain(value, 1))
-        size = len(text.encode())
-        problem = f"it is {size} bytes as JSON; max_result_bytes is {limit}" if size > limit else None
+        is_large = len(text) > limit
+        problem = f"it is {len(text)} bytes as JSON; max_result_bytes is {limit}" if is_large else None
     except _Problem as error:
         problem = f"{error.where('result')}: {error.text}"
     if problem is None:
-        return text
-    return _encode({"holdfast": "the result could not be stored", "problem": problem})
+        return text.decode()
+    return _encode({"holdfast": "the result could not be stored", "problem": problem}).decode()
 
 
 def decode(text: str) -> Any:
-    return json.loads(text)
+    try:
+        return _decode(text)
+    except msgspec.DecodeError:  # 1e400, NaN, half of a surrogate pair: others may have written it
+        return json.loads(text)
 
 
 def decode_strictly(text: str) -> Any:

@@ -116,13 +116,15 @@ class Enqueuer:
         admission: Admission,
         settings: Callable[[], Settings],
         events: Events,
-        with_limit: Callable[[Job], Job],
+        get_job: Callable[[str], Job | None],
+        limit_of: Callable[[str], tuple[int, bool]],
     ) -> None:
         self._store = store
         self._admission = admission
         self._settings = settings
         self._events = events
-        self._with_limit = with_limit
+        self._get_job = get_job
+        self._limit_of = limit_of
         self._commits = SharedCommits(store)
         self._turns: WeakKeyDictionary[Any, asyncio.Lock] = WeakKeyDictionary()
 
@@ -233,9 +235,9 @@ class Enqueuer:
         if verdict.inserted:
             if self._events.wanted(JobEnqueued):
                 self._events.emit(JobEnqueued(job_id=new.id, type=new.type, status=verdict.status))
-            return self._with_limit(as_inserted(new, verdict))
+            return as_inserted(new, verdict, self._limit_of)
         # Inside a caller's transaction the holder of the key may not be visible to us yet.
-        return self._with_limit(self._store.get_job(verdict.id) or as_inserted(new, verdict))
+        return self._get_job(verdict.id) or as_inserted(new, verdict, self._limit_of)
 
 
 def _three(item: object) -> tuple[Any, Any, Any]:
@@ -269,16 +271,27 @@ def _is_awaited(connection: Any) -> bool:
     return iscoroutinefunction(getattr(connection, "execute", None))
 
 
-_SHARED = tuple(name for name in NewJob.__struct_fields__ if name in Job.__struct_fields__)
-"""What a job has of the one that was inserted."""
+_SHARED = tuple(
+    name
+    for name in NewJob.__struct_fields__
+    if name in Job.__struct_fields__ and name not in ("id", "payload", "run_at", "max_attempts")
+)
+"""What a job has of the one that was inserted, as it is."""
 _shared_of = attrgetter(*_SHARED)
 
 
-def as_inserted(new: NewJob, verdict: Verdict) -> Job:
+def as_inserted(new: NewJob, verdict: Verdict, limit_of: Callable[[str], tuple[int, bool]]) -> Job:
     """The job as it was just inserted."""
-    values = dict(zip(_SHARED, _shared_of(new), strict=True))
-    values["id"] = verdict.id
-    values["payload"] = decode(new.payload)
-    values["run_at"] = None if verdict.run_at is None else to_datetime(verdict.run_at)
     created_at = to_datetime(verdict.created_at)
-    return Job(**values, status=verdict.status, created_at=created_at, updated_at=created_at)
+    limit, is_open = (new.max_attempts, False) if new.max_attempts is not None else limit_of(new.type)
+    return Job(
+        **dict(zip(_SHARED, _shared_of(new), strict=True)),
+        id=verdict.id,
+        payload=decode(new.payload),
+        run_at=None if verdict.run_at is None else to_datetime(verdict.run_at),
+        max_attempts=limit,
+        limit_is_open=is_open,
+        status=verdict.status,
+        created_at=created_at,
+        updated_at=created_at,
+    )

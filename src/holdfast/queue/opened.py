@@ -82,7 +82,7 @@ class OpenQueue:
                 if store is None:
                     store = open_store(self.url, self.clock, create=self.create, notify=self.notify)
                     self._enqueuer = Enqueuer(
-                        store, self.admission, self.settings, self.events, self._with_limit
+                        store, self.admission, self.settings, self.events, self.get, self._limit_of
                     )
                     self._opened = store
         return store
@@ -233,8 +233,11 @@ class OpenQueue:
             return job
         from msgspec.structs import replace
 
-        found = self.settings().resolve("max_attempts", job.type)
-        is_open = (
-            not found.source and self.registry.find(job.type) is None and base_type(job.type) not in BUILT_IN
-        )
-        return replace(job, max_attempts=found.value, limit_is_open=is_open)
+        limit, is_open = self._limit_of(job.type)
+        return replace(job, max_attempts=limit, limit_is_open=is_open)
+
+    def _limit_of(self, type: str) -> tuple[int, bool]:
+        """The attempt limit of a type, and whether a worker's code may still say otherwise."""
+        found = self.settings().resolve("max_attempts", type)
+        is_open = not found.source and self.registry.find(type) is None and base_type(type) not in BUILT_IN
+        return found.value, is_open

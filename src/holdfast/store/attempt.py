@@ -92,6 +92,7 @@ def completion_of(claim: Claim, decision: Decision, children: Sequence[NewJob]) 
     """The end of an attempt that its own transaction completes."""
     return Finish(
         seq=claim.seq,
+        type=claim.type,
         version=claim.version,
         worker_id=claim.worker_id,
         attempt=claim.attempts,

@@ -12,7 +12,8 @@ from holdfast.store.database import Session
 
 CANCEL_WAITING = """
 WITH {clock}
-UPDATE holdfast_jobs AS j SET status = 'cancelled', finished_at = clock.now, updated_at = clock.now,
+UPDATE holdfast_jobs AS j SET status = 'cancelled', due_at = j.due_at,
+    finished_at = clock.now, updated_at = clock.now,
     key_held = j.key_held AND j.key_for IS NOT NULL,
     key_until = clock.now + CAST(j.key_for * 1000000 AS bigint)
 FROM clock WHERE j.id = ?2 AND j.status IN ('scheduled', 'pending') RETURNING id

@@ -129,6 +129,7 @@ class Finish(Struct, frozen=True, kw_only=True):
     """
 
     seq: int
+    type: str
     version: int
     worker_id: str
     attempt: int

@@ -283,6 +283,7 @@ def finish_held(held: Expired, decision: Decision, *, expired_only: bool = False
     """The end of an attempt that this process knows only from the database."""
     return Finish(
         seq=held.seq,
+        type=held.type,
         version=held.version,
         worker_id=held.worker_id,
         attempt=held.attempts,

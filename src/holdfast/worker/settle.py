@@ -42,6 +42,7 @@ class Ended:
         claim = self.attempt.claim
         self.finish = Finish(
             seq=claim.seq,
+            type=claim.type,
             version=claim.version,
             worker_id=claim.worker_id,
             attempt=claim.attempts,

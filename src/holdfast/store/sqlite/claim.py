@@ -18,6 +18,7 @@ from holdfast.core.starting import Candidate, Head, Room, Usage
 from holdfast.store.candidates import DEEPEST, Turns, choose_jobs
 from holdfast.store.records import Claim, Claimed, Demand
 from holdfast.store.sqlite.connection import OwnConnection, as_json, from_json
+from holdfast.store.sqlite.counts import count_claimed
 from holdfast.store.sqlite.database import Database
 
 # These wait until a worker has nothing else to run.
@@ -297,6 +298,7 @@ class _Taking:
         taken = self._connection.count(_CLAIM, (*left_open, *lease, seqs, has_started))
         if taken != len(rows):  # can't be: the write lock was held since the rows were read
             raise AssertionError(f"claimed {taken} of {len(rows)} jobs")
+        count_claimed(self._connection, [row[2] for row in rows])
         return [Claim(*[*row, self._worker_id]) for row in rows]
 
     def _save(self, room: Room) -> None:

@@ -13,6 +13,7 @@ from holdfast.core.job import Status
 from holdfast.store.outcomes import ENDING, FAILURE, ending, failures, link_taken, unbounded
 from holdfast.store.records import Finish
 from holdfast.store.sqlite.connection import OwnConnection, as_json, given
+from holdfast.store.sqlite.counts import count_completed
 from holdfast.store.sqlite.insert import insert_jobs
 
 # Nearly every attempt ends so, and this statement takes two thirds of the general one's time.
@@ -109,7 +110,10 @@ def _guarded(
 
 def _complete(connection: sqlite3.Connection, finishes: Sequence[Finish], now: int) -> int:
     rows = as_json([(finish.seq, finish.version, finish.decision.result) for finish in finishes])
-    return connection.execute(_COMPLETE, (now, rows, finishes[0].worker_id)).rowcount
+    completed = connection.execute(_COMPLETE, (now, rows, finishes[0].worker_id)).rowcount
+    if completed == len(finishes):
+        count_completed(connection, [finish.type for finish in finishes])
+    return completed
 
 
 def _end(connection: sqlite3.Connection, finishes: Sequence[Finish], now: int) -> int:

@@ -24,7 +24,7 @@ SELECT json_group_array(json_array(seq, id, type)) FROM (
     ORDER BY due_at LIMIT ?)
 """
 _PROMOTE = """
-UPDATE holdfast_jobs SET status = 'pending', updated_at = ?
+UPDATE holdfast_jobs SET status = 'pending', due_at = due_at, updated_at = ?
 WHERE seq IN (SELECT value FROM json_each(?)) AND +status = 'scheduled'
 """
 

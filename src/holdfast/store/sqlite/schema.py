@@ -297,6 +297,12 @@ _STARTING = (
     """CREATE INDEX holdfast_jobs_group ON holdfast_jobs ("group", seq) WHERE "group" IS NOT NULL""",
     # the back-off that its code sets, by type: who takes over its jobs may not know that code
     "ALTER TABLE holdfast_workers ADD COLUMN backoffs TEXT NOT NULL DEFAULT '{}'",
+    # Only what also says when a job is due: claims and completions don't, and count once for all their jobs.
+    "DROP TRIGGER holdfast_jobs_moved",
+    f"""CREATE TRIGGER holdfast_jobs_moved AFTER UPDATE OF due_at ON holdfast_jobs
+    WHEN OLD.status <> NEW.status BEGIN
+        UPDATE holdfast_counts SET {", ".join(_moved(status) for status in _STATUSES)} WHERE type = NEW.type;
+    END""",
     # raised by every change of a setting or a pause: a claim is made by the latest, or not at all
     f"ALTER TABLE {VERSION_TABLE} ADD COLUMN settings_version INTEGER NOT NULL DEFAULT 0",
 )
