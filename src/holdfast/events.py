@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from msgspec import Struct
@@ -53,15 +53,16 @@ class Event(Struct, frozen=True, kw_only=True):
             subject, *words = re.findall("[A-Z][a-z]+", cls.__name__)
             cls.name = f"{subject}.{'_'.join(words)}".lower()
 
-    def fields(self) -> Iterator[tuple[str, Any]]:
+    def fields(self) -> dict[str, Any]:
         """The fields that have a value, in order."""
-        for field in self.__struct_fields__:
-            value = getattr(self, field)
-            if value is not None and field != "exception":
-                yield field, str(value) if isinstance(value, str) else value
+        return {
+            field: str(value) if isinstance(value, str) else value
+            for field in self.__struct_fields__
+            if (value := getattr(self, field)) is not None and field != "exception"
+        }
 
     def __str__(self) -> str:
-        return " ".join([self.name, *(f"{field}={value!r}" for field, value in self.fields())])
+        return " ".join([self.name, *(f"{field}={value!r}" for field, value in self.fields().items())])
 
 
 class JobEvent(Event, frozen=True, kw_only=True):
@@ -140,8 +141,8 @@ class JobsPruned(Event, frozen=True, kw_only=True):
     count: int
     job_ids: Sequence[str] = ()
 
-    def fields(self) -> Iterator[tuple[str, Any]]:
-        yield "count", self.count
+    def fields(self) -> dict[str, Any]:
+        return {"count": self.count}
 
 
 class OutcomeRefused(AttemptEvent, frozen=True, kw_only=True):
@@ -368,14 +369,32 @@ class Events:
         return bool(self._subscribers) or _heard_by(kind.level) is not None
 
     def emit(self, event: Event) -> None:
-        logger = _heard_by(event.level)
-        if logger is not None:
-            logger.log(event.level, event)
-        for subscriber in self._subscribers:
-            try:
-                subscriber(event)
-            except Exception:
-                # A broken listener must not take the work down with it.
-                import logging
+        self.emit_all((event,))
 
-                logging.getLogger(LOGGER).exception("a subscriber of %s failed", event.name)
+    def emit_all(self, events: Sequence[Event]) -> None:
+        """Announce what happened at one time."""
+        _log(events)
+        for subscriber in self._subscribers:
+            for event in events:
+                try:
+                    subscriber(event)
+                except Exception:
+                    # A broken listener must not take the work down with it.
+                    import logging
+
+                    logging.getLogger(LOGGER).exception("a subscriber of %s failed", event.name)
+
+
+def _log(events: Sequence[Event]) -> None:
+    """All at once where they go to our own handler and nowhere else: a record costs more than its line."""
+    heard = [event for event in events if _heard_by(event.level) is not None]
+    if not heard or _logger is None:
+        return
+    handlers: list[Any] = _logger.handlers
+    is_filtered = _logger.filters or any(handler.filters or handler.level for handler in handlers)
+    is_alone = len(handlers) == 1 and hasattr(handlers[0], "handle_events") and not _logger.propagate
+    if is_alone and not is_filtered:
+        handlers[0].handle_events(heard)
+    else:
+        for event in heard:
+            _logger.log(event.level, event)

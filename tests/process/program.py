@@ -64,7 +64,7 @@ def _hold_ready(count: int) -> None:
 
 def _note_event(event: events.Event) -> None:
     if not isinstance(event, _QUIET):
-        note("event", name=event.name, **{f"event_{key}": value for key, value in event.fields()})
+        note("event", name=event.name, **{f"event_{key}": value for key, value in event.fields().items()})
 
 
 def producer(seed: int, types: dict[str, int], seconds: float = 0.0, pause: float = 0.0) -> None:

@@ -214,7 +214,7 @@ class Oracle:
             if len(starts) > (row.max_attempts or 0):
                 raise Violation(f"{where}: {len(starts)} starts of {row.max_attempts}")
         self._called.add(attempt.name)
-        process.running[attempt] = process.dispatcher.lease_settings()
+        process.running[attempt] = process.slots_under.pop(attempt)
         self._check_slots(process, where)
 
     def _check_slots(self, process: Process, where: str) -> None:

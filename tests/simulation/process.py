@@ -6,7 +6,7 @@ import itertools
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -96,8 +96,9 @@ class SimulatedEvents(e.Events):
         super().__init__()
         self._tell_oracle = tell
 
-    def emit(self, event: e.Event) -> None:
-        self._tell_oracle(event)
+    def emit_all(self, events: Sequence[e.Event]) -> None:
+        for event in events:
+            self._tell_oracle(event)
 
     def wanted(self, kind: type[e.Event]) -> bool:
         return kind is not e.JobEnqueued
@@ -153,6 +154,7 @@ class SimulatedExecutor(Executor):
     def start(self, attempt: Attempt) -> None:
         rng = self._process.rng
         delay = rng.random() if rng.random() < 0.05 else rng.random() * 0.002
+        self._process.note_settings(attempt)
         self._process.later(delay, partial(self._begin, attempt))
 
     def ask(self, attempt: Attempt) -> None:
@@ -283,6 +285,7 @@ class Process:
         self.next_step = world.now
         self.next_beat = math.inf
         self._idle_turns: deque[float] = deque(maxlen=MOST_IDLE_TURNS)
+        self.slots_under: dict[Attempt, Settings] = {}
         self.running: dict[Attempt, Settings] = {}
         """The attempts whose handlers have not returned, and the settings under which each was started."""
         self._dispatcher: Dispatcher | None = None
@@ -364,8 +367,13 @@ class Process:
         """What happens in a handler's thread."""
         self.world.later(self, delay, call)
 
+    def note_settings(self, attempt: Attempt) -> None:
+        """It has got its slot under the settings as they are: its handler may begin under others."""
+        self.slots_under.setdefault(attempt, self.dispatcher.lease_settings())
+
     def call(self, attempt: Attempt) -> Plan:
         """The handler of an attempt is called."""
+        self.note_settings(attempt)
         self.world.oracle.called(self, attempt)
         has_timeout = attempt.claim.timeout is not None
         return Plan(self.rng, has_timeout=has_timeout, is_risky=not self.world.faults.are_over)

@@ -7,6 +7,7 @@ import json
 import logging
 import sys
 from collections.abc import Iterator
+from logging.handlers import BufferingHandler
 from typing import Any
 
 import pytest
@@ -89,7 +90,7 @@ def test_every_event_is_one_printable_line_of_json_that_keeps_its_fields(kind: t
     line.encode()
     parsed = json.loads(line)
     assert parsed["event"] == kind.name
-    assert {name: parsed[name] for name, _ in event.fields()} == dict(event.fields())
+    assert {name: parsed[name] for name in event.fields()} == event.fields()
 
 
 def test_a_json_line_begins_with_time_level_and_event() -> None:
@@ -182,6 +183,59 @@ def test_the_level_decides_what_is_told() -> None:
     assert stream.getvalue() == ""
     assert not events.wanted(e.JobDeleted)
     assert events.wanted(e.JobFailed)
+
+
+class Writes(io.StringIO):
+    """Counts how often it is written to."""
+
+    count = 0
+
+    def write(self, text: str) -> int:
+        self.count += 1
+        return super().write(text)
+
+
+DELETED = [e.JobDeleted(job_id=f"job{number}", type="crawl") for number in range(3)]
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_what_happened_at_one_time_is_written_at_once(format: str) -> None:
+    stream = Writes()
+    configure(format, stream=stream)
+    Events().emit_all(DELETED)
+    assert stream.count == 1
+    lines = stream.getvalue().splitlines()
+    formatter = TextFormatter() if format == "text" else JsonFormatter()
+    assert len(lines) == 3
+    for line, event in zip(lines, DELETED, strict=True):
+        assert line.partition("crawl")[1:] == formatter.format(record(event)).partition("crawl")[1:]
+
+
+@pytest.mark.parametrize("of", ["logger", "handler", "level"])
+def test_a_filter_of_the_application_holds_for_events_too(of: str) -> None:
+    stream = io.StringIO()
+    handler = configure("text", stream=stream)
+    if of == "level":
+        handler.setLevel(logging.WARNING)
+    else:
+        filtered = handler if of == "handler" else logging.getLogger("holdfast")
+        filtered.addFilter(lambda record: "job1" not in str(record.msg))
+    try:
+        Events().emit_all(DELETED)
+    finally:
+        logging.getLogger("holdfast").filters.clear()
+    assert stream.getvalue().count("deleted") == (0 if of == "level" else 2)
+
+
+def test_another_handler_of_the_application_gets_records() -> None:
+    configure("text", stream=io.StringIO())
+    other = BufferingHandler(100)
+    logging.getLogger("holdfast").addHandler(other)
+    try:
+        Events().emit_all(DELETED)
+    finally:
+        logging.getLogger("holdfast").removeHandler(other)
+    assert [each.msg for each in other.buffer] == DELETED
 
 
 def test_an_unknown_format_is_refused() -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, TextIO
+
+import msgspec
 
 from holdfast import events as e
 from holdfast.events import LOGGER, Event
@@ -27,8 +30,7 @@ def configure(
     stream = stream or sys.stdout
     if format == "auto":
         format = "text" if stream.isatty() else "json"
-    handler = LogHandler(stream)
-    handler.setFormatter(TextFormatter() if format == "text" else JsonFormatter())
+    handler = LogHandler(stream, TextFormatter() if format == "text" else JsonFormatter())
     logger = logging.getLogger(LOGGER)
     for old in [h for h in logger.handlers if isinstance(h.formatter, TextFormatter | JsonFormatter)]:
         logger.removeHandler(old)
@@ -41,6 +43,24 @@ def configure(
 class LogHandler(logging.StreamHandler[TextIO]):
     """Writes to a stream as long as it is open: if the reader has gone, work continues."""
 
+    def __init__(self, stream: TextIO, formatter: TextFormatter | JsonFormatter) -> None:
+        super().__init__(stream)
+        self.setFormatter(formatter)
+        self._line = formatter.line
+
+    def handle_events(self, events: Sequence[Event]) -> None:
+        """Write a line for each, together."""
+        now = _time(time.time())
+        text = "".join([f"{self._line(event, now)}\n" for event in events])
+        self.acquire()
+        try:
+            self.stream.write(text)
+            self.flush()
+        except (OSError, ValueError):
+            pass  # the reader has gone
+        finally:
+            self.release()
+
     def handleError(self, record: logging.LogRecord) -> None:
         if not isinstance(sys.exc_info()[1], OSError | ValueError):
             super().handleError(record)
@@ -49,32 +69,52 @@ class LogHandler(logging.StreamHandler[TextIO]):
 class JsonFormatter(logging.Formatter):
     """One JSON object per line: time, level, event, then the event's fields."""
 
+    def line(self, event: Event, time: str) -> str:
+        level = logging.getLevelName(event.level).lower()
+        return _as_json({"time": time, "level": level, "event": event.name, **event.fields()})
+
     def format(self, record: logging.LogRecord) -> str:
-        line: dict[str, Any] = {"time": _time(record), "level": record.levelname.lower()}
+        line: dict[str, Any] = {"time": _time(record.created), "level": record.levelname.lower()}
         if isinstance(record.msg, Event):
-            line["event"] = record.msg.name
-            line.update(record.msg.fields())
+            line |= {"event": record.msg.name, **record.msg.fields()}
         else:
             line |= {"event": "log", "logger": record.name, "message": record.getMessage()}
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        text = json.dumps(line, ensure_ascii=False, default=str)
-        # Characters that a terminal or a line reader would act on, escaped as JSON does it.
-        if text.isprintable():
-            return text
-        return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
+        return _as_json(line)
 
 
 class TextFormatter(logging.Formatter):
     """Time, level and a sentence, with control characters escaped."""
 
+    def line(self, event: Event, time: str) -> str:
+        return _as_text(time, logging.getLevelName(event.level), word(event))
+
     def format(self, record: logging.LogRecord) -> str:
         message = word(record.msg) if isinstance(record.msg, Event) else record.getMessage()
-        line = f"{_time(record)[11:23]} {record.levelname.lower():<8} {one_line(message)}"
+        line = _as_text(_time(record.created), record.levelname, message)
         if record.exc_info:
             lines = self.formatException(record.exc_info).splitlines()
             line = "\n".join([line, *map(one_line, lines)])
         return line
+
+
+_encode = msgspec.json.Encoder(enc_hook=str).encode
+
+
+def _as_json(line: dict[str, Any]) -> str:
+    try:
+        text = _encode(line).decode()
+    except UnicodeEncodeError:  # half of a surrogate pair, as in a file's name
+        text = json.dumps(line, ensure_ascii=False, default=str, separators=(",", ":"))
+    # Characters that a terminal or a line reader would act on, escaped as JSON does it.
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
+
+
+def _as_text(time: str, level: str, message: str) -> str:
+    return f"{time[11:23]} {level.lower():<8} {one_line(message)}"
 
 
 def word(event: Event) -> str:
@@ -82,8 +122,8 @@ def word(event: Event) -> str:
     return _WORDINGS.get(type(event), str)(event)
 
 
-def _time(record: logging.LogRecord) -> str:
-    return iso(datetime.fromtimestamp(record.created, UTC))
+def _time(seconds: float) -> str:
+    return iso(datetime.fromtimestamp(seconds, UTC))
 
 
 def _job(event: Any) -> str:

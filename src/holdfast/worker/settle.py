@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -111,8 +111,12 @@ class Settler:
         all_completed = len(accepted) == len(ended) and set(accepted.values()) == {Status.COMPLETED}
         if all_completed and not is_heard:
             return
-        for end in ended:
-            self._tell(end, _verb(end, accepted.get(end.name)))
+        told: list[e.Event] = []
+        try:
+            for end in ended:
+                told += self._told_of(end, _verb(end, accepted.get(end.name)))
+        finally:
+            self._events.emit_all(told)
 
     def count(self, ended: Iterable[Ended], accepted: dict[tuple[int, int], Status]) -> None:
         """Count it in the statistics."""
@@ -134,42 +138,40 @@ class Settler:
             self._statistics.written(self._store.now())
         self._store.remove_workers([self._worker_id])
 
-    def _tell(self, end: Ended, verb: str) -> None:
+    def _told_of(self, end: Ended, verb: str) -> Iterator[e.Event]:
         claim, decision = end.attempt.claim, end.decision
         job = {"job_id": claim.id, "type": claim.type}
         here = {**job, "worker_id": self._worker_id}
         attempt: dict[str, Any] = {**here, "attempt": claim.attempts}
         if verb == "completed":
             if self._events.wanted(e.JobCompleted):
-                self._events.emit(e.JobCompleted(**attempt, seconds=round(end.seconds, 6)))
+                yield e.JobCompleted(**attempt, seconds=round(end.seconds, 6))
             if end.attempt.children and self._events.wanted(e.JobEnqueued):
-                self._tell_children(claim.id, [child.id for child in end.attempt.children])
+                yield from self._children(claim.id, [child.id for child in end.attempt.children])
             if isinstance(end.ending, Committed) and end.ending.error is not None:
                 error, exception = end.ending.error, end.exception
-                self._events.emit(e.HandlerErrorIgnored(**job, error=error, exception=exception))
+                yield e.HandlerErrorIgnored(**job, error=error, exception=exception)
         elif verb == "refused":
             # What was given back, somebody else has already: nothing was done here that is refused now.
             if not isinstance(end.ending, Released):
-                self._events.emit(e.OutcomeRefused(**attempt))
+                yield e.OutcomeRefused(**attempt)
         elif verb == "cancelled":
-            self._events.emit(e.JobCancelled(**here))
+            yield e.JobCancelled(**here)
         elif verb == "released":
-            self._events.emit(e.JobReleased(**here))
+            yield e.JobReleased(**here)
         else:
             assert decision is not None
             failed = {**attempt, "error": decision.error or "", "exception": end.exception}
             if verb == "retried":
-                self._events.emit(e.JobRetrying(**failed, delay=decision.delay))
+                yield e.JobRetrying(**failed, delay=decision.delay)
             else:
-                self._events.emit(e.JobFailed(**failed))
+                yield e.JobFailed(**failed)
 
-    def _tell_children(self, parent_id: str, job_ids: Sequence[str]) -> None:
+    def _children(self, parent_id: str, job_ids: Sequence[str]) -> Iterator[e.Event]:
         for start in range(0, len(job_ids), _CHILDREN_AT_ONCE):
             for job in self._store.get_jobs(job_ids[start : start + _CHILDREN_AT_ONCE]):
                 if job.parent_id == parent_id:  # else it became a link
-                    self._events.emit(
-                        e.JobEnqueued(job_id=job.id, type=job.type, status=job.status, parent_id=parent_id)
-                    )
+                    yield e.JobEnqueued(job_id=job.id, type=job.type, status=job.status, parent_id=parent_id)
 
 
 def _verb(end: Ended, status: Status | None) -> str:
