@@ -172,6 +172,22 @@ def test_the_log_goes_to_stdout_as_text_where_that_is_asked_for(desk: Desk) -> N
     assert "{" not in workers.output()
 
 
+def test_the_level_of_the_log_is_that_of_the_supervisor_and_its_workers(desk: Desk) -> None:
+    enqueue(desk, "true", id="good")
+    desk.queue.enqueue("shell", {"command": "false"}, id="bad", max_attempts=1)
+    workers = desk.start("worker start --drain --log-format text --log-level error")
+    assert workers.wait() == 0
+    [line] = workers.output().splitlines()
+    assert "bad failed permanently" in line
+
+
+def test_detached_workers_log_at_the_level_that_was_asked_for(desk: Desk) -> None:
+    enqueue(desk, "true", id="good")
+    answer = desk.json("worker start --detach --drain --log-level debug")
+    wait_until(lambda: not is_alive(answer["pid"]), message="the supervisor has ended")
+    assert "shell good claimed" in Path(answer["log"]).read_text()
+
+
 def test_a_closed_pipe_costs_the_log_and_nothing_else(desk: Desk) -> None:
     """`queuectl worker start | head -1`, and a worker that dies after it."""
     gate = desk.home / "gate"

@@ -381,6 +381,7 @@ WRONG_OPTIONS: list[tuple[str, ...]] = [
     ("worker", "start", "--types", NOT_UTF8),
     ("worker", "start", "--log-format", "xml"),
     ("worker", "start", "--log-format", ESCAPES),
+    ("worker", "start", "--log-level", "loud"),
     ("worker", "start", "--database", "nonsense"),
     ("worker", "start", "--detach", "--database", "nonsense"),
     ("worker", "start", "extra"),

@@ -49,7 +49,8 @@ CONTRACT = [
 FLAGS = {
     "enqueue": "--command --id --priority --max-attempts --timeout --delay --run-at --key --key-for --lane "
     "--type --payload --file --chunk --cwd --env",
-    "worker start": "--count --concurrency --app --types --detach --drain --no-reconcile --log-format",
+    "worker start": "--count --concurrency --app --types --detach --drain --no-reconcile --log-format "
+    "--log-level",
     "worker stop": "--timeout --force --all-hosts",
     "status": "--watch",
     "list": "--status --state --type --error --search --since --until --sort --reverse --limit --offset "

@@ -264,6 +264,7 @@ def test_a_database_that_cannot_be_opened_is_one_line_and_a_failure(bare_cli: Cl
         (["--root-path", "queue"], 2, "--root-path"),
         (["--allow-type", "a b"], 2, "type"),
         (["--log-format", "xml"], 2, "--log-format"),
+        (["--log-level", "loud"], 2, "debug"),
         (["--host", "0.0.0.0"], 2, "QUEUECTL_TOKEN"),
         (["--host", "::"], 2, "QUEUECTL_TOKEN"),
         (["--host", ""], 2, "QUEUECTL_TOKEN"),

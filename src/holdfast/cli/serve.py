@@ -17,7 +17,6 @@ from holdfast.errors import ConfigError, HoldfastError
 from holdfast.events import Events
 from holdfast.jobs import FILE_TYPES
 from holdfast.jobs.roots import VARIABLE as FILE_ROOTS
-from holdfast.observe import log
 from holdfast.supervisor.process import Process
 from holdfast.supervisor.supervisor import Supervisor
 from holdfast.web.auth import is_loopback, make_access
@@ -52,7 +51,7 @@ from holdfast.web.limits import BACKLOG
             default=0.0,
         ),
         supervise.no_reconcile_argument,
-        supervise.log_format_argument,
+        *supervise.log_arguments,
     ),
     prints_data=False,
     makes_queue=True,
@@ -79,18 +78,18 @@ def serve(call: Call) -> int:
         root_path=root_path,
         enqueue_rate=arguments.enqueue_rate,
         needs_workers=arguments.workers > 0,
-        log_format=supervise.log_format(call),
+        log=supervise.log_options(call),
         descriptor=listener.fileno(),
         address=f"http://{_in_brackets(arguments.host)}:{listener.getsockname()[1]}",
     )
-    log.configure(options.log_format)
+    options.log.configure()
     clean = supervise.clean_environment(arguments.database)
     environment = {name: value for name, value in clean.items() if name not in (TOKEN, READ_TOKEN)}
     # The current folder is likely to hold the application's code: what comes over HTTP must not change it.
     environment.setdefault(FILE_ROOTS, "")
     if arguments.workers and not environment[FILE_ROOTS]:
         _warn_of_missing_roots(types)
-    worker = worker_process.Options(app=options.app, log_format=options.log_format)
+    worker = worker_process.Options(app=options.app, log=options.log)
     supervisor = Supervisor(
         supervise.process_command("worker_process", worker),
         arguments.workers,

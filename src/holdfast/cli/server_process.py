@@ -19,7 +19,7 @@ from holdfast.cli.command import given_database
 from holdfast.errors import DatabaseReplaced
 from holdfast.events import ServerStarted
 from holdfast.jobs import install
-from holdfast.observe import log
+from holdfast.observe.log import LogOptions
 from holdfast.supervisor.process import EXIT_CRASHED, EXIT_CUT_SHORT, Notice
 from holdfast.supervisor.program import Tell, is_to_reconcile, run_program
 
@@ -39,7 +39,7 @@ class Options(Struct, frozen=True, kw_only=True):
     root_path: str
     enqueue_rate: float
     needs_workers: bool
-    log_format: str
+    log: LogOptions
     descriptor: int
     address: str
 
@@ -49,7 +49,7 @@ def _prepare(options: Options, tell: Tell) -> Callable[[], int]:
     from holdfast.web.reconciler import Asked
     from holdfast.web.server import make_server, serve
 
-    handler = log.configure(options.log_format)
+    handler = options.log.configure()
     for name in ("uvicorn.error", "asyncio"):
         foreign = logging.getLogger(name)
         foreign.addHandler(handler)

@@ -10,6 +10,7 @@ import msgspec
 from holdfast.cli.command import APP, DONE, FAILED, GIVEN_DATABASE, Call, argument
 from holdfast.config import stop_file
 from holdfast.errors import HoldfastError
+from holdfast.observe.log import LogOptions
 from holdfast.supervisor.supervisor import Supervisor, signals_to
 from holdfast.system.lifeline import PYTHON
 from holdfast.system.process_group import MARKS
@@ -20,13 +21,24 @@ handlers_argument = argument(APP, "load your handlers from this module and queue
 no_reconcile_argument = argument(
     "--no-reconcile", "skip the check of completed jobs at startup (see queuectl reconcile)"
 )
-log_format_argument = argument(
-    "--log-format", "log format (default: text on a terminal, otherwise JSON)", choices=("text", "json")
+log_arguments = (
+    argument(
+        "--log-format", "log format (default: text on a terminal, otherwise JSON)", choices=("text", "json")
+    ),
+    argument(
+        "--log-level",
+        "log this and what is more important (default: info)",
+        choices=("debug", "info", "warning", "error"),
+        default="info",
+    ),
 )
 
 
-def log_format(call: Call) -> str:
-    return call.arguments.log_format or ("text" if sys.stdout.isatty() else "json")
+def log_options(call: Call) -> LogOptions:
+    arguments = call.arguments
+    return LogOptions(
+        arguments.log_format or ("text" if sys.stdout.isatty() else "json"), arguments.log_level
+    )
 
 
 def refuse_stop_file() -> None:

@@ -17,7 +17,7 @@ from holdfast.config import parse_setting, stop_file
 from holdfast.core.job import check_type
 from holdfast.errors import ConfigError, QueueNotFound
 from holdfast.events import Events
-from holdfast.observe import log, shapes, words
+from holdfast.observe import shapes, words
 from holdfast.store.records import RESTARTING, WorkerRecord
 from holdfast.supervisor.detach import NotDetached, rotate_log, start_detached, tell_ready
 from holdfast.supervisor.supervisor import Supervisor
@@ -44,7 +44,7 @@ _PAUSE = 0.1
         argument("--detach", "return once the workers are up; they keep running when the terminal closes"),
         argument("--drain", "exit when no jobs are left to run"),
         supervise.no_reconcile_argument,
-        supervise.log_format_argument,
+        *supervise.log_arguments,
         argument("--ready-fd N", argparse.SUPPRESS, type=int),
     ),
     makes_queue=True,
@@ -64,7 +64,7 @@ def start(call: Call) -> int:
         return DONE
     if call.wants_json:
         raise UsageError("--json requires --detach; for JSON logs, use --log-format json")
-    log.configure(options.log_format)
+    options.log.configure()
 
     def on_ready(ids: list[str]) -> None:
         if not tell_ready(arguments.ready_fd, ids):
@@ -87,8 +87,8 @@ def _detach(call: Call) -> None:
     """Run the same command again, detached."""
     arguments = call.arguments
     options = ["--count", str(arguments.count), "--log-format", arguments.log_format or "text"]
-    for name in ("app", "types", "concurrency"):
-        if (value := getattr(arguments, name)) is not None:
+    for name in ("app", "types", "concurrency", "log-level"):
+        if (value := getattr(arguments, name.replace("-", "_"))) is not None:
             options += [f"--{name}", str(value)]
     options += [
         f"--{name}" for name in ("drain", "no-reconcile") if getattr(arguments, name.replace("-", "_"))
@@ -122,7 +122,7 @@ def _options(call: Call) -> Options:
         types=types,
         concurrency=arguments.concurrency,
         drain=arguments.drain,
-        log_format=supervise.log_format(call),
+        log=supervise.log_options(call),
     )
 
 

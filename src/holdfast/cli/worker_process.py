@@ -12,7 +12,7 @@ from holdfast.cli.app import make_queue
 from holdfast.cli.command import given_database
 from holdfast.events import Event, ReconciliationFailed, WorkerStarted
 from holdfast.jobs import install
-from holdfast.observe import log
+from holdfast.observe.log import LogOptions
 from holdfast.queue import Queue
 from holdfast.supervisor.process import EXIT_CUT_SHORT, EXIT_EXHAUSTED, Notice
 from holdfast.supervisor.program import Tell, is_to_reconcile, run_program
@@ -25,11 +25,11 @@ class Options(Struct, frozen=True, kw_only=True):
     types: list[str] | None = None
     concurrency: int | None = None
     drain: bool = False
-    log_format: str
+    log: LogOptions
 
 
 def _prepare(options: Options, tell: Tell) -> Callable[[], int]:
-    log.configure(options.log_format)
+    options.log.configure()
     queue = make_queue(options.app, given_database())
     install(queue, shell_slots=1 if options.concurrency is None else None)
     for name in options.types or ():

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, TextIO
 
 import msgspec
+from msgspec import Struct
 
 from holdfast import events as e
 from holdfast.events import LOGGER, Event
@@ -38,6 +39,16 @@ def configure(
     logger.setLevel(level)
     logger.propagate = False
     return handler
+
+
+class LogOptions(Struct, frozen=True):
+    """How a process of ours logs."""
+
+    format: str
+    level: str
+
+    def configure(self) -> logging.Handler:
+        return configure(self.format, level=logging.getLevelName(self.level.upper()))
 
 
 class LogHandler(logging.StreamHandler[TextIO]):
