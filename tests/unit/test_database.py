@@ -26,7 +26,6 @@ from holdfast.errors import (
 )
 from holdfast.store.scope import Scope
 from holdfast.store.sqlite import database as module
-from holdfast.store.sqlite.connection import OwnConnection
 from holdfast.store.sqlite.database import Database
 
 MIB = 1024 * 1024
@@ -186,18 +185,19 @@ def test_a_mistake_in_sql_stays_what_it_is(database: Database) -> None:
 
 
 def test_a_commit_that_fails_is_reported_as_uncertain(database: Database) -> None:
-    class Failing(OwnConnection):
-        def execute(self, sql: str, *rest: Any) -> sqlite3.Cursor:
-            if sql == "COMMIT":
-                raise sqlite3.OperationalError("disk I/O error")
-            return super().execute(sql, *rest)
-
-    connection = database.connect(Failing)
-    database.begin(connection)
-    with pytest.raises(CommitUncertain, match="the commit failed: disk I/O error"):
-        database.commit(connection)
-    assert not connection.in_transaction
-    connection.close()
+    with database.using():
+        connection = database.connect()
+        connection.execute("PRAGMA foreign_keys = ON")
+        connection.execute("CREATE TABLE parents (id INTEGER PRIMARY KEY)")
+        connection.execute(
+            "CREATE TABLE children (parent INTEGER REFERENCES parents (id) DEFERRABLE INITIALLY DEFERRED)"
+        )
+        database.begin(connection)
+        connection.execute("INSERT INTO children VALUES (1)")
+        with pytest.raises(CommitUncertain, match="the commit failed: FOREIGN KEY"):
+            database.commit(connection)
+        assert not connection.in_transaction
+        connection.close()
 
 
 # Waiting for the lock.
@@ -409,7 +409,7 @@ def test_the_wal_stays_bounded_however_fast_the_disk(
 ) -> None:
     # On a disk without end to its speed, all commits happen at one instant.
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: 1000.0, sleep=lambda _: None))
-    database._next_checkpoint = 0.0
+    database._next_tending = 0.0
     assert write(database, 100) < 64 * MIB
 
 
@@ -454,6 +454,7 @@ def test_a_wal_to_which_somebody_writes_is_not_lengthened(
     database.tend_wal()
     assert database.file.wal_bytes() == 400_000
     other.execute("ROLLBACK")
+    database._next_tending = 0.0
     database.tend_wal()
     assert database.file.wal_bytes() == module._WAL_KEPT
 

@@ -18,6 +18,8 @@ from holdfast.store.database import Reader
 from holdfast.store.deadlines import DEADLINES, Deadline
 from holdfast.store.records import Claim, Finish, NewJob
 
+ENDED = "the transaction has ended; its connection can no longer be used"
+
 
 class Guarded:
     """Wraps a driver's connection, and refuses whatever would end the transaction early."""
@@ -48,7 +50,7 @@ class Guarded:
                 hint="keep it short, or raise transaction_seconds",
             )
         if self.over:
-            raise HoldfastError("the transaction has ended; its connection can no longer be used")
+            raise HoldfastError(ENDED)
 
     def commit(self) -> NoReturn:
         raise HoldfastError("leaving the block commits the transaction")

@@ -33,6 +33,7 @@ from holdfast.store.sqlite.connection import OwnConnection
 from holdfast.store.sqlite.errors import is_locked, raise_translated
 from holdfast.store.sqlite.file import DatabaseFile
 from holdfast.store.sqlite.fork import ForkGate
+from holdfast.store.sqlite.parked import ParkedConnections
 
 WAL_LIMIT = 8 * 1024 * 1024
 """Size of the WAL in bytes at which a commit is followed by a checkpoint."""
@@ -43,10 +44,11 @@ not make the file longer takes two thirds of the time."""
 
 _WAL_SMALL = 256 * 1024
 
-_CHECKPOINT_PAUSE = 0.2
+_TENDING_PAUSE = 0.2
 _CHECKPOINT_PATIENCE = 0.5
 
 T = TypeVar("T")
+C = TypeVar("C", bound=OwnConnection)
 
 
 class _Local(threading.local):
@@ -104,16 +106,21 @@ class Database(Reader):
         self._holders: weakref.WeakSet[_Holder] = weakref.WeakSet()
         self._lock = threading.RLock()
         self._tending = threading.Lock()
-        self._next_checkpoint = 0.0
-        self._closed = False
+        self._next_tending = 0.0
+        self.is_closed = False
         self.open_attempts: set[sqlite3.Connection] = set()
         """The connections inside ctx.transaction(): a fork can't close these."""
+        self.parked = ParkedConnections()
         self._gate = ForkGate(
             lambda: not self.open_attempts, self._close_connections, self._abandon_connections
         )
 
-    def connect(self, factory: type[OwnConnection] = OwnConnection) -> OwnConnection:
+    def connect(self) -> OwnConnection:
         """A new connection with our settings. Closing it is the caller's business, inside `using`."""
+        return self.connect_as(OwnConnection)
+
+    def connect_as(self, factory: type[C]) -> C:
+        """The same, of a kind of its own."""
         self._refuse_forked_child()
         try:
             connection = sqlite3.connect(
@@ -164,7 +171,7 @@ class Database(Reader):
     def connection(self) -> OwnConnection:
         """This thread's connection, to be used inside `using`."""
         self._refuse_forked_child()
-        if self._closed:
+        if self.is_closed:
             raise QueueClosed("the queue is closed")
         holder = self._local.holder
         if holder is None or holder.closed:
@@ -177,7 +184,7 @@ class Database(Reader):
 
     def close(self) -> None:
         """Close every connection of this process; one that stays in use is left to its thread."""
-        self._closed = True
+        self.is_closed = True
         self._gate.alone(self._close_for_good)
 
     def _close_for_good(self) -> None:
@@ -190,9 +197,14 @@ class Database(Reader):
             holders = list(self._holders)
         for holder in holders:
             holder.close()
+        self.close_parked()
+
+    def close_parked(self) -> None:
+        for connection in self.parked.take_all():
+            sqlite3.Connection.close(connection)
 
     def _abandon_connections(self) -> None:
-        _abandoned.extend([*self._holders, *self.open_attempts])
+        _abandoned.extend([*self._holders, *self.open_attempts, *self.parked.take_all()])
 
     among_numbers = among_texts = "IN (SELECT value FROM json_each(?))"
     elements = "json_each(?)"
@@ -288,7 +300,7 @@ class Database(Reader):
     def commit(self, connection: sqlite3.Connection) -> None:
         def try_to_commit() -> None:
             try:
-                connection.execute("COMMIT")
+                sqlite3.Connection.commit(connection)  # a handler's connection overrides its own
             except sqlite3.Error as error:
                 # Before the file has a WAL, readers keep a commit out. Then it has not begun, and can wait.
                 if is_locked(error):
@@ -324,13 +336,12 @@ class Database(Reader):
     def tend_wal(self) -> None:
         """After a commit: give the WAL its length, or copy a large one into the database."""
         size = self.file.wal_bytes()
-        if size <= WAL_LIMIT:
-            self._next_checkpoint = 0.0
-            if _WAL_SMALL < size < _WAL_KEPT:
-                self._alone_with_wal(self._lengthen_wal)
-        elif size > 2 * WAL_LIMIT or time.monotonic() >= self._next_checkpoint:
-            self._alone_with_wal(self.checkpoint)
-            self._next_checkpoint = time.monotonic() + _CHECKPOINT_PAUSE
+        is_short = _WAL_SMALL < size < _WAL_KEPT
+        if not is_short and size <= WAL_LIMIT:
+            self._next_tending = 0.0
+        elif size > 2 * WAL_LIMIT or time.monotonic() >= self._next_tending:
+            self._alone_with_wal(self._lengthen_wal if is_short else self.checkpoint)
+            self._next_tending = time.monotonic() + _TENDING_PAUSE
 
     def _alone_with_wal(self, action: Callable[[], None]) -> None:
         """Unless another thread is at it."""
@@ -354,7 +365,10 @@ class Database(Reader):
         with self._guarding(0):
             descriptor = os.open(f"{self.path}-wal", os.O_WRONLY | os.O_APPEND)
             try:
-                os.write(descriptor, bytes(max(0, _WAL_KEPT - self.file.wal_bytes())))
+                missing = _WAL_KEPT - self.file.wal_bytes()
+                zeros = memoryview(bytes(_WAL_SMALL))
+                while missing > 0:
+                    missing -= os.write(descriptor, zeros[:missing])
             finally:
                 os.close(descriptor)
 

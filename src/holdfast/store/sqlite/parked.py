@@ -1,0 +1,63 @@
+"""Connections of blocks that have committed, for the blocks to come: a new one reads the whole schema first.
+
+One is given again when nobody can tell: its handler has altered nothing that lasts, and holds neither it nor
+a cursor of it any more.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+import threading
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from holdfast.store.sqlite.handler_connection import HandlerConnection
+
+MOST_PARKED = 16
+
+
+def _references(held: Sequence[object], place: int) -> int:
+    return sys.getrefcount(held[place])
+
+
+@cache
+def _references_of_nobody() -> int:
+    """Those to a connection that only a list holds: it has some to itself."""
+    held = [sqlite3.connect(":memory:")]
+    try:
+        return _references(held, 0)
+    finally:
+        held[0].close()
+
+
+class ParkedConnections:
+    """Those of one database."""
+
+    def __init__(self) -> None:
+        self._parked: list[HandlerConnection] = []
+        self._lock = threading.Lock()
+
+    def take(self) -> HandlerConnection | None:
+        parked = self._parked
+        with self._lock:
+            for place in range(len(parked)):
+                if _references(parked, place) <= _references_of_nobody():
+                    return parked.pop(place)
+        return None
+
+    def park(self, connection: HandlerConnection) -> bool:
+        """Returns whether there was room for it."""
+        with self._lock:
+            has_room = len(self._parked) < MOST_PARKED
+            if has_room:
+                self._parked.append(connection)
+            return has_room
+
+    def take_all(self) -> list[HandlerConnection]:
+        with self._lock:
+            parked = [*self._parked]
+            self._parked.clear()
+            return parked
