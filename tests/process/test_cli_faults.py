@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -854,6 +854,14 @@ PATIENT = "import holdfast.store.database as d; d.PATIENCE = 600.0; from holdfas
 """A queuectl that waits for the lock for longer than a test may take."""
 
 
+def has_open(pid: int, file: Path) -> bool:
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            if link.readlink() == file:
+                return True
+    return False
+
+
 def test_ctrl_c_while_the_lock_is_awaited_ends_at_once(stocked: Path) -> None:
     holder = sqlite3.connect(stocked / "queue.db", isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
@@ -865,8 +873,7 @@ def test_ctrl_c_while_the_lock_is_awaited_ends_at_once(stocked: Path) -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         ) as waiting:
-            file = str(stocked / "queue.db")
-            wait_until(lambda: file in map(os.path.realpath, Path(f"/proc/{waiting.pid}/fd").iterdir()))
+            wait_until(lambda: has_open(waiting.pid, stocked / "queue.db"))
             time.sleep(0.2)
             waiting.send_signal(signal.SIGINT)
             said = waiting.communicate(timeout=60)

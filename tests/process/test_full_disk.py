@@ -22,6 +22,7 @@ from tests.support import wait_until
 SIZE = "24m"
 FILLS = 5
 LEASE = 3.0
+BULKY = {"note": "x" * 900_000}
 LONG_FILL = 8.0
 """Seconds: longer than a lease and the sweeps that find it over."""
 
@@ -72,8 +73,8 @@ def test_nothing_is_lost_however_often_the_disk_is_full(
         accepted += [queue.enqueue("work", {"seconds": 0.1}).id for _ in range(5)]
         disk.fill()
         for _ in range(3):
-            try:
-                accepted.append(queue.enqueue("work").id)
+            try:  # more than the WAL has room for as it is
+                accepted += [job.id for job in queue.enqueue_many("work", [BULKY] * 10)]
             except StoreUnavailable:
                 refused += 1
             time.sleep(0.2)

@@ -80,8 +80,9 @@ def test_jobs_that_others_have_done_while_the_worker_stood_still_are_not_started
     runs = hold_jobs_behind_a_gate(queue, start_worker, gate)
     done = sql(
         queue,
-        "UPDATE holdfast_jobs SET version = version + 1, status = 'completed', worker_id = NULL,"
-        " lease_expires_at = NULL WHERE status = 'processing' AND payload LIKE '%n%' RETURNING payload",
+        "UPDATE holdfast_jobs SET version = version + 1, status = 'completed', due_at = due_at,"
+        " worker_id = NULL, lease_expires_at = NULL"
+        " WHERE status = 'processing' AND payload LIKE '%n%' RETURNING payload",
     )
     suspend(60)
     gate.open()
