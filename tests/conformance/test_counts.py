@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from holdfast.core.job import Status
 from holdfast.core.lifecycle import Errored, Released
+from holdfast.store import names
+from holdfast.store.postgres import tallies
 from holdfast.store.protocol import Store
 from holdfast.store.records import JobFilter, TypeRecord, WorkerRecord
 from holdfast.testing import MovableClock
@@ -205,6 +209,21 @@ def test_types_without_jobs_are_forgotten_and_what_there_was_is_not(store: Store
             "mail:b": {**dict.fromkeys(Status, 0), Status.PENDING: 1},
         }
     assert enqueued(store) == {"": 4, "known": 1, "mail:b": 2}
+
+
+def test_types_are_forgotten_in_portions(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(names, "AT_ONCE", 5)
+    monkeypatch.setattr(tallies, "FORGOTTEN_AT_ONCE", 5)
+    for number in range(12):
+        type = f"mail:{number}" if number % 2 else f"type-{number}"
+        finished(store, type, type=type)
+        store.delete_job(type)
+    left = 12
+    while store.forget_names():
+        assert left - len(enqueued(store).keys() - {"", "mail"}) == 5
+        left -= 5
+        assert sum(enqueued(store).values()) == 12
+    assert enqueued(store) == {"": 12}
 
 
 def test_type_that_was_forgotten_counts_again(store: Store) -> None:

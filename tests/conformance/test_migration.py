@@ -321,7 +321,7 @@ def test_statistics_of_before_are_kept_and_nothing_in_them_was_limited(
         newer = empty_minute(101, "email", "w1")
         newer.limited_seconds = 1.5
         store.write_statistics([newer])
-        store.fold_statistics(102)
+        store.fold_statistics(hours_before=102, lifetime_before=102)
         [folded] = store.list_statistics(0)
         assert (folded.completed, folded.waits, folded.limited_seconds) == (3, old.waits, 1.5)
 

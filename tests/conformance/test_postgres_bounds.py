@@ -320,7 +320,15 @@ def test_nobody_waits_for_ever_for_a_table_that_somebody_has_locked(
         assert all(verdict.inserted for verdict in other.insert_jobs(jobs, wait=False))
 
 
-@pytest.mark.parametrize("duty", ["fold_hours", "remove_silent_workers"])
+DUTIES: dict[str, Callable[[PostgresStore], object]] = {
+    "fold statistics": lambda store: store.fold_statistics(hours_before=60, lifetime_before=0),
+    "forget names": lambda store: store.forget_names(),
+    "forget statistics": lambda store: store.forget_statistics(),
+    "remove silent workers": lambda store: store.remove_silent_workers(60),
+}
+
+
+@pytest.mark.parametrize("duty", DUTIES)
 def test_duty_that_somebody_is_at_is_left_to_him(
     store: PostgresStore, other: PostgresStore, duty: str
 ) -> None:
@@ -330,6 +338,6 @@ def test_duty_that_somebody_is_at_is_left_to_him(
             f"INSERT INTO {schema}.holdfast_workers (id, host, pid, state, concurrency, types, started_at,"
             " heartbeat_at) VALUES ('silent', 'h', 1, 'running', 1, '[]', 1, 1)"
         )
-    with Frozen(store, lambda: getattr(store, duty)(60)), other.transaction() as session:
+    with Frozen(store, lambda: DUTIES[duty](store)), other.transaction() as session:
         session.wait_at_most(0.2)
-        getattr(other, duty)(60)
+        DUTIES[duty](other)

@@ -313,14 +313,14 @@ class SimulatedStore(Store):
         with self._write("write_statistics"):
             self._has_written = True
 
-    def fold_hours(self, before_minute: int) -> None:
-        pass
+    def fold_statistics(self, **ages: Any) -> None:
+        return None
 
-    def fold_statistics(self, before_minute: int) -> None:
-        pass
+    def forget_names(self) -> bool:
+        return False
 
-    def forget_names(self) -> None:
-        pass
+    def forget_statistics(self, after: str = "") -> None:
+        return None
 
     # What only applications, people and pages ask for.
     insert_jobs = insert_jobs_with = insert_jobs_awaiting = _not_simulated

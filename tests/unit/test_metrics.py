@@ -11,12 +11,13 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast import Queue
+from holdfast.core.clock import MINUTE
 from holdfast.core.job import Status
 from holdfast.core.lifecycle import Errored
-from holdfast.observe.metrics import CONTENT_TYPE, render
+from holdfast.observe.metrics import CONTENT_TYPE, FORGOTTEN, render
 from holdfast.store.open import store_of
 from holdfast.store.reads import OLDEST
-from holdfast.store.records import BUCKETS, Minute, WorkerRecord
+from holdfast.store.records import BUCKETS, Minute, TypeRecord, WorkerRecord
 from holdfast.testing import MovableClock
 from holdfast.worker.statistics import Statistics
 from tests.conformance.steps import claim, claim_one, finish, finished, insert, run
@@ -250,16 +251,46 @@ def test_totals_do_not_fall_whatever_becomes_of_the_jobs(queue: Queue, clock: Mo
     clock.advance(days=30)
     assert queue.cleanup(older_than=60) == 2
     assert totals(queue) == before
-    store_of(queue).fold_statistics(6)
-    assert totals(queue) == before
-    store_of(queue).fold_statistics(clock() // 60_000_000)
-    store_of(queue).fold_statistics(clock() // 60_000_000)
+    for minute_before in (6, clock() // MINUTE, clock() // MINUTE):
+        store_of(queue).fold_statistics(hours_before=minute_before, lifetime_before=minute_before)
+        assert totals(queue) == before
     assert [found.minute for found in store_of(queue).list_statistics(0)] == [0, 0]
     assert totals(queue) == before
     queue.close()
     assert totals(queue) == before
     insert(store_of(queue), "a")
     assert totals(queue)["holdfast_jobs_enqueued_total", "email"] == 3
+
+
+def test_totals_of_forgotten_names_go_to_names_that_stay(queue: Queue) -> None:
+    store = store_of(queue)
+    worker = WorkerRecord(id="w", pid=1, host="h", state="running", concurrency=1, types=("mail",))
+    store.register_worker(worker, [TypeRecord(type="mail", executor="threads", schema={})])
+    types = ("mail", "mail:a", "mail:b", "gone")
+    for number, type in enumerate(types):
+        finished(store, type, type=type)
+        waits = [2**number, *[0] * (SIZE - 1)]
+        store.write_statistics([minute(100, type, completed=2**number, wait_seconds=0.5, waits=waits)])
+        store.delete_job(type)
+    insert(store, "b", type="mail:b")
+    store.fold_statistics(hours_before=200, lifetime_before=200)
+    sums: dict[str, float] = {}
+    for labels, total in totals(queue).items():
+        sums[labels[0]] = sums.get(labels[0], 0) + total
+    while store.forget_names() or store.forget_statistics() is not None:
+        pass
+    after = totals(queue)
+    assert not any("" in labels for labels in after)
+    completed = samples(queue, "holdfast_jobs_completed_total")
+    assert completed == {("mail",): 3, ("mail:b",): 4, (FORGOTTEN,): 8}
+    assert samples(queue, "holdfast_jobs_enqueued_total") == {
+        ("mail",): 2,
+        ("mail:b",): 2,
+        (FORGOTTEN,): 1,
+    }
+    assert value(queue, "holdfast_job_wait_seconds_count", FORGOTTEN) == 8
+    for name, total in sums.items():
+        assert sum(count for labels, count in after.items() if labels[0] == name) == total, name
 
 
 def test_any_process_gives_the_same_totals(queue: Queue, clock: MovableClock) -> None:

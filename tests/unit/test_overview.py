@@ -130,6 +130,11 @@ def test_percentile_beyond_the_last_bound_is_unknown() -> None:
     assert (found.p50, found.p95) == (None, None)
 
 
+def test_types_that_are_forgotten_have_no_durations() -> None:
+    """One figure for types that have nothing in common says nothing."""
+    assert durations([minute(type="", runs=histogram(1)), minute(runs=histogram(1))]).keys() == {"email"}
+
+
 def test_type_without_a_finished_run_has_no_durations() -> None:
     assert durations([minute(reaped=3), minute(type="crawl", runs=histogram(1))]).keys() == {"crawl"}
     assert durations([]) == {}

@@ -1,7 +1,7 @@
 """The queue as Prometheus reads it. Everything comes from the database, so any process can be scraped.
 
 Totals are those of the whole queue since it was made: they do not fall when a process restarts, when jobs are
-deleted or when old statistics are folded together.
+deleted or when old statistics are folded together. When a name is forgotten, its totals go to another's.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from itertools import accumulate
+from typing import TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -18,6 +19,8 @@ from holdfast.core.job import Status
 from holdfast.observe.overview import sums
 from holdfast.queue import Queue
 from holdfast.store.records import BUCKETS
+
+T = TypeVar("T")
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -46,12 +49,10 @@ class _Queue(Collector):
         queue = self._queue
         now = queue.now()
         enqueued = queue.enqueued()
-        forgotten = enqueued.pop("", 0)
-        yield from _depth(queue, enqueued)
+        yield from _depth(queue, filter(None, enqueued))
         yield _oldest(queue, now)
-        counted = {**enqueued, FORGOTTEN: forgotten} if forgotten else enqueued
-        yield _by_type("holdfast_jobs_enqueued", "Jobs enqueued", counted.items())
-        totals = sums(queue.statistics(), enqueued)
+        yield _by_type("holdfast_jobs_enqueued", "Jobs enqueued", _named(enqueued).items())
+        totals = _named(sums(queue.statistics(), enqueued))
         for name, text in _TOTALS:
             yield _by_type(f"holdfast_jobs_{name}", text, ((t, getattr(m, name)) for t, m in totals.items()))
         yield _by_type(
@@ -72,6 +73,10 @@ class _Queue(Collector):
         yield from _workers(queue, now)
         for name, value in queue.measure().items():
             yield GaugeMetricFamily(f"holdfast_store_{name}", "Statistic of the database itself", value=value)
+
+
+def _named(by_type: dict[str, T]) -> dict[str, T]:
+    return {type or FORGOTTEN: value for type, value in by_type.items()}
 
 
 def _depth(queue: Queue, types: Iterable[str]) -> Iterator[Metric]:

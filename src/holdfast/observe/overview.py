@@ -172,7 +172,7 @@ def _ended(counts: dict[str, int]) -> int:
 
 
 def durations(minutes: Sequence[Minute]) -> dict[str, Durations]:
-    """By type, over all that is known."""
+    """By type, over all that is known; without the types that are forgotten."""
     return {
         type: Durations(
             count=count,
@@ -182,7 +182,7 @@ def durations(minutes: Sequence[Minute]) -> dict[str, Durations]:
             mean_wait=total.wait_seconds / count,
         )
         for type, total in sorted(sums(minutes).items())
-        if (count := sum(total.runs))
+        if type and (count := sum(total.runs))
     }
 
 

@@ -229,7 +229,10 @@ class Reading(OpenQueue):
         return self._store.count_enqueued()
 
     def statistics(self, minutes: int | None = None) -> list[Minute]:
-        """The workers' statistics: for the last full minutes and the current one, or in total."""
+        """The workers' statistics: for the last full minutes and the current one, or in total.
+
+        The totals of lanes and types that are no longer used are added as those of `enqueued`.
+        """
         if minutes is None:
             return self._store.list_statistics(0)
         whole = check.whole_number("minutes", minutes, listing.AMOUNTS)

@@ -1,7 +1,7 @@
 """Forgetting names that were used once: types without jobs, and rate limits that have long been idle.
 
-The number of jobs that such a type ever had is added to that of its base type; for a base type that no worker
-knows, to that of the type "".
+The number of jobs that such a type ever had, and its statistics, are added to those of its base type; for a
+base type that no worker knows, to those of the type "".
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from holdfast.core.clock import SECOND
 from holdfast.core.job import Status, base_type
 from holdfast.store.database import Session
 
-AT_ONCE = 5000
-"""How many types are forgotten at a time."""
+AT_ONCE = 1000
+"""How many types one call forgets, with SQLite's write lock held."""
 
 _LONG_FULL = 30 * 86400 * SECOND
 """After 30 days, every bucket is full again, as is one without a row."""
@@ -34,8 +34,11 @@ def dead(which: str, limit: str = "?") -> str:
     return f"SELECT type, enqueued FROM holdfast_counts WHERE {_NO_JOBS} AND {which} LIMIT {limit}"
 
 
-def forget_types(session: Session, among_texts: str) -> None:
-    """For engines whose counts are a table. Lanes first: after them, their base type may have to go."""
+def forget_types(session: Session, among_texts: str) -> bool:
+    """Forget some, and return whether there may be more. For engines whose counts are a table.
+
+    Lanes first: after them, their base type may have to go.
+    """
     for which in (LANE, UNKNOWN):
         gone = session.rows(dead(which), [AT_ONCE])
         if gone:
@@ -44,14 +47,21 @@ def forget_types(session: Session, among_texts: str) -> None:
                 [json.dumps([type for type, _ in gone])],
             )
             session.each(_ADD, _by_heir(gone))
+        if len(gone) == AT_ONCE:
+            return True
+    return False
+
+
+def heir(type: str) -> str:
+    """The name that the totals of a forgotten one are added to."""
+    base = base_type(type)
+    return base if base != type else ""
 
 
 def _by_heir(gone: list[Any]) -> list[tuple[str, int]]:
     added: dict[str, int] = {}
     for type, enqueued in gone:
-        base = base_type(type)
-        heir = base if base != type else ""
-        added[heir] = added.get(heir, 0) + enqueued
+        added[heir(type)] = added.get(heir(type), 0) + enqueued
     return sorted(added.items())
 
 

@@ -330,27 +330,45 @@ class Writes(Reads):
         with self.database.transaction() as session:
             statistics.write(session, minutes)
 
-    def fold_hours(self, before_minute: int) -> None:
-        """Fold older rows into one row per type and hour, dated at the first minute of the hour."""
-        with self.database.transaction() as session:
-            if self._may_fold(session):
-                statistics.fold_hours(session, before_minute)
+    def fold_statistics(
+        self, *, hours_before: int, lifetime_before: int, begin: statistics.Key = statistics.FIRST
+    ) -> statistics.Key | None:
+        """Fold a portion of the rows older than `hours_before` into one row per type and hour, dated at its
+        first minute, and those of hours before `lifetime_before` into one lifetime row per type.
 
-    def fold_statistics(self, before_minute: int) -> None:
-        """Fold older rows into one lifetime row per type."""
+        The rows from `begin` on; returns where to continue, or None.
+        """
         with self.database.transaction() as session:
-            if self._may_fold(session):
-                statistics.fold_all(session, before_minute)
+            if not self._may_fold(session):
+                return None
+            elements = self.database.elements
+            return statistics.fold(session, elements, begin, hours_before, lifetime_before)
 
-    def forget_names(self) -> None:
-        """Forget types that have no jobs left, and rate limits that nothing has started under for long."""
+    def forget_names(self) -> bool:
+        """Forget types that have no jobs left, and rate limits that nothing has started under for long.
+
+        Returns whether there may be more of them.
+        """
         with self.database.transaction() as session:
-            if self._may_fold(session):
-                self._forget_types(session)
-                names.forget_limits(session, self.now(), self.database.skip_locked("l", "name"))
+            if not self._may_fold(session):
+                return False
+            if self._forget_types(session):
+                return True
+            names.forget_limits(session, self.now(), self.database.skip_locked("l", "name"))
+            return False
 
-    def _forget_types(self, session: Session) -> None:
-        names.forget_types(session, self.database.among_texts)
+    def _forget_types(self, session: Session) -> bool:
+        return names.forget_types(session, self.database.among_texts)
+
+    def forget_statistics(self, after: str = "") -> str | None:
+        """Fold a portion of the lifetime rows of forgotten types, if all their statistics are that old.
+
+        Those of the types after the given one; returns the one after which to continue, or None.
+        """
+        with self.database.transaction() as session:
+            if not self._may_fold(session):
+                return None
+            return statistics.forget(session, self.database.elements, after)
 
     def _may_fold(self, _session: Session) -> bool:
         """Whether nobody else adds up the same rows."""

@@ -299,7 +299,7 @@ class Dispatcher:
 
     def _is_drained(self) -> bool:
         """Whether nothing is left to do; jobs running here finish, even if their type is paused by now."""
-        is_busy = not self._runner.is_idle() or self._outbox.is_filling() or self._maintenance.prunes_on()
+        is_busy = not self._runner.is_idle() or self._outbox.is_filling() or self._maintenance.goes_on()
         return not is_busy and self._claiming.is_drained()
 
     def _leave(self) -> None:

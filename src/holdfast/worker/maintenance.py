@@ -20,8 +20,9 @@ from holdfast.errors import WorkerLost
 from holdfast.store.open import store_of
 from holdfast.store.protocol import Store
 from holdfast.store.prune import PrunePass
-from holdfast.store.records import HOUR, Expired, Finish
+from holdfast.store.records import Expired, Finish
 from holdfast.system.start_marks import Started, read_started, remove_marks
+from holdfast.worker.folding import Folder
 from holdfast.worker.statistics import Statistics
 
 if TYPE_CHECKING:
@@ -29,17 +30,10 @@ if TYPE_CHECKING:
 
 PROMOTE_BATCH = 1000
 PRUNE_BATCH = 500
-MINUTES_KEPT = HOUR
-"""How long statistics are kept per minute and worker."""
-
-HOURS_KEPT = 48 * HOUR
-"""How many minutes they are kept per hour, before they are folded into the lifetime totals."""
-
 _CLOCK_ERROR = 0.005
 """Seconds by which our reading of the database's clock may be ahead of it."""
 
 _PRUNE_EVERY = 60.0
-_FOLD_EVERY = 60.0
 
 _RETENTIONS = {
     "retention_completed": (Status.COMPLETED, Status.CANCELLED),
@@ -64,7 +58,8 @@ class Maintenance:
         self._statistics = statistics
         self._reaper = Reaper(store, held)
         self._pruner = Pruner(store)
-        self._next_sweep = self._next_fold = 0.0
+        self._folder = Folder(store)
+        self._next_sweep = 0.0
         self._next_due_at: int | None = 0
         self._promote_from = 0.0
         self._done: list[e.Event] = []
@@ -81,11 +76,11 @@ class Maintenance:
 
     def is_due(self) -> bool:
         """Whether `run` has anything to do."""
-        return self.promotion_due() or self.sweep_due() or self._pruner.is_due()
+        return self.promotion_due() or self.sweep_due() or self._pruner.is_due() or self._folder.is_due()
 
-    def prunes_on(self) -> bool:
-        """Whether a prune has begun that is not at its end, or none has yet."""
-        return self._pruner.goes_on
+    def goes_on(self) -> bool:
+        """Whether a prune or a fold has begun that is not at its end, or none has yet."""
+        return self._pruner.goes_on or self._folder.goes_on
 
     def read_next_due(self) -> None:
         """Read when the next scheduled job is due: somebody may have changed it."""
@@ -93,7 +88,7 @@ class Maintenance:
 
     def seconds_until_due(self) -> float:
         """How long nothing here needs to be done."""
-        waits = [min(self._next_sweep, self._pruner.next_at) - time.monotonic()]
+        waits = [min(self._next_sweep, self._pruner.next_at, self._folder.next_at) - time.monotonic()]
         if self._next_due_at is not None:
             due_in = (self._next_due_at - self._store.now()) / SECOND
             waits.append(max(due_in, self._promote_from - time.monotonic()))
@@ -114,8 +109,8 @@ class Maintenance:
             pruned = self._pruner.prune(settings)
             if pruned:
                 self._done.append(e.JobsPruned(count=len(pruned), job_ids=pruned))
-        if time.monotonic() >= self._next_fold:
-            self._fold()
+        if self._folder.is_due():
+            self._folder.fold()
 
     def forget(self) -> None:
         """The last `run` was not committed."""
@@ -123,6 +118,7 @@ class Maintenance:
         self._next_due_at = 0
         self._promote_from = 0.0
         self._reaper.forget()
+        self._folder.forget()
 
     def announce(self) -> bool:
         """Tell what was committed. Returns whether there was anything to tell."""
@@ -148,13 +144,6 @@ class Maintenance:
             if reaped:
                 self.read_next_due()  # some of them wait
         self._forgotten += self._store.remove_silent_workers(max(60.0, 3 * settings.lease_seconds))
-
-    def _fold(self) -> None:
-        self._next_fold = time.monotonic() + _FOLD_EVERY
-        minute = self._store.now() // (60 * SECOND)
-        self._store.fold_hours(minute - MINUTES_KEPT)
-        self._store.fold_statistics(minute - HOURS_KEPT)
-        self._store.forget_names()
 
 
 class Pruner:

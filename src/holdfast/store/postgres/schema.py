@@ -289,20 +289,21 @@ FOLD_ERRORS = _fold("holdfast_error_tallies", "type, error_group", _ERROR_SUMS) 
 # The same for types without jobs, whose number of jobs that there ever were goes to another. What others have
 # added meanwhile stays, and so does what it makes the sums of these differ from nothing.
 def fold_away(dead: str, heir: str) -> str:
-    """Fold the additions of the types that a query gives into those of their heirs."""
+    """Fold the additions of the types that a query gives into those of their heirs; count these types."""
     names = ", ".join(_COUNTED)
     return f"""
 WITH gone AS (
     DELETE FROM holdfast_tallies WHERE number = ANY (ARRAY(
         SELECT number FROM holdfast_tallies WHERE type IN (SELECT type FROM ({dead}) AS dead)
         ORDER BY number FOR UPDATE SKIP LOCKED))
-    RETURNING type, {names})
-INSERT INTO holdfast_tallies (type, {names})
-SELECT type, {", ".join(f"sum({status})" for status in STATUSES)}, 0 FROM gone GROUP BY type
-HAVING {" OR ".join(f"sum({status}) <> 0" for status in STATUSES)}
-UNION ALL
-SELECT {heir}, {", ".join("0" for _ in STATUSES)}, sum(enqueued) FROM gone GROUP BY 1
-HAVING sum(enqueued) <> 0
+    RETURNING type, {names}), added AS (
+    INSERT INTO holdfast_tallies (type, {names})
+    SELECT type, {", ".join(f"sum({status})" for status in STATUSES)}, 0 FROM gone GROUP BY type
+    HAVING {" OR ".join(f"sum({status}) <> 0" for status in STATUSES)}
+    UNION ALL
+    SELECT {heir}, {", ".join("0" for _ in STATUSES)}, sum(enqueued) FROM gone GROUP BY 1
+    HAVING sum(enqueued) <> 0)
+SELECT count(DISTINCT type) FROM gone
 """
 
 

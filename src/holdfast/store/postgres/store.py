@@ -196,8 +196,8 @@ class PostgresStore(Store):
             if paused:
                 session.afterwards.append(lambda: pausing.outlast_claims(self.database))
 
-    def _forget_types(self, session: AnySession) -> None:
-        tallies.forget_types(session)
+    def _forget_types(self, session: AnySession) -> bool:
+        return tallies.forget_types(session)
 
     def _may_fold(self, session: AnySession) -> bool:
         return bool(session.rows(_FOLD_ALONE, [self.database.schema])[0][0])
