@@ -101,11 +101,21 @@ def test_names_of_settings_are_those_of_the_table() -> None:
     assert typing.get_args(SettingName) == tuple(SETTINGS)
 
 
-def test_options_of_a_handler_are_settings_with_the_values_that_these_take() -> None:
-    for name, hint in typing.get_type_hints(options.HandlerOptions).items():
+def test_defaults_of_a_queue_are_all_settings() -> None:
+    assert typing.get_type_hints(options.Defaults).keys() == set(SETTINGS)
+
+
+def test_options_of_a_handler_are_settings_of_a_type() -> None:
+    assert all(find_setting(name).per_type for name in typing.get_type_hints(options.HandlerOptions))
+
+
+@pytest.mark.parametrize(
+    "given", [options.HandlerOptions, options.Defaults], ids=lambda given: given.__name__
+)
+def test_settings_given_in_code_are_typed_with_the_values_that_they_take(given: type) -> None:
+    for name, hint in typing.get_type_hints(given).items():
         allowed = typing.get_args(hint)
         setting = find_setting(name)
-        assert setting.per_type
         assert _takes(name, None) == (type(None) in allowed), name
         assert _takes(name, timedelta(minutes=5)) == _takes(name, "5m") == (timedelta in allowed), name
         if typing.get_origin(hint) is typing.Literal:

@@ -10,22 +10,23 @@ from uuid import uuid4
 import pytest
 
 from holdfast import Queue
+from holdfast.handlers.options import Defaults
 from tests.postgres import fresh_url
 from tests.process.oracle import Database
 from tests.process.postgres_database import PostgresDatabase, own_url
 from tests.process.programs import Programs
 
-DEFAULTS: dict[str, object] = {"lease_seconds": 3, "backoff_factor": 0.01, "backoff_jitter": 0}
+DEFAULTS: Defaults = {"lease_seconds": 3, "backoff_factor": 0.01, "backoff_jitter": 0}
 
 
 @pytest.fixture
-def defaults() -> dict[str, object]:
+def defaults() -> Defaults:
     """The settings of every process of a test. Redefined where a test needs others."""
     return DEFAULTS
 
 
 @pytest.fixture
-def queue(url: str, defaults: dict[str, object]) -> Iterator[Queue]:
+def queue(url: str, defaults: Defaults) -> Iterator[Queue]:
     """The queue as the test itself uses it, without handlers."""
     with Queue(url, defaults=defaults) as queue:
         yield queue
@@ -57,7 +58,7 @@ def bytecode(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def programs(tmp_path: Path, url: str, defaults: dict[str, object], bytecode: Path) -> Iterator[Programs]:
+def programs(tmp_path: Path, url: str, defaults: Defaults, bytecode: Path) -> Iterator[Programs]:
     folder = tmp_path / "programs"
     folder.mkdir()
     programs = Programs(folder, url, defaults, bytecode)

@@ -24,6 +24,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from holdfast.handlers.options import Defaults
 from tests.process.app import DEFAULTS, LOG
 from tests.process.oracle import Database
 from tests.process.program import TRACED
@@ -60,7 +61,7 @@ def faults(program: Program, *expressions: str, trace: Path | None = None) -> It
 class Scenarios:
     """A process that has loaded what the scenarios need, and forks them in a moment each."""
 
-    def __init__(self, folder: Path, defaults: dict[str, object]) -> None:
+    def __init__(self, folder: Path, defaults: Defaults) -> None:
         self._folder = folder
         self._numbers = count()
         self._lock = threading.Lock()

@@ -14,6 +14,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from holdfast.handlers.options import Defaults
 from tests.process.app import DEFAULTS, LOG
 from tests.process.oracle import Log
 from tests.support import wait_until
@@ -112,7 +113,7 @@ class Forked(Program):
 class Programs:
     """All processes of a test. `killed` tells when each pid was killed, on the wall clock."""
 
-    def __init__(self, folder: Path, url: str, defaults: dict[str, object], bytecode: Path) -> None:
+    def __init__(self, folder: Path, url: str, defaults: Defaults, bytecode: Path) -> None:
         self._folder = folder
         self._all: list[Program] = []
         self._nursery: subprocess.Popen[bytes] | None = None

@@ -32,6 +32,7 @@ from typing import NamedTuple
 
 from holdfast import Queue
 from holdfast.durations import parse_duration
+from holdfast.handlers.options import Defaults
 from tests.postgres import Server, share_server, with_parameters
 from tests.process import oracle
 from tests.process.app import MAX_RUNNING, RATE
@@ -59,7 +60,7 @@ TYPES = {
     "insert_row": 8,
     "parent": 1,
 }
-DEFAULTS: dict[str, object] = {
+DEFAULTS: Defaults = {
     "lease_seconds": LEASE,
     "heartbeat_interval": 1,
     "max_attempts": 50,

@@ -18,6 +18,7 @@ from holdfast import Queue
 from holdfast.cli.main import run
 from holdfast.errors import HoldfastError, QueueArriving, QueueMoved
 from holdfast.events import StoreTrouble
+from holdfast.handlers.options import Defaults
 from holdfast.store.move import open_end
 from holdfast.store.moved import MOVE_TABLE, MOVED, TARGET
 from holdfast.store.open import store_of
@@ -221,7 +222,7 @@ def test_producers_and_workers_lose_nothing_through_a_move(
     place: Places, way: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, target = place(way[0]), place(way[1])
-    defaults = {"lease_seconds": 3, "heartbeat_interval": 0.2, "poll_interval": 0.1}
+    defaults: Defaults = {"lease_seconds": 3, "heartbeat_interval": 0.2, "poll_interval": 0.1}
     accepted: list[str] = []
     ran: list[str] = []
     refused = threading.Event()
@@ -270,7 +271,7 @@ def test_producers_and_workers_lose_nothing_through_a_move(
 def test_running_worker_goes_on_after_its_mover_was_killed(place: Places, engine: str) -> None:
     """Nobody opens the queue: the worker's own heartbeat ends the pause."""
     source = place(engine)
-    defaults = {"lease_seconds": 3, "heartbeat_interval": 0.2, "poll_interval": 0.1}
+    defaults: Defaults = {"lease_seconds": 3, "heartbeat_interval": 0.2, "poll_interval": 0.1}
     with Queue(source, defaults=defaults) as queue, closing(open_end(source)) as end:
         queue.register("note", lambda payload: None)
         worker = queue.worker(concurrency=1)

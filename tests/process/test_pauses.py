@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import Queue
+from holdfast.handlers.options import Defaults
 from holdfast.store.open import store_of
 from tests.process import oracle
 from tests.process.oracle import Database
@@ -25,7 +26,7 @@ BEATS = 0.8
 
 
 @pytest.fixture
-def defaults() -> dict[str, object]:
+def defaults() -> Defaults:
     return {"lease_seconds": LEASE, "heartbeat_interval": 0.3}
 
 

@@ -35,7 +35,8 @@ def other_queue(queue: Queue) -> Iterator[Queue]:
 
     Ask for it before start_worker, which stops its workers.
     """
-    with Queue(queue.url, defaults=queue.defaults) as other:
+    with Queue(queue.url) as other:
+        other.defaults = queue.defaults
         yield other
 
 

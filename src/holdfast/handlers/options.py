@@ -15,11 +15,10 @@ from holdfast.durations import Duration
 Executor = Literal["thread", "async", "process"]
 
 
-class HandlerOptions(TypedDict, total=False):
-    """Options of a type, in `job` and `register`: settings given in code."""
+class CommonSettings(TypedDict, total=False):
+    """Settings that code can give to a type as well as to the whole queue."""
 
     max_attempts: int
-    timeout: Duration | None
     concurrency: int
     rate_limit: float
     max_running: int | None
@@ -34,6 +33,27 @@ class HandlerOptions(TypedDict, total=False):
     backoff_factor: float
     backoff_max: Duration
     backoff_jitter: float
+
+
+class HandlerOptions(CommonSettings, total=False):
+    """Options of a type, in `job` and `register`: settings given in code."""
+
+    timeout: Duration | None
+
+
+class Defaults(CommonSettings, total=False):
+    """Settings of the whole queue, in `Queue(defaults=)`."""
+
+    job_timeout: Duration | None
+    lease_seconds: Duration
+    heartbeat_interval: Duration
+    poll_interval: Duration
+    stuck_seconds: Duration
+    max_log_bytes: int
+    retention_completed: Duration | None
+    retention_failed: Duration | None
+    shutdown_timeout: Duration
+    transaction_seconds: Duration
 
 
 class ManyOptions(TypedDict, total=False):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
@@ -25,6 +24,7 @@ from holdfast.store.scope import is_inside
 from holdfast.system.threads import Threads
 
 if TYPE_CHECKING:
+    from holdfast.handlers.options import Defaults
     from holdfast.transaction import TransactionThreads
     from holdfast.worker import Worker
 
@@ -43,7 +43,7 @@ class OpenQueue:
         *,
         create: bool = True,
         strict_types: bool = False,
-        defaults: Mapping[str, object] | None = None,
+        defaults: Defaults | None = None,
         clock: Clock = system_clock,
         notify: bool = True,
     ) -> None:

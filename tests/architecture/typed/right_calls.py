@@ -7,9 +7,11 @@ from typing import Any, assert_type
 
 from holdfast import Context, Fail, Filter, Job, Queue, Reconcile, Retry, Status, tq
 from holdfast.config import SettingName
-from holdfast.handlers.options import EnqueueOptions
+from holdfast.handlers.options import Defaults, EnqueueOptions
 
 queue = Queue("sqlite:///queue.db", defaults={"lease_seconds": "1m"})
+defaults: Defaults = {"max_attempts": 5, "job_timeout": None, "retention_failed": timedelta(days=30)}
+other_queue = Queue(defaults=defaults)
 
 
 # Handlers.

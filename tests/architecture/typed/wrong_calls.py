@@ -34,6 +34,16 @@ def work(payload: dict[str, Any]) -> None:
     return None
 
 
+# Settings of a queue.
+
+Queue(defaults={"lease_second": 30})  # error
+Queue(defaults={"lease_seconds": b"30"})  # error
+Queue(defaults={"max_attempts": "3"})  # error
+Queue(defaults={"backoff_strategy": "quadratic"})  # error
+Queue(defaults={"retention_completed": ["1h"]})  # error
+Queue(defaults={"timeout": 30})  # error
+Queue(defaults=[("lease_seconds", 30)])  # error
+
 # Options of a handler.
 
 queue.job(max_retry=5)(work)  # error

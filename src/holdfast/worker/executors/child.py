@@ -128,7 +128,8 @@ class ChildProgram:
                 self._queue = queue
             return found.handler, queue
         if self._queue is None:
-            self._queue = Queue(self._setup.url, defaults=self._setup.defaults)
+            self._queue = Queue(self._setup.url)
+            self._queue.defaults = dict(self._setup.defaults)
         return _registered(self._queue, found, message), self._queue
 
     def _resolve(self, module: str, name: str) -> Any:
