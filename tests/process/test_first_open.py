@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import wait_until
-from tests.surfaces.desk import Desk
+from tests.surfaces.command_line import CommandLine
 
 READER = """
 import sqlite3, sys
@@ -26,10 +26,10 @@ connection.close()
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    desk = Desk(tmp_path / "home")
-    yield desk
-    desk.close()
+def ctl(tmp_path: Path) -> Iterator[CommandLine]:
+    ctl = CommandLine(tmp_path / "home")
+    yield ctl
+    ctl.close()
 
 
 def lets_nobody_in(path: Path) -> bool:
@@ -42,19 +42,19 @@ def lets_nobody_in(path: Path) -> bool:
     return False
 
 
-def test_making_the_tables_waits_for_another_process_that_looks(desk: Desk) -> None:
+def test_making_the_tables_waits_for_another_process_that_looks(ctl: CommandLine) -> None:
     """Before the file has a write-ahead log, a reader keeps a commit waiting. The reader here is staged."""
-    path = desk.home / "queue.db"
+    path = ctl.home / "queue.db"
     with subprocess.Popen(
         [sys.executable, "-c", READER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as reader:
         assert reader.stdout is not None
         assert reader.stdin is not None
         assert reader.stdout.readline() == b"reading\n"
-        opening = desk.start("enqueue --id job1 --command true")
+        opening = ctl.start("enqueue --id job1 --command true")
         try:
             wait_until(lambda: lets_nobody_in(path) or not opening.is_running, message="the commit")
         finally:
             reader.stdin.close()
     assert (opening.wait(), opening.errors()) == (0, "")
-    assert desk.json("show job1")["status"] == "pending"
+    assert ctl.json("show job1")["status"] == "pending"

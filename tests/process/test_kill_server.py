@@ -20,7 +20,7 @@ from tests.process import oracle
 from tests.process.oracle import Database
 from tests.process.programs import is_alive
 from tests.support import wait_until
-from tests.surfaces.desk import PATIENT, Desk, Running
+from tests.surfaces.command_line import PATIENT, CommandLine, Running
 from tests.surfaces.live import client, write_lock
 from tests.surfaces.support import wait_until_read
 
@@ -30,19 +30,19 @@ ANSWERED, OPEN = 50, 200
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    desk = Desk(tmp_path / "home")
-    yield desk
-    desk.close()
+def ctl(tmp_path: Path) -> Iterator[CommandLine]:
+    ctl = CommandLine(tmp_path / "home")
+    yield ctl
+    ctl.close()
 
 
 @pytest.fixture
-def database(desk: Desk) -> Database:
-    return Database(desk.home / "queue.db")
+def database(ctl: CommandLine) -> Database:
+    return Database(ctl.home / "queue.db")
 
 
-def start_server(desk: Desk, options: str = "--workers 0") -> tuple[Running, str]:
-    running = desk.start(f"serve --port 0 --log-format json {options}")
+def start_server(ctl: CommandLine, options: str = "--workers 0") -> tuple[Running, str]:
+    running = ctl.start(f"serve --port 0 --log-format json {options}")
     return running, running.wait_for("server.started")["address"]
 
 
@@ -132,10 +132,10 @@ def keys_in(database: Database) -> list[str]:
 
 @pytest.mark.parametrize("answers", [None, 1, 50])
 def test_no_answered_job_is_lost_and_none_is_there_twice_when_the_server_is_killed(
-    desk: Desk, database: Database, answers: int | None
+    ctl: CommandLine, database: Database, answers: int | None
 ) -> None:
     """Those that are open wait for the lock; the kill comes before any commit, or after so many answers."""
-    running, address = start_server(desk)
+    running, address = start_server(ctl)
     pid = running.events("server.started")[0]["pid"]
     answered = [Caller(address, f"answered-{number}") for number in range(ANSWERED)]
     wait_for_answers(answered, ANSWERED)
@@ -182,9 +182,11 @@ def test_no_answered_job_is_lost_and_none_is_there_twice_when_the_server_is_kill
     assert running.errors() == ""
 
 
-def test_a_server_that_dies_again_and_again_is_replaced_each_time(desk: Desk, database: Database) -> None:
+def test_a_server_that_dies_again_and_again_is_replaced_each_time(
+    ctl: CommandLine, database: Database
+) -> None:
     """Whoever waits at the socket is served, after pauses that grow."""
-    running, address = start_server(desk)
+    running, address = start_server(ctl)
     ids = []
     for number, pause in ((1, 1.0), (2, 2.0)):
         os.kill(running.events("server.started")[-1]["pid"], signal.SIGKILL)
@@ -198,8 +200,8 @@ def test_a_server_that_dies_again_and_again_is_replaced_each_time(desk: Desk, da
     assert running.stop() == 0
 
 
-def test_a_supervisor_that_waits_to_replace_its_server_stops_at_once(desk: Desk) -> None:
-    running = desk.start("serve --port 0 --log-format json --workers 0", program=PATIENT)
+def test_a_supervisor_that_waits_to_replace_its_server_stops_at_once(ctl: CommandLine) -> None:
+    running = ctl.start("serve --port 0 --log-format json --workers 0", program=PATIENT)
     address = running.wait_for("server.started")["address"]
     os.kill(running.events("server.started")[0]["pid"], signal.SIGKILL)
     running.wait_for("server.died")
@@ -216,15 +218,15 @@ def is_refused(address: str) -> bool:
     return False
 
 
-def test_a_killed_supervisor_takes_server_and_workers_with_it(desk: Desk, database: Database) -> None:
+def test_a_killed_supervisor_takes_server_and_workers_with_it(ctl: CommandLine, database: Database) -> None:
     """In order: the request that waits is answered, and the job that runs is finished."""
-    running, address = start_server(desk, "--workers 2")
+    running, address = start_server(ctl, "--workers 2")
     running.wait_for("worker.started", 2)
     pids = [running.events("server.started")[0]["pid"], *running.pids()]
-    gate = desk.home / "gate"
+    gate = ctl.home / "gate"
     until_then = f"n=0; while [ ! -e '{gate}' ] && [ $n -lt 1000 ]; do sleep 0.02; n=$((n+1)); done"
-    job = desk.queue.enqueue("shell", {"command": f"echo started; {until_then}"}).id
-    desk.wait_started(job)
+    job = ctl.queue.enqueue("shell", {"command": f"echo started; {until_then}"}).id
+    ctl.wait_started(job)
     with write_lock(database.path) as release:
         caller = Caller(address, "open")
         wait_until_read(address)
@@ -239,7 +241,7 @@ def test_a_killed_supervisor_takes_server_and_workers_with_it(desk: Desk, databa
     assert is_refused(address)
     gate.touch()
     wait_until(lambda: not any(map(is_alive, pids)), SOON, "the workers end")
-    assert desk.job(job).status == "completed"
-    assert desk.job(caller.id).status == "pending"
-    desk.wait_empty()
+    assert ctl.job(job).status == "completed"
+    assert ctl.job(caller.id).status == "pending"
+    ctl.wait_empty()
     assert running.errors() == ""

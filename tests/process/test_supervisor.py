@@ -24,7 +24,7 @@ from holdfast.supervisor.supervisor import Supervisor
 from tests.process.nursery import Nursery
 from tests.process.programs import is_alive
 from tests.support import wait_until
-from tests.surfaces.desk import PATIENT, Desk
+from tests.surfaces.command_line import PATIENT, CommandLine
 from tests.surfaces.support import QUEUECTL, Ran, environment
 
 SOON = 60.0
@@ -73,8 +73,8 @@ def forked() -> Iterator[Nursery]:
         yield nursery
 
 
-class SwiftDesk(Desk):
-    """A desk whose commands that end are forked from one process that has loaded them."""
+class ForkedCommandLine(CommandLine):
+    """Commands that end are forked from one process that has loaded them."""
 
     def __init__(self, home: Path, forked: Nursery) -> None:
         super().__init__(home)
@@ -85,10 +85,10 @@ class SwiftDesk(Desk):
 
 
 @pytest.fixture
-def desk(tmp_path: Path, forked: Nursery) -> Iterator[Desk]:
-    desk = SwiftDesk(tmp_path / "home", forked)
-    yield desk
-    desk.close()
+def ctl(tmp_path: Path, forked: Nursery) -> Iterator[CommandLine]:
+    ctl = ForkedCommandLine(tmp_path / "home", forked)
+    yield ctl
+    ctl.close()
 
 
 @pytest.fixture
@@ -106,10 +106,10 @@ def gated(gate: Path) -> str:
     return f"echo started; n=0; while [ ! -e {file} ] && [ $n -lt 600 ]; do sleep 0.1; n=$((n+1)); done"
 
 
-def enqueue(desk: Desk, command: str, lane: str = "", **options: Any) -> str:
+def enqueue(ctl: CommandLine, command: str, lane: str = "", **options: Any) -> str:
     """Queue a command of the shell; returns the id. No program is started for it."""
     type = f"shell:{lane}" if lane else "shell"
-    return desk.queue.enqueue(type, {"command": command}, **options).id
+    return ctl.queue.enqueue(type, {"command": command}, **options).id
 
 
 def parent_of(pid: int) -> int:
@@ -119,9 +119,9 @@ def parent_of(pid: int) -> int:
 # Starting.
 
 
-def test_each_worker_is_a_process_of_its_own_in_a_session_of_its_own(desk: Desk) -> None:
-    workers = desk.workers("--count 3", up=3)
-    listed = desk.json("worker list")
+def test_each_worker_is_a_process_of_its_own_in_a_session_of_its_own(ctl: CommandLine) -> None:
+    workers = ctl.workers("--count 3", up=3)
+    listed = ctl.json("worker list")
     assert sorted(worker["pid"] for worker in listed) == sorted(workers.pids())
     assert len({worker["id"] for worker in listed}) == 3
     assert {worker["state"] for worker in listed} == {"running"}
@@ -129,18 +129,18 @@ def test_each_worker_is_a_process_of_its_own_in_a_session_of_its_own(desk: Desk)
         assert parent_of(pid) == workers.pid
         assert os.getsid(pid) == pid
     assert workers.stop() == 0
-    assert desk.json("worker list") == []
-    desk.wait_empty()
+    assert ctl.json("worker list") == []
+    ctl.wait_empty()
 
 
-def test_a_process_runs_one_command_at_a_time(desk: Desk, tmp_path: Path) -> None:
+def test_a_process_runs_one_command_at_a_time(ctl: CommandLine, tmp_path: Path) -> None:
     """--count 2 is two at a time: each writes when it begins and ends, and two overlap but never three."""
     log = shlex.quote(str(tmp_path / "log"))
     until_another = f"until [ $(grep -c + {log}) -ge 2 ]; do sleep 0.1; done"
     for _ in range(6):
         command = f"echo + >> {log}; {until_another}; sleep 0.1; echo - >> {log}"
-        desk.queue.enqueue("shell", {"command": command})
-    assert desk.start("worker start --count 2 --drain").wait() == 0
+        ctl.queue.enqueue("shell", {"command": command})
+    assert ctl.start("worker start --count 2 --drain").wait() == 0
     depth, depths = 0, []
     for line in (tmp_path / "log").read_text().split():
         depth += 1 if line == "+" else -1
@@ -149,51 +149,51 @@ def test_a_process_runs_one_command_at_a_time(desk: Desk, tmp_path: Path) -> Non
     assert max(depths) == 2
 
 
-def test_concurrency_lets_a_process_run_several_commands(desk: Desk, tmp_path: Path) -> None:
+def test_concurrency_lets_a_process_run_several_commands(ctl: CommandLine, tmp_path: Path) -> None:
     """Three commands that wait for each other."""
     here = shlex.quote(str(tmp_path))
     meet = f"touch {here}/$QUEUECTL_JOB_ID.here; {{ n=0; while [ $(ls {here} | grep -c here) -lt 3 ]; do"
     meet += " sleep 0.02; n=$((n+1)); [ $n -lt 500 ] || exit 9; done; }"
     for _ in range(3):
-        desk.queue.enqueue("shell", {"command": meet}, max_attempts=1)
-    workers = desk.start("worker start --concurrency 3 --drain")
+        ctl.queue.enqueue("shell", {"command": meet}, max_attempts=1)
+    workers = ctl.start("worker start --concurrency 3 --drain")
     assert workers.wait() == 0
     assert len(workers.events("worker.started", concurrency=3)) == 1
     assert len(workers.events("job.completed")) == 3
 
 
-def test_the_log_goes_to_stdout_as_text_where_that_is_asked_for(desk: Desk) -> None:
+def test_the_log_goes_to_stdout_as_text_where_that_is_asked_for(ctl: CommandLine) -> None:
     """As JSON, most of the other tests read it."""
-    enqueue(desk, "true", id="job1")
-    workers = desk.start("worker start --drain --log-format text")
+    enqueue(ctl, "true", id="job1")
+    workers = ctl.start("worker start --drain --log-format text")
     assert workers.wait() == 0
     assert workers.errors() == ""
     assert "shell job1 completed in" in workers.output()
     assert "{" not in workers.output()
 
 
-def test_the_level_of_the_log_is_that_of_the_supervisor_and_its_workers(desk: Desk) -> None:
-    enqueue(desk, "true", id="good")
-    desk.queue.enqueue("shell", {"command": "false"}, id="bad", max_attempts=1)
-    workers = desk.start("worker start --drain --log-format text --log-level error")
+def test_the_level_of_the_log_is_that_of_the_supervisor_and_its_workers(ctl: CommandLine) -> None:
+    enqueue(ctl, "true", id="good")
+    ctl.queue.enqueue("shell", {"command": "false"}, id="bad", max_attempts=1)
+    workers = ctl.start("worker start --drain --log-format text --log-level error")
     assert workers.wait() == 0
     [line] = workers.output().splitlines()
     assert "bad failed permanently" in line
 
 
-def test_detached_workers_log_at_the_level_that_was_asked_for(desk: Desk) -> None:
-    enqueue(desk, "true", id="good")
-    answer = desk.json("worker start --detach --drain --log-level debug")
+def test_detached_workers_log_at_the_level_that_was_asked_for(ctl: CommandLine) -> None:
+    enqueue(ctl, "true", id="good")
+    answer = ctl.json("worker start --detach --drain --log-level debug")
     wait_until(lambda: not is_alive(answer["pid"]), message="the supervisor has ended")
     assert "shell good claimed" in Path(answer["log"]).read_text()
 
 
-def test_a_closed_pipe_costs_the_log_and_nothing_else(desk: Desk) -> None:
+def test_a_closed_pipe_costs_the_log_and_nothing_else(ctl: CommandLine) -> None:
     """`queuectl worker start | head -1`, and a worker that dies after it."""
-    gate = desk.home / "gate"
+    gate = ctl.home / "gate"
     with subprocess.Popen(
         [*QUEUECTL, "worker", "start", "--log-format", "text"],
-        env=environment(desk.home),
+        env=environment(ctl.home),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -202,13 +202,13 @@ def test_a_closed_pipe_costs_the_log_and_nothing_else(desk: Desk) -> None:
         assert supervisor.stderr is not None
         assert b"started" in supervisor.stdout.readline()
         supervisor.stdout.close()
-        [worker] = desk.queue.workers()
+        [worker] = ctl.queue.workers()
         os.kill(worker.pid, signal.SIGKILL)
-        wait_until(lambda: [w.pid for w in desk.queue.workers()] not in ([], [worker.pid]), message="another")
-        job = enqueue(desk, gated(gate))
-        desk.wait_started(job)
+        wait_until(lambda: [w.pid for w in ctl.queue.workers()] not in ([], [worker.pid]), message="another")
+        job = enqueue(ctl, gated(gate))
+        ctl.wait_started(job)
         gate.touch()
-        assert desk.wait(job, "completed").attempts == 1
+        assert ctl.wait(job, "completed").attempts == 1
         supervisor.terminate()
         errors = supervisor.stderr.read()
         assert supervisor.wait(SOON) == 0
@@ -218,18 +218,18 @@ def test_a_closed_pipe_costs_the_log_and_nothing_else(desk: Desk) -> None:
 # Dying.
 
 
-def test_jobs_of_a_killed_worker_are_freed_at_once(desk: Desk) -> None:
+def test_jobs_of_a_killed_worker_are_freed_at_once(ctl: CommandLine) -> None:
     """Well before its lease has ended, and what its command started is gone."""
-    desk.queue.set_config("lease_seconds", LEASE)
-    workers = desk.workers("--count 2", up=2)
-    job = enqueue(desk, HOLD_ONCE)
-    desk.wait_started(job)
-    holder = desk.job(job).worker_id
-    [victim] = [w for w in desk.json("worker list") if w["id"] == holder]
+    ctl.queue.set_config("lease_seconds", LEASE)
+    workers = ctl.workers("--count 2", up=2)
+    job = enqueue(ctl, HOLD_ONCE)
+    ctl.wait_started(job)
+    holder = ctl.job(job).worker_id
+    [victim] = [w for w in ctl.json("worker list") if w["id"] == holder]
     assert [running["id"] for running in victim["running"]] == [job]
     killed = datetime.now(UTC)
     os.kill(victim["pid"], signal.SIGKILL)
-    done = desk.wait(job, "completed", timeout=SOON)
+    done = ctl.wait(job, "completed", timeout=SOON)
     [lost] = done.errors
     assert (lost.attempt, lost.worker_id) == (1, holder)
     assert (lost.error or "").startswith("WorkerLost")
@@ -237,19 +237,19 @@ def test_jobs_of_a_killed_worker_are_freed_at_once(desk: Desk) -> None:
     assert done.attempts == 2
     workers.wait_for("job.reaped", job_id=job, worker_id=holder, status="scheduled")
     wait_until(
-        lambda: not [line for line in desk.processes().values() if "sleep" in line], message="it is gone"
+        lambda: not [line for line in ctl.processes().values() if "sleep" in line], message="it is gone"
     )
     assert workers.stop() == 0
 
 
-def test_jobs_in_the_application_s_own_database_are_freed_too(desk: Desk, app: Path) -> None:
+def test_jobs_in_the_application_s_own_database_are_freed_too(ctl: CommandLine, app: Path) -> None:
     url = f"sqlite:///{app / 'own.db'}"
     (app / "app.py").write_text(f"from holdfast import Queue\nqueue = Queue({url!r})\n")
-    workers = desk.workers("--app app:queue", cwd=app)
+    workers = ctl.workers("--app app:queue", cwd=app)
     with Queue(url) as queue:
         queue.set_config("lease_seconds", LEASE)
         job = queue.enqueue("shell", {"command": HOLD_ONCE})
-        desk.wait_started(job.id)
+        ctl.wait_started(job.id)
         killed = datetime.now(UTC)
         os.kill(workers.pids()[0], signal.SIGKILL)
         done = queue.wait(job.id, timeout=SOON)
@@ -259,8 +259,8 @@ def test_jobs_in_the_application_s_own_database_are_freed_too(desk: Desk, app: P
         assert queue.workers() == []
 
 
-def test_a_dead_worker_is_replaced_after_pauses_that_grow(desk: Desk) -> None:
-    workers = desk.workers("--count 2", up=2)
+def test_a_dead_worker_is_replaced_after_pauses_that_grow(ctl: CommandLine) -> None:
+    workers = ctl.workers("--count 2", up=2)
     other, pid = workers.pids()
     for number, pause in ((1, 1.0), (2, 2.0)):
         os.kill(pid, signal.SIGKILL)
@@ -270,30 +270,30 @@ def test_a_dead_worker_is_replaced_after_pauses_that_grow(desk: Desk) -> None:
         pid = started["pid"]
         between = datetime.fromisoformat(started["time"]) - datetime.fromisoformat(died["time"])
         assert between.total_seconds() >= pause
-        assert sorted(worker.pid for worker in desk.queue.workers()) == sorted([other, pid])
+        assert sorted(worker.pid for worker in ctl.queue.workers()) == sorted([other, pid])
     assert workers.stop() == 0
     assert len(workers.events("worker.started")) == 4
 
 
-def test_the_log_says_that_a_worker_died_and_when_another_starts(desk: Desk) -> None:
-    workers = desk.start("worker start --log-format text", program=PATIENT)
+def test_the_log_says_that_a_worker_died_and_when_another_starts(ctl: CommandLine) -> None:
+    workers = ctl.start("worker start --log-format text", program=PATIENT)
     wait_until(lambda: "started, pid" in workers.output(), message="the worker is up")
-    [worker] = desk.queue.workers()
+    [worker] = ctl.queue.workers()
     os.kill(worker.pid, signal.SIGKILL)
     said = f"worker process {worker.pid} was killed by signal 9; restarting in 60 s"
     wait_until(lambda: said in workers.output(), message=said)
     wait_until(
-        lambda: [w.state for w in desk.queue.workers(restarting=True)] == ["restarting"],
+        lambda: [w.state for w in ctl.queue.workers(restarting=True)] == ["restarting"],
         message="its row stays",
     )
-    assert desk.queue.workers() == []
+    assert ctl.queue.workers() == []
     assert workers.stop() == 0
     assert len(workers.output().split("started, pid")) == 2
-    assert store_of(desk.queue).list_workers() == []
+    assert store_of(ctl.queue).list_workers() == []
 
 
 def test_a_worker_that_dies_as_soon_as_the_log_names_it_is_known_to_its_supervisor(
-    desk: Desk, app: Path
+    ctl: CommandLine, app: Path
 ) -> None:
     with (app / "app.py").open("a") as file:
         file.write(
@@ -304,27 +304,27 @@ def test_a_worker_that_dies_as_soon_as_the_log_names_it_is_known_to_its_supervis
             "            os.kill(os.getpid(), signal.SIGKILL)\n"
             "logging.getLogger('holdfast').addHandler(Kill())\n"
         )
-    workers = desk.start("worker start --log-format json --app app:queue", program=PATIENT, cwd=app)
+    workers = ctl.start("worker start --log-format json --app app:queue", program=PATIENT, cwd=app)
     died = workers.wait_for("worker.died")
     assert [died["worker_id"]] == [event["worker_id"] for event in workers.events("worker.started")]
     wait_until(
-        lambda: [w.state for w in desk.queue.workers(restarting=True)] == ["restarting"],
+        lambda: [w.state for w in ctl.queue.workers(restarting=True)] == ["restarting"],
         message="its row stays",
     )
     assert workers.stop() == 0
-    assert store_of(desk.queue).list_workers() == []
+    assert store_of(ctl.queue).list_workers() == []
 
 
-def test_a_dead_worker_is_found_though_what_it_forked_lives_on(desk: Desk, app: Path) -> None:
+def test_a_dead_worker_is_found_though_what_it_forked_lives_on(ctl: CommandLine, app: Path) -> None:
     """The child of a fork holds copies of the worker's pipes, so that they do not end with it."""
-    workers = desk.workers("--app app:queue", cwd=app)
-    file = desk.home / "forked"
-    job = desk.queue.enqueue("fork", {"pid_file": str(file)}, max_attempts=1).id
+    workers = ctl.workers("--app app:queue", cwd=app)
+    file = ctl.home / "forked"
+    job = ctl.queue.enqueue("fork", {"pid_file": str(file)}, max_attempts=1).id
     wait_until(lambda: file.exists() and file.read_text().endswith("\n"), message="the handler has forked")
     orphan = int(file.read_text())
     try:
         os.kill(workers.pids()[0], signal.SIGKILL)
-        assert "WorkerLost" in (desk.wait(job, "failed", SOON).error or "")
+        assert "WorkerLost" in (ctl.wait(job, "failed", SOON).error or "")
         workers.wait_for("worker.started", 2)
         assert is_alive(orphan)
     finally:
@@ -332,10 +332,10 @@ def test_a_dead_worker_is_found_though_what_it_forked_lives_on(desk: Desk, app: 
     assert workers.stop() == 0
 
 
-def test_a_job_that_kills_its_workers_ends_failed_and_the_next_one_runs(desk: Desk) -> None:
-    poison = enqueue(desk, "kill -9 $PPID; sleep 600", max_attempts=2)
-    workers = desk.workers()
-    failed = desk.wait(poison, "failed", timeout=SOON)
+def test_a_job_that_kills_its_workers_ends_failed_and_the_next_one_runs(ctl: CommandLine) -> None:
+    poison = enqueue(ctl, "kill -9 $PPID; sleep 600", max_attempts=2)
+    workers = ctl.workers()
+    failed = ctl.wait(poison, "failed", timeout=SOON)
     assert failed.attempts == 2
     assert [(entry.attempt, (entry.error or "").split(":")[0]) for entry in failed.errors] == [
         (1, "WorkerLost"),
@@ -343,22 +343,24 @@ def test_a_job_that_kills_its_workers_ends_failed_and_the_next_one_runs(desk: De
     ]
     assert len({entry.worker_id for entry in failed.errors}) == 2
     assert "died" in (failed.error or "")
-    healthy = enqueue(desk, "true")
-    assert desk.wait(healthy, "completed", timeout=SOON).attempts == 1
+    healthy = enqueue(ctl, "true")
+    assert ctl.wait(healthy, "completed", timeout=SOON).attempts == 1
     workers.wait_for("job.failed", job_id=poison, attempt=2)
     assert workers.stop() == 0
 
 
-def test_a_handler_that_ends_its_process_does_not_pass_for_an_orderly_end(desk: Desk, app: Path) -> None:
+def test_a_handler_that_ends_its_process_does_not_pass_for_an_orderly_end(
+    ctl: CommandLine, app: Path
+) -> None:
     """Though the exit code says so: the job is freed at once, and another process does the rest."""
-    left = desk.queue.enqueue("leave", {"code": 0}, priority=1).id
-    workers = desk.start("worker start --app app:queue --concurrency 1 --drain", cwd=app)
-    greeting = desk.queue.enqueue("greet", {"name": "you"}).id
+    left = ctl.queue.enqueue("leave", {"code": 0}, priority=1).id
+    workers = ctl.start("worker start --app app:queue --concurrency 1 --drain", cwd=app)
+    greeting = ctl.queue.enqueue("greet", {"name": "you"}).id
     assert workers.wait() == 0
     assert workers.errors() == ""
-    assert (desk.job(left).status, desk.job(left).attempts) == ("failed", 1)
-    assert (desk.job(left).error or "").startswith("WorkerLost")
-    assert desk.job(greeting).status == "completed"
+    assert (ctl.job(left).status, ctl.job(left).attempts) == ("failed", 1)
+    assert (ctl.job(left).error or "").startswith("WorkerLost")
+    assert ctl.job(greeting).status == "completed"
     assert workers.events("worker.died", how="exited with code 0")
 
 
@@ -378,13 +380,13 @@ def test_a_process_that_did_not_announce_its_end_has_died_whatever_its_exit_code
     assert died == [f"exited with code {code}"]
 
 
-def test_a_worker_that_stuck_handlers_have_used_up_is_recycled(desk: Desk, app: Path) -> None:
-    workers = desk.workers("--app app:queue --concurrency 1", cwd=app)
+def test_a_worker_that_stuck_handlers_have_used_up_is_recycled(ctl: CommandLine, app: Path) -> None:
+    workers = ctl.workers("--app app:queue --concurrency 1", cwd=app)
     [used_up] = workers.pids()
-    stuck = desk.queue.enqueue("stuck").id
-    greeting = desk.queue.enqueue("greet", {"name": "you"}).id
-    assert desk.wait(greeting, "completed", timeout=SOON).result == "hello you"
-    failed = desk.wait(stuck, "failed", timeout=SOON)
+    stuck = ctl.queue.enqueue("stuck").id
+    greeting = ctl.queue.enqueue("greet", {"name": "you"}).id
+    assert ctl.wait(greeting, "completed", timeout=SOON).result == "hello you"
+    failed = ctl.wait(stuck, "failed", timeout=SOON)
     assert (failed.error or "").startswith("TimedOut")
     workers.wait_for("worker.recycled", pid=used_up)
     assert not workers.events("worker.died")
@@ -393,17 +395,17 @@ def test_a_worker_that_stuck_handlers_have_used_up_is_recycled(desk: Desk, app: 
     assert workers.stop() == 0
 
 
-def test_a_stuck_handler_does_not_keep_a_worker_from_stopping(desk: Desk, app: Path) -> None:
-    desk.queue.set_config("shutdown_timeout", 600)
-    workers = desk.workers("--app app:queue --concurrency 2", cwd=app)
-    stuck = desk.queue.enqueue("stuck").id
-    desk.wait(stuck, "failed", timeout=SOON)
+def test_a_stuck_handler_does_not_keep_a_worker_from_stopping(ctl: CommandLine, app: Path) -> None:
+    ctl.queue.set_config("shutdown_timeout", 600)
+    workers = ctl.workers("--app app:queue --concurrency 2", cwd=app)
+    stuck = ctl.queue.enqueue("stuck").id
+    ctl.wait(stuck, "failed", timeout=SOON)
     assert workers.stop() == 0
     assert len(workers.pids()) == 1
 
 
-def test_a_supervisor_that_waits_to_replace_a_worker_stops_at_once(desk: Desk) -> None:
-    workers = desk.start("worker start --log-format json", program=PATIENT)
+def test_a_supervisor_that_waits_to_replace_a_worker_stops_at_once(ctl: CommandLine) -> None:
+    workers = ctl.start("worker start --log-format json", program=PATIENT)
     workers.wait_for("worker.started")
     os.kill(workers.pids()[0], signal.SIGKILL)
     workers.wait_for("worker.died")
@@ -414,38 +416,38 @@ def test_a_supervisor_that_waits_to_replace_a_worker_stops_at_once(desk: Desk) -
 # Detached.
 
 
-def test_detach_returns_when_the_workers_are_up_and_logs_to_the_home(desk: Desk) -> None:
-    said = desk("worker start --detach --count 2").out
-    listed = desk.queue.workers()
+def test_detach_returns_when_the_workers_are_up_and_logs_to_the_home(ctl: CommandLine) -> None:
+    said = ctl("worker start --detach --count 2").out
+    listed = ctl.queue.workers()
     assert len(listed) == 2
-    [log] = (desk.home / "logs" / "workers").iterdir()
+    [log] = (ctl.home / "logs" / "workers").iterdir()
     supervisor = parent_of(listed[0].pid)
     assert said == f"2 workers started, supervisor pid {supervisor}, log {log}\n"
     assert os.getsid(supervisor) == supervisor
     wait_until(lambda: log.read_text().count("started, pid") == 2, message="both have told of their start")
-    job = enqueue(desk, "echo hi", id="job1")
-    desk.wait(job, "completed")
+    job = enqueue(ctl, "echo hi", id="job1")
+    ctl.wait(job, "completed")
     wait_until(lambda: "shell job1 completed" in log.read_text(), message="the job is in the log")
-    desk("worker stop")
-    desk.wait_empty()
+    ctl("worker stop")
+    ctl.wait_empty()
 
 
-def test_detached_workers_that_drain_end_by_themselves(desk: Desk) -> None:
-    job = enqueue(desk, "sleep 0.5")
-    answer = desk.json("worker start --detach --drain")
+def test_detached_workers_that_drain_end_by_themselves(ctl: CommandLine) -> None:
+    job = enqueue(ctl, "sleep 0.5")
+    answer = ctl.json("worker start --detach --drain")
     assert len(answer["workers"]) == 1
-    assert desk.wait(job, "completed").attempts == 1
+    assert ctl.wait(job, "completed").attempts == 1
     wait_until(lambda: not is_alive(answer["pid"]), message="the supervisor has ended")
 
 
-def test_detached_workers_that_find_nothing_to_do_have_been_up_all_the_same(desk: Desk) -> None:
+def test_detached_workers_that_find_nothing_to_do_have_been_up_all_the_same(ctl: CommandLine) -> None:
     """The first has drained and left before the last one is up."""
-    assert len(desk.json("worker start --detach --drain --count 3")["workers"]) == 3
-    desk.wait_empty()
+    assert len(ctl.json("worker start --detach --drain --count 3")["workers"]) == 3
+    ctl.wait_empty()
 
 
-def test_the_log_of_detached_workers_is_rotated_and_may_be_removed(desk: Desk) -> None:
-    answer = desk.json("worker start --detach")
+def test_the_log_of_detached_workers_is_rotated_and_may_be_removed(ctl: CommandLine) -> None:
+    answer = ctl.json("worker start --detach")
     log = Path(answer["log"])
     with log.open("a") as file:
         file.write("x" * 11 * 1024 * 1024)
@@ -456,92 +458,92 @@ def test_the_log_of_detached_workers_is_rotated_and_may_be_removed(desk: Desk) -
         file.write("x" * 11 * 1024 * 1024)
         file.flush()
         wait_until(lambda: os.fstat(file.fileno()).st_size == 0, message="it was cut, though it has no name")
-    job = enqueue(desk, "true")
-    desk.wait(job, "completed")
-    desk("worker stop")
-    desk.wait_empty()
+    job = enqueue(ctl, "true")
+    ctl.wait(job, "completed")
+    ctl("worker stop")
+    ctl.wait_empty()
 
 
-def test_workers_that_a_job_detaches_survive_the_job(desk: Desk) -> None:
+def test_workers_that_a_job_detaches_survive_the_job(ctl: CommandLine) -> None:
     """And the death of its worker, with which everything else that the job started would end."""
-    first = desk.workers()
-    job = enqueue(desk, shlex.join([*QUEUECTL, "worker", "start", "--detach", "--types", "shell:later"]))
-    assert desk.wait(job, "completed").attempts == 1
+    first = ctl.workers()
+    job = enqueue(ctl, shlex.join([*QUEUECTL, "worker", "start", "--detach", "--types", "shell:later"]))
+    assert ctl.wait(job, "completed").attempts == 1
     os.kill(first.pids()[0], signal.SIGKILL)
     first.wait_for("worker.died")
     assert first.stop() == 0
-    later = enqueue(desk, "true", lane="later")
-    assert desk.wait(later, "completed").attempts == 1
-    desk("worker stop")
-    desk.wait_empty()
+    later = enqueue(ctl, "true", lane="later")
+    assert ctl.wait(later, "completed").attempts == 1
+    ctl("worker stop")
+    ctl.wait_empty()
 
 
 # worker stop.
 
 
-def test_stop_reaches_a_worker_that_is_about_to_be_replaced(desk: Desk) -> None:
-    workers = desk.start("worker start --log-format json", program=PATIENT)
+def test_stop_reaches_a_worker_that_is_about_to_be_replaced(ctl: CommandLine) -> None:
+    workers = ctl.start("worker start --log-format json", program=PATIENT)
     pid = workers.wait_for("worker.started")["pid"]
     os.kill(pid, signal.SIGKILL)
     workers.wait_for("worker.died")
-    [worker] = desk.queue.workers(restarting=True)
-    assert desk("worker stop").out == f"{worker.id} stopped\n"
+    [worker] = ctl.queue.workers(restarting=True)
+    assert ctl("worker stop").out == f"{worker.id} stopped\n"
     assert workers.wait() == 0
     assert len(workers.pids()) == 1
-    assert store_of(desk.queue).list_workers() == []
+    assert store_of(ctl.queue).list_workers() == []
 
 
-def test_stop_does_not_wait_for_a_worker_that_was_killed_with_its_supervisor(desk: Desk) -> None:
-    workers = desk.workers()
+def test_stop_does_not_wait_for_a_worker_that_was_killed_with_its_supervisor(ctl: CommandLine) -> None:
+    workers = ctl.workers()
     [pid] = workers.pids()
     workers.signal(signal.SIGSTOP)  # it must not free the worker's row
     os.kill(pid, signal.SIGKILL)
     workers.signal(signal.SIGKILL)
     workers.wait()
-    desk("worker stop")
-    desk.wait_empty()
+    ctl("worker stop")
+    ctl.wait_empty()
 
 
-def test_stop_waits_for_running_jobs(desk: Desk) -> None:
-    gate = desk.home / "gate"
-    workers = desk.workers("--count 2", up=2)
-    job = enqueue(desk, gated(gate))
-    desk.wait_started(job)
-    holder = desk.job(job).worker_id
-    [idle] = [worker.id for worker in desk.queue.workers() if worker.id != holder]
-    stop = desk.start("worker stop")
+def test_stop_waits_for_running_jobs(ctl: CommandLine) -> None:
+    gate = ctl.home / "gate"
+    workers = ctl.workers("--count 2", up=2)
+    job = enqueue(ctl, gated(gate))
+    ctl.wait_started(job)
+    holder = ctl.job(job).worker_id
+    [idle] = [worker.id for worker in ctl.queue.workers() if worker.id != holder]
+    stop = ctl.start("worker stop")
     wait_until(lambda: f"{idle} stopped\n" in stop.output(), message="the idle one has stopped")
     assert f"{holder} stopped" not in stop.output()
-    waiting = enqueue(desk, "true")
+    waiting = enqueue(ctl, "true")
     gate.touch()
     assert stop.wait() == 0
     assert sorted(stop.output().split("\n")) == sorted(["", f"{holder} stopped", f"{idle} stopped"])
     assert workers.wait() == 0
-    assert desk.job(job).status == "completed"
-    assert desk.job(waiting).status == "pending"
+    assert ctl.job(job).status == "completed"
+    assert ctl.job(waiting).status == "pending"
 
 
-def test_stop_takes_ids_and_leaves_the_others(desk: Desk) -> None:
-    workers = desk.workers("--count 2", up=2)
+def test_stop_takes_ids_and_leaves_the_others(ctl: CommandLine) -> None:
+    workers = ctl.workers("--count 2", up=2)
     first, second = [event["worker_id"] for event in workers.events("worker.started")]
-    ran = desk(f"worker stop nobody {first}", expect=1)
+    ran = ctl(f"worker stop nobody {first}", expect=1)
     assert ran.out == f"{first} stopped\n"
     assert ran.errors == ["queuectl: there is no running worker 'nobody'"]
-    assert [worker.id for worker in desk.queue.workers()] == [second]
-    job = enqueue(desk, "true")
-    desk.wait(job, "completed")
-    desk(f"worker stop {second}")
+    assert [worker.id for worker in ctl.queue.workers()] == [second]
+    job = enqueue(ctl, "true")
+    ctl.wait(job, "completed")
+    ctl(f"worker stop {second}")
     assert workers.wait() == 0
     assert len(workers.pids()) == 2
 
 
-def test_stop_names_who_is_left_after_its_timeout(desk: Desk) -> None:
-    gate = desk.home / "gate"
-    workers = desk.workers()
-    job = enqueue(desk, gated(gate))
-    desk.wait_started(job)
-    holder = desk.job(job).worker_id
-    ran = desk("worker stop --timeout 0.3", expect=1)
+def test_stop_names_who_is_left_after_its_timeout(ctl: CommandLine) -> None:
+    gate = ctl.home / "gate"
+    workers = ctl.workers()
+    job = enqueue(ctl, gated(gate))
+    ctl.wait_started(job)
+    holder = ctl.job(job).worker_id
+    ran = ctl("worker stop --timeout 0.3", expect=1)
     assert ran.out == ""
     [line] = ran.errors
     assert f"{holder}" in line
@@ -549,61 +551,61 @@ def test_stop_names_who_is_left_after_its_timeout(desk: Desk) -> None:
     assert "still running" in line
     gate.touch()
     assert workers.wait() == 0
-    assert desk.job(job).status == "completed"
+    assert ctl.job(job).status == "completed"
 
 
-def test_forced_stop_releases_jobs_and_gives_attempts_back(desk: Desk) -> None:
-    desk.queue.set_config("shutdown_timeout", 600)
-    workers = desk.workers()
-    job = enqueue(desk, "echo started; sleep 600")
-    desk.wait_started(job)
-    desk("worker stop --force")
+def test_forced_stop_releases_jobs_and_gives_attempts_back(ctl: CommandLine) -> None:
+    ctl.queue.set_config("shutdown_timeout", 600)
+    workers = ctl.workers()
+    job = enqueue(ctl, "echo started; sleep 600")
+    ctl.wait_started(job)
+    ctl("worker stop --force")
     assert workers.wait() == 1
-    released = desk.job(job)
+    released = ctl.job(job)
     assert (released.status, released.attempts, released.errors) == ("pending", 0, ())
-    desk.wait_empty()
+    ctl.wait_empty()
 
 
-def test_stop_without_workers_says_so(desk: Desk) -> None:
-    ran = desk("worker stop")
+def test_stop_without_workers_says_so(ctl: CommandLine) -> None:
+    ran = ctl("worker stop")
     assert ran.errors == ["queuectl: no worker is running on this machine"]
 
 
-def test_the_stop_file_stops_workers_in_order_and_keeps_new_ones_from_starting(desk: Desk) -> None:
-    gate, stop_file = desk.home / "gate", desk.home / ".stop_workers"
-    workers = desk.workers("--count 2", up=2)
-    job = enqueue(desk, gated(gate))
-    desk.wait_started(job)
+def test_the_stop_file_stops_workers_in_order_and_keeps_new_ones_from_starting(ctl: CommandLine) -> None:
+    gate, stop_file = ctl.home / "gate", ctl.home / ".stop_workers"
+    workers = ctl.workers("--count 2", up=2)
+    job = enqueue(ctl, gated(gate))
+    ctl.wait_started(job)
     stop_file.touch()
     assert str(stop_file) in workers.wait_for("supervisor.stopping")["reason"]
     workers.wait_for("worker.stopped")
     gate.touch()
     assert workers.wait() == 0
-    assert desk.job(job).status == "completed"
+    assert ctl.job(job).status == "completed"
     for line in ("worker start", "worker start --detach"):
-        [said] = desk(line, expect=1).errors
+        [said] = ctl(line, expect=1).errors
         assert f"{stop_file} exists" in said
         assert "remove it" in said
     stop_file.unlink()
-    assert desk.workers().stop() == 0
+    assert ctl.workers().stop() == 0
 
 
 # Draining.
 
 
-def test_drain_waits_for_retries_and_for_nothing_that_would_not_come(desk: Desk) -> None:
+def test_drain_waits_for_retries_and_for_nothing_that_would_not_come(ctl: CommandLine) -> None:
     """A future run_at, a paused type and a type without handler stay; a failed job is no failure."""
-    desk.queue.set_config("backoff_factor", 0.3)
-    desk.queue.set_config("backoff_jitter", 0)
-    retried = enqueue(desk, 'test "$QUEUECTL_ATTEMPT" = 2')
-    dead = enqueue(desk, "exit 3", max_attempts=2)
-    later = enqueue(desk, "true", delay=3600)
-    paused = enqueue(desk, "true", lane="paused")
-    desk.queue.pause("shell:paused")
-    foreign = desk.queue.enqueue("foreign").id
-    workers = desk.start("worker start --drain --count 2")
+    ctl.queue.set_config("backoff_factor", 0.3)
+    ctl.queue.set_config("backoff_jitter", 0)
+    retried = enqueue(ctl, 'test "$QUEUECTL_ATTEMPT" = 2')
+    dead = enqueue(ctl, "exit 3", max_attempts=2)
+    later = enqueue(ctl, "true", delay=3600)
+    paused = enqueue(ctl, "true", lane="paused")
+    ctl.queue.pause("shell:paused")
+    foreign = ctl.queue.enqueue("foreign").id
+    workers = ctl.start("worker start --drain --count 2")
     assert workers.wait() == 0
-    states = {id: str(desk.job(id).status) for id in (retried, dead, later, paused, foreign)}
+    states = {id: str(ctl.job(id).status) for id in (retried, dead, later, paused, foreign)}
     assert states == {
         retried: "completed",
         dead: "failed",
@@ -611,52 +613,52 @@ def test_drain_waits_for_retries_and_for_nothing_that_would_not_come(desk: Desk)
         paused: "pending",
         foreign: "pending",
     }
-    assert desk.job(retried).attempts == 2
+    assert ctl.job(retried).attempts == 2
 
 
-def test_drain_waits_for_what_other_workers_run(desk: Desk) -> None:
-    gate = desk.home / "gate"
-    other = desk.workers()
-    job = enqueue(desk, gated(gate))
-    desk.wait_started(job)
-    draining = desk.workers("--drain")
-    extra = enqueue(desk, "true")
-    desk.wait(extra, "completed")
+def test_drain_waits_for_what_other_workers_run(ctl: CommandLine) -> None:
+    gate = ctl.home / "gate"
+    other = ctl.workers()
+    job = enqueue(ctl, gated(gate))
+    ctl.wait_started(job)
+    draining = ctl.workers("--drain")
+    extra = enqueue(ctl, "true")
+    ctl.wait(extra, "completed")
     assert draining.is_running
     gate.touch()
     assert draining.wait() == 0
-    assert desk.job(job).status == "completed"
+    assert ctl.job(job).status == "completed"
     assert other.stop() == 0
 
 
-def test_drain_lets_a_running_job_of_a_paused_type_finish(desk: Desk) -> None:
-    gate = desk.home / "gate"
-    desk.queue.set_config("shutdown_timeout", 0)
-    job = enqueue(desk, gated(gate))
-    workers = desk.workers("--drain")
-    desk.wait_started(job)
-    desk.queue.pause()
-    desk("why " + job)  # the worker has seen the pause long before this has ended
+def test_drain_lets_a_running_job_of_a_paused_type_finish(ctl: CommandLine) -> None:
+    gate = ctl.home / "gate"
+    ctl.queue.set_config("shutdown_timeout", 0)
+    job = enqueue(ctl, gated(gate))
+    workers = ctl.workers("--drain")
+    ctl.wait_started(job)
+    ctl.queue.pause()
+    ctl("why " + job)  # the worker has seen the pause long before this has ended
     gate.touch()
     assert workers.wait() == 0
-    assert (desk.job(job).status, desk.job(job).attempts) == ("completed", 1)
+    assert (ctl.job(job).status, ctl.job(job).attempts) == ("completed", 1)
 
 
 # What is served.
 
 
-def test_types_limit_what_is_served(desk: Desk, app: Path) -> None:
-    command = enqueue(desk, "true")
-    lane = enqueue(desk, "true", lane="media")
-    greeting = desk.queue.enqueue("greet", {"name": "you"}).id
+def test_types_limit_what_is_served(ctl: CommandLine, app: Path) -> None:
+    command = enqueue(ctl, "true")
+    lane = enqueue(ctl, "true", lane="media")
+    greeting = ctl.queue.enqueue("greet", {"name": "you"}).id
     options = "--types greet,shell:media --app app:queue --drain"
-    workers = desk.start(f"worker start {options}", cwd=app)
+    workers = ctl.start(f"worker start {options}", cwd=app)
     assert workers.wait() == 0
-    assert [desk.job(id).status for id in (command, lane, greeting)] == ["pending", "completed", "completed"]
+    assert [ctl.job(id).status for id in (command, lane, greeting)] == ["pending", "completed", "completed"]
 
 
-def test_a_type_without_handler_is_refused_at_the_start(desk: Desk) -> None:
-    workers = desk.start("worker start --types shell,sheell --log-format text")
+def test_a_type_without_handler_is_refused_at_the_start(ctl: CommandLine) -> None:
+    workers = ctl.start("worker start --types shell,sheell --log-format text")
     assert workers.wait() != 0
     [line] = workers.errors().splitlines()
     assert "sheell" in line
@@ -700,63 +702,63 @@ def test_what_is_wrong_with_an_app_is_said_in_one_line(
     ("name", "options"),
     [("exits:queue", "--count 2"), ("app:greet", ""), ("raises:queue", "--count 2 --detach")],
 )
-def test_a_wrong_app_is_one_clear_line(desk: Desk, wrong_apps: Path, name: str, options: str) -> None:
-    workers = desk.start(f"worker start --app {name} --log-format text {options}", cwd=wrong_apps)
+def test_a_wrong_app_is_one_clear_line(ctl: CommandLine, wrong_apps: Path, name: str, options: str) -> None:
+    workers = ctl.start(f"worker start --app {name} --log-format text {options}", cwd=wrong_apps)
     assert workers.wait() == 2
     [line] = workers.errors().splitlines()
     assert line.startswith("queuectl: ")
     assert WRONG_APPS[name] in line
     assert "Traceback" not in workers.output()
-    for log in desk.home.glob("logs/workers/*"):
+    for log in ctl.home.glob("logs/workers/*"):
         assert "Traceback" not in log.read_text()
-    assert desk.queue.workers() == []
-    desk.wait_empty()
+    assert ctl.queue.workers() == []
+    ctl.wait_empty()
 
 
 # Signals.
 
 
-def test_the_first_signal_lets_running_jobs_finish(desk: Desk) -> None:
-    gate = desk.home / "gate"
-    workers = desk.workers("--count 2", up=2)
-    job = enqueue(desk, gated(gate))
-    desk.wait_started(job)
+def test_the_first_signal_lets_running_jobs_finish(ctl: CommandLine) -> None:
+    gate = ctl.home / "gate"
+    workers = ctl.workers("--count 2", up=2)
+    job = enqueue(ctl, gated(gate))
+    ctl.wait_started(job)
     workers.signal(signal.SIGTERM)
     workers.wait_for("worker.stopped")
-    waiting = enqueue(desk, "true")
+    waiting = enqueue(ctl, "true")
     assert workers.is_running
     gate.touch()
     assert workers.wait() == 0
-    assert (desk.job(job).status, desk.job(job).attempts) == ("completed", 1)
-    assert desk.job(waiting).status == "pending"
+    assert (ctl.job(job).status, ctl.job(job).attempts) == ("completed", 1)
+    assert ctl.job(waiting).status == "pending"
     assert workers.errors() == ""
 
 
-def test_the_second_signal_releases_at_once(desk: Desk) -> None:
-    desk.queue.set_config("shutdown_timeout", 600)
-    workers = desk.workers()
-    job = enqueue(desk, "echo started; sleep 600")
-    desk.wait_started(job)
+def test_the_second_signal_releases_at_once(ctl: CommandLine) -> None:
+    ctl.queue.set_config("shutdown_timeout", 600)
+    workers = ctl.workers()
+    job = enqueue(ctl, "echo started; sleep 600")
+    ctl.wait_started(job)
     workers.signal(signal.SIGTERM)
     workers.wait_for("worker.stopping")
     workers.signal(signal.SIGTERM)
     assert workers.wait(SOON) == 1
-    released = desk.job(job)
+    released = ctl.job(job)
     assert (released.status, released.attempts, released.errors) == ("pending", 0, ())
-    desk.wait_empty()
+    ctl.wait_empty()
 
 
-def test_two_signals_that_come_together_are_two(desk: Desk) -> None:
+def test_two_signals_that_come_together_are_two(ctl: CommandLine) -> None:
     """Both reach a supervisor that is busy; what it passes on must not become one on the way."""
-    desk.queue.set_config("shutdown_timeout", 600)
-    workers = desk.workers()
-    job = enqueue(desk, "echo started; sleep 600")
-    desk.wait_started(job)
+    ctl.queue.set_config("shutdown_timeout", 600)
+    workers = ctl.workers()
+    job = enqueue(ctl, "echo started; sleep 600")
+    ctl.wait_started(job)
     workers.signal(signal.SIGSTOP)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCONT):
         workers.signal(number)
     assert workers.wait(SOON) == 1
-    assert (desk.job(job).status, desk.job(job).attempts) == ("pending", 0)
+    assert (ctl.job(job).status, ctl.job(job).attempts) == ("pending", 0)
 
 
 def test_a_signal_during_the_passing_on_of_another_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -789,16 +791,16 @@ def test_a_signal_during_the_passing_on_of_another_is_not_lost(monkeypatch: pyte
     assert sent == [signal.SIGTERM, signal.SIGINT]
 
 
-def test_a_thread_of_the_application_does_not_keep_a_stopped_worker(desk: Desk, app: Path) -> None:
+def test_a_thread_of_the_application_does_not_keep_a_stopped_worker(ctl: CommandLine, app: Path) -> None:
     with (app / "app.py").open("a") as file:
         file.write("threading.Thread(target=threading.Event().wait).start()\n")
-    workers = desk.workers("--app app:queue", cwd=app)
+    workers = ctl.workers("--app app:queue", cwd=app)
     assert workers.stop() == 0
 
 
-def test_a_signal_to_a_worker_that_is_leaving_prints_no_traceback(desk: Desk, app: Path) -> None:
+def test_a_signal_to_a_worker_that_is_leaving_prints_no_traceback(ctl: CommandLine, app: Path) -> None:
     """The application takes its time at exit; nothing of a job is left to be released."""
-    leaving = desk.home / "leaving"
+    leaving = ctl.home / "leaving"
     with (app / "app.py").open("a") as file:
         file.write(
             "import atexit, pathlib, time\n"
@@ -807,7 +809,7 @@ def test_a_signal_to_a_worker_that_is_leaving_prints_no_traceback(desk: Desk, ap
             f"    pathlib.Path({str(leaving)!r}).touch()\n"
             "    time.sleep(2)\n"
         )
-    workers = desk.workers("--app app:queue", cwd=app)
+    workers = ctl.workers("--app app:queue", cwd=app)
     workers.signal(signal.SIGTERM)
     wait_until(leaving.exists, message="the worker is leaving")
     workers.signal(signal.SIGTERM)
@@ -815,67 +817,67 @@ def test_a_signal_to_a_worker_that_is_leaving_prints_no_traceback(desk: Desk, ap
     assert workers.errors() == ""
 
 
-def test_jobs_that_shutdown_timeout_cuts_short_are_given_back_with_exit_code_1(desk: Desk) -> None:
-    desk.queue.set_config("shutdown_timeout", 0.3)
-    workers = desk.workers("--count 2", up=2)
-    job = enqueue(desk, "echo started; sleep 600")
-    desk.wait_started(job)
+def test_jobs_that_shutdown_timeout_cuts_short_are_given_back_with_exit_code_1(ctl: CommandLine) -> None:
+    ctl.queue.set_config("shutdown_timeout", 0.3)
+    workers = ctl.workers("--count 2", up=2)
+    job = enqueue(ctl, "echo started; sleep 600")
+    ctl.wait_started(job)
     assert workers.stop() == 1
-    released = desk.job(job)
+    released = ctl.job(job)
     assert (released.status, released.attempts, released.errors) == ("pending", 0, ())
-    desk.wait_empty()
+    ctl.wait_empty()
 
 
-def test_the_third_signal_kills_a_worker_that_does_not_answer(desk: Desk) -> None:
+def test_the_third_signal_kills_a_worker_that_does_not_answer(ctl: CommandLine) -> None:
     """Its jobs are freed, and the exit code says that they did not finish."""
-    desk.queue.set_config("shutdown_timeout", 600)
-    workers = desk.workers()
-    job = enqueue(desk, "echo started; sleep 600")
-    desk.wait_started(job)
+    ctl.queue.set_config("shutdown_timeout", 600)
+    workers = ctl.workers()
+    job = enqueue(ctl, "echo started; sleep 600")
+    ctl.wait_started(job)
     os.kill(workers.pids()[0], signal.SIGSTOP)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # equal ones that come together are one
         workers.signal(number)
     code = workers.wait(SOON)
     assert workers.events("job.reaped", job_id=job, status="scheduled")
-    assert (desk.job(job).status, desk.job(job).attempts) == ("scheduled", 1)
+    assert (ctl.job(job).status, ctl.job(job).attempts) == ("scheduled", 1)
     assert code == 1
-    desk.wait_empty()
+    ctl.wait_empty()
 
 
-def test_a_signal_before_the_workers_are_up_leaves_nothing(desk: Desk) -> None:
-    workers = desk.start("worker start --count 2")
-    wait_until(lambda: len(desk.processes()) == 3, message="the processes are there")
+def test_a_signal_before_the_workers_are_up_leaves_nothing(ctl: CommandLine) -> None:
+    workers = ctl.start("worker start --count 2")
+    wait_until(lambda: len(ctl.processes()) == 3, message="the processes are there")
     workers.signal(signal.SIGTERM)
     assert workers.wait() == 0
     assert workers.errors() == ""
-    desk.wait_empty()
+    ctl.wait_empty()
 
 
-def test_workers_stop_in_order_when_their_supervisor_is_killed(desk: Desk) -> None:
-    gate = desk.home / "gate"
-    workers = desk.workers("--count 2", up=2)
-    job = enqueue(desk, gated(gate))
-    desk.wait_started(job)
-    holder = desk.job(job).worker_id
+def test_workers_stop_in_order_when_their_supervisor_is_killed(ctl: CommandLine) -> None:
+    gate = ctl.home / "gate"
+    workers = ctl.workers("--count 2", up=2)
+    job = enqueue(ctl, gated(gate))
+    ctl.wait_started(job)
+    holder = ctl.job(job).worker_id
     workers.signal(signal.SIGKILL)
     assert workers.wait() == -9
-    wait_until(lambda: [w.id for w in desk.queue.workers()] == [holder], message="the idle one leaves")
+    wait_until(lambda: [w.id for w in ctl.queue.workers()] == [holder], message="the idle one leaves")
     gate.touch()
-    desk.wait_empty()
-    assert (desk.job(job).status, desk.job(job).attempts) == ("completed", 1)
-    assert desk.queue.workers() == []
+    ctl.wait_empty()
+    assert (ctl.job(job).status, ctl.job(job).attempts) == ("completed", 1)
+    assert ctl.queue.workers() == []
     assert workers.errors() == ""
 
 
-def test_ctrl_c_at_a_terminal_stops_in_order(desk: Desk) -> None:
+def test_ctrl_c_at_a_terminal_stops_in_order(ctl: CommandLine) -> None:
     """The key reaches the supervisor alone: neither its workers nor their commands."""
-    gate = desk.home / "gate"
-    terminal = desk.shell()
+    gate = ctl.home / "gate"
+    terminal = ctl.shell()
     try:
         terminal.type(shlex.join(QUEUECTL) + " worker start --count 2; echo code=$?\n")
         terminal.read_until("slots")
-        job = enqueue(desk, gated(gate))
-        desk.wait_started(job)
+        job = enqueue(ctl, gated(gate))
+        ctl.wait_started(job)
         terminal.type("\x03")
         terminal.read_until("stopping 2 worker processes: SIGINT")
         gate.touch()
@@ -883,23 +885,23 @@ def test_ctrl_c_at_a_terminal_stops_in_order(desk: Desk) -> None:
         assert "Traceback" not in terminal.shown
     finally:
         terminal.close()
-    assert (desk.job(job).status, desk.job(job).attempts) == ("completed", 1)
-    desk.wait_empty()
+    assert (ctl.job(job).status, ctl.job(job).attempts) == ("completed", 1)
+    ctl.wait_empty()
 
 
-def test_a_closed_terminal_stops_workers_in_the_foreground(desk: Desk) -> None:
-    gate = desk.home / "gate"
-    desk.queue.set_config("heartbeat_interval", 0.2)  # with it a worker tells that it is stopping
-    terminal = desk.shell()
+def test_a_closed_terminal_stops_workers_in_the_foreground(ctl: CommandLine) -> None:
+    gate = ctl.home / "gate"
+    ctl.queue.set_config("heartbeat_interval", 0.2)  # with it a worker tells that it is stopping
+    terminal = ctl.shell()
     try:
         terminal.type(shlex.join(QUEUECTL) + " worker start\n")
         terminal.read_until("slots")
-        job = enqueue(desk, gated(gate))
-        desk.wait_started(job)
+        job = enqueue(ctl, gated(gate))
+        ctl.wait_started(job)
         terminal.hang_up()
-        wait_until(lambda: desk.queue.workers()[0].state == "stopping", message="it was told")
+        wait_until(lambda: ctl.queue.workers()[0].state == "stopping", message="it was told")
         gate.touch()
-        desk.wait_empty()
+        ctl.wait_empty()
     finally:
         terminal.close()
-    assert (desk.job(job).status, desk.job(job).attempts) == ("completed", 1)
+    assert (ctl.job(job).status, ctl.job(job).attempts) == ("completed", 1)

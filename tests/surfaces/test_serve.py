@@ -21,7 +21,7 @@ import pytest
 
 from tests.process.programs import is_alive
 from tests.support import both_engines, wait_until
-from tests.surfaces.desk import Desk, Running
+from tests.surfaces.command_line import CommandLine, Running
 from tests.surfaces.live import client, write_lock
 from tests.surfaces.support import Cli, environment, start_queuectl, wait_until_read
 
@@ -42,20 +42,24 @@ def greet(name: str) -> str:
 
 
 @pytest.fixture
-def desk(home: Path) -> Iterator[Desk]:
-    desk = Desk(home)
-    yield desk
-    desk.close()
+def ctl(home: Path) -> Iterator[CommandLine]:
+    ctl = CommandLine(home)
+    yield ctl
+    ctl.close()
 
 
-def start_server(desk: Desk, options: str = "--workers 0", *, cwd: Path | None = None) -> tuple[Running, str]:
+def start_server(
+    ctl: CommandLine, options: str = "--workers 0", *, cwd: Path | None = None
+) -> tuple[Running, str]:
     """Type `serve` and wait until it serves; its address, too."""
-    running = desk.start(f"serve --port 0 --log-format json {options}", cwd=cwd)
+    running = ctl.start(f"serve --port 0 --log-format json {options}", cwd=cwd)
     return running, running.wait_for("server.started")["address"]
 
 
-def start_with_workers(desk: Desk, count: int = 1, options: str = "", **where: Any) -> tuple[Running, str]:
-    running, address = start_server(desk, f"--workers {count} {options}", **where)
+def start_with_workers(
+    ctl: CommandLine, count: int = 1, options: str = "", **where: Any
+) -> tuple[Running, str]:
+    running, address = start_server(ctl, f"--workers {count} {options}", **where)
     running.wait_for("worker.started", count)
     return running, address
 
@@ -126,7 +130,7 @@ def assert_one_line(text: str, *parts: str) -> None:
 
 
 @pytest.mark.parametrize("format", ["text", "json"])
-def test_the_address_is_printed_when_it_answers(desk: Desk, format: str) -> None:
+def test_the_address_is_printed_when_it_answers(ctl: CommandLine, format: str) -> None:
     """Without workers it is ready and takes jobs, with the stop file and without.
 
     Where there is no terminal, the log is JSON.
@@ -134,8 +138,8 @@ def test_the_address_is_printed_when_it_answers(desk: Desk, format: str) -> None
     options = ""
     if format == "text":
         options = "--log-format text"
-        (desk.home / ".stop_workers").touch()
-    running = desk.start(f"serve --port 0 --workers 0 {options}")
+        (ctl.home / ".stop_workers").touch()
+    running = ctl.start(f"serve --port 0 --workers 0 {options}")
     wait_until(lambda: "http://127.0.0.1:" in running.output(), SOON, "the address is printed")
     found = re.search(r"http://127\.0\.0\.1:\d+", running.output())
     assert found is not None
@@ -150,7 +154,7 @@ def test_the_address_is_printed_when_it_answers(desk: Desk, format: str) -> None
         assert accepted.status_code == 201
     assert running.stop() == 0
     assert running.errors() == ""
-    assert desk.job(accepted.json()["id"]).status == "pending"
+    assert ctl.job(accepted.json()["id"]).status == "pending"
     if format == "text":
         assert re.search(r"info +serving http://127\.0\.0\.1:\d+, pid \d+\n", running.output())
         assert "server stopping, 0 requests in progress\n" in running.output()
@@ -163,42 +167,44 @@ def test_the_address_is_printed_when_it_answers(desk: Desk, format: str) -> None
 
 
 @both_engines
-def test_workers_run_beside_the_server_and_finish_their_jobs_when_it_refuses_connections(desk: Desk) -> None:
+def test_workers_run_beside_the_server_and_finish_their_jobs_when_it_refuses_connections(
+    ctl: CommandLine,
+) -> None:
     """Each is a process of its own."""
-    running, address = start_with_workers(desk, 2)
+    running, address = start_with_workers(ctl, 2)
     server = running.events("server.started")[0]["pid"]
     assert len({running.pid, server, *running.pids()}) == 4
-    gates = [desk.home / f"gate{number}" for number in range(2)]
-    ids = [desk.queue.enqueue("shell", {"command": gated(gate)}).id for gate in gates]
+    gates = [ctl.home / f"gate{number}" for number in range(2)]
+    ids = [ctl.queue.enqueue("shell", {"command": gated(gate)}).id for gate in gates]
     for id in ids:
-        desk.wait_started(id)
+        ctl.wait_started(id)
     with client(address) as api:
         assert api.get("/readyz").json() == {"status": "ready", "database": "ok", "workers": 2}
         listed = api.get("/api/workers").json()
         assert sorted(worker["pid"] for worker in listed) == sorted(running.pids())
         assert sorted(job["id"] for worker in listed for job in worker["running"]) == sorted(ids)
-    untouched = desk.queue.enqueue("shell", {"command": "true"}).id
+    untouched = ctl.queue.enqueue("shell", {"command": "true"}).id
     running.signal(signal.SIGTERM)
     running.wait_for("server.stopped")
     wait_refused(address)
     assert running.is_running
-    assert [desk.job(id).status for id in ids] == ["processing"] * 2
+    assert [ctl.job(id).status for id in ids] == ["processing"] * 2
     for gate in gates:
         gate.touch()
     assert running.wait(SOON) == 0
-    assert [(desk.job(id).status, desk.job(id).attempts) for id in ids] == [("completed", 1)] * 2
-    assert (desk.job(untouched).status, desk.job(untouched).attempts) == ("pending", 0)
+    assert [(ctl.job(id).status, ctl.job(id).attempts) for id in ids] == [("completed", 1)] * 2
+    assert (ctl.job(untouched).status, ctl.job(untouched).attempts) == ("pending", 0)
     assert running.errors() == ""
-    desk.wait_empty()
+    ctl.wait_empty()
 
 
 def test_the_handlers_of_an_application_check_payloads_and_file_jobs_have_no_root_unless_one_is_named(
-    desk: Desk, tmp_path: Path
+    ctl: CommandLine, tmp_path: Path
 ) -> None:
     """Payloads are checked at admission and run. The folder that it is started in holds the code."""
     (tmp_path / "app.py").write_text(APP)
     options = "--app app:queue --allow-type create_file --allow-type claude_extraction:x --allow-type shell"
-    running, address = start_with_workers(desk, 1, options, cwd=tmp_path)
+    running, address = start_with_workers(ctl, 1, options, cwd=tmp_path)
     with client(address) as api:
         for payload in ({"name": 5}, {}, {"name": "you", "age": 3}):
             refused = api.post("/api/tasks", json={"type": "greet", "payload": payload})
@@ -207,14 +213,14 @@ def test_the_handlers_of_an_application_check_payloads_and_file_jobs_have_no_roo
         accepted = api.post("/api/tasks", json={"type": "greet", "payload": {"name": "you"}})
         assert accepted.status_code == 201
         id = accepted.json()["id"]
-        assert desk.wait(id, "completed").result == "hello you"
+        assert ctl.wait(id, "completed").result == "hello you"
         assert api.get(f"/api/tasks/{id}").json()["result"] == "hello you"
         [greet] = [type for type in api.get("/api/types").json() if type["type"] == "greet"]
         assert greet["payloadSchema"]["required"] == ["name"]
         assert api.get("/api/tasks/stats").json()["failed"] == 0
         file = {"path": str(tmp_path / "app.py"), "content": "raise SystemExit", "overwrite": True}
         id = api.post("/api/tasks", json={"type": "create_file", "payload": file}).json()["id"]
-    error = desk.wait(id, "failed").error
+    error = ctl.wait(id, "failed").error
     assert error is not None
     assert error.endswith("this worker has no file roots; set QUEUECTL_FILE_ROOTS")
     assert (tmp_path / "app.py").read_text() == APP
@@ -225,10 +231,10 @@ def test_the_handlers_of_an_application_check_payloads_and_file_jobs_have_no_roo
 # Refusing.
 
 
-def test_a_wrong_app_is_one_line_and_wrong_usage(desk: Desk, tmp_path: Path) -> None:
+def test_a_wrong_app_is_one_line_and_wrong_usage(ctl: CommandLine, tmp_path: Path) -> None:
     """What else may be wrong with one is shown with `worker start`, which loads it in the same way."""
     (tmp_path / "broken.py").write_text("raise RuntimeError('it broke')\n")
-    running = desk.start("serve --port 0 --app broken:queue", cwd=tmp_path)
+    running = ctl.start("serve --port 0 --app broken:queue", cwd=tmp_path)
     assert running.wait() == 2
     assert_one_line(running.errors(), "--app", "it broke")
     assert "server.started" not in running.output()
@@ -314,20 +320,20 @@ def test_without_the_web_extra_it_says_what_to_install(home: Path) -> None:
 
 
 def test_a_worker_that_is_killed_is_replaced_its_job_runs_again_and_ctrl_c_is_an_orderly_stop(
-    desk: Desk,
+    ctl: CommandLine,
 ) -> None:
     """And the program's log is one JSON object a line."""
-    running, address = start_with_workers(desk)
+    running, address = start_with_workers(ctl)
     [victim] = running.pids()
     hold_once = 'echo started; test "$QUEUECTL_ATTEMPT" != 1 || sleep 600'
-    id = desk.queue.enqueue("shell", {"command": hold_once}).id
-    desk.wait_started(id)
+    id = ctl.queue.enqueue("shell", {"command": hold_once}).id
+    ctl.wait_started(id)
     os.kill(victim, signal.SIGKILL)
     with client(address) as api:
         assert api.get("/healthz").status_code == 200
         started = running.wait_for("worker.started", 2)
         assert started["pid"] != victim
-        assert desk.wait(id, "completed").attempts == 2
+        assert ctl.wait(id, "completed").attempts == 2
         assert api.get("/readyz").json()["workers"] == 1
     assert running.events("worker.died", pid=victim, how="was killed by signal 9")
     assert len(running.events("server.started")) == 1
@@ -343,12 +349,12 @@ def test_a_worker_that_is_killed_is_replaced_its_job_runs_again_and_ctrl_c_is_an
 
 
 def test_a_server_that_is_killed_or_that_somebody_else_stops_is_replaced_and_the_workers_work_on(
-    desk: Desk,
+    ctl: CommandLine,
 ) -> None:
-    running, address = start_with_workers(desk)
-    gate = desk.home / "gate"
-    id = desk.queue.enqueue("shell", {"command": gated(gate)}).id
-    desk.wait_started(id)
+    running, address = start_with_workers(ctl)
+    gate = ctl.home / "gate"
+    id = ctl.queue.enqueue("shell", {"command": gated(gate)}).id
+    ctl.wait_started(id)
     killed = running.events("server.started")[0]["pid"]
     os.kill(killed, signal.SIGKILL)
     again = running.wait_for("server.started", 2)
@@ -363,7 +369,7 @@ def test_a_server_that_is_killed_or_that_somebody_else_stops_is_replaced_and_the
         assert api.get(f"/api/tasks/{id}").json()["status"] == "processing"
         gate.touch()
         wait_until(lambda: api.get(f"/api/tasks/{id}").json()["status"] == "completed", SOON)
-    assert desk.job(id).attempts == 1
+    assert ctl.job(id).attempts == 1
     assert len(running.pids()) == 1
     assert not running.events("worker.died")
     assert running.stop() == 0
@@ -373,18 +379,18 @@ def test_a_server_that_is_killed_or_that_somebody_else_stops_is_replaced_and_the
 
 
 @pytest.mark.parametrize("how", [".stop_workers", "worker stop"])
-def test_workers_that_are_stopped_leave_the_api_serving(desk: Desk, how: str) -> None:
-    running, address = start_with_workers(desk, 2)
-    gate = desk.home / "gate"
-    id = desk.queue.enqueue("shell", {"command": gated(gate)}).id
-    desk.wait_started(id)
+def test_workers_that_are_stopped_leave_the_api_serving(ctl: CommandLine, how: str) -> None:
+    running, address = start_with_workers(ctl, 2)
+    gate = ctl.home / "gate"
+    id = ctl.queue.enqueue("shell", {"command": gated(gate)}).id
+    ctl.wait_started(id)
     stopping: subprocess.Popen[bytes] | None = None
     if how == "worker stop":
-        stopping = start_queuectl(desk.home, "worker", "stop")
+        stopping = start_queuectl(ctl.home, "worker", "stop")
     else:
-        (desk.home / ".stop_workers").touch()
+        (ctl.home / ".stop_workers").touch()
     running.wait_for("worker.stopping", 2)
-    assert desk.job(id).status == "processing"
+    assert ctl.job(id).status == "processing"
     gate.touch()
     running.wait_for("worker.stopped", 2)
     wait_until(lambda: not any(map(is_alive, running.pids())), SOON, "the workers have ended")
@@ -392,7 +398,7 @@ def test_workers_that_are_stopped_leave_the_api_serving(desk: Desk, how: str) ->
         out, err = stopping.communicate(timeout=SOON)
         assert (stopping.returncode, err) == (0, b"")
         assert out.count(b" stopped\n") == 2
-    assert desk.job(id).status == "completed"
+    assert ctl.job(id).status == "completed"
     with client(address) as api:
         assert api.get("/healthz").status_code == 200
         accepted = api.post("/api/tasks", json={"type": "foreign"})
@@ -404,7 +410,7 @@ def test_workers_that_are_stopped_leave_the_api_serving(desk: Desk, how: str) ->
     assert running.stop() == 0
     assert running.events("server.stopped")
     assert running.events("supervisor.stopping")[-1]["reason"] == "SIGTERM"
-    assert desk.job(accepted.json()["id"]).status == "pending"
+    assert ctl.job(accepted.json()["id"]).status == "pending"
 
 
 def test_while_the_stop_file_exists_nothing_is_served_that_has_workers(cli: Cli, home: Path) -> None:
@@ -417,12 +423,12 @@ def test_while_the_stop_file_exists_nothing_is_served_that_has_workers(cli: Cli,
 # Stopping.
 
 
-def test_stopping_answers_the_requests_in_flight_and_ends_streams(desk: Desk) -> None:
-    running, address = start_server(desk)
+def test_stopping_answers_the_requests_in_flight_and_ends_streams(ctl: CommandLine) -> None:
+    running, address = start_server(ctl)
     with client(address) as api, api.stream("GET", "/api/events", timeout=SOON) as response:
         lines = response.iter_lines()
         assert next(line for line in lines if line == "event: stats")
-        with write_lock(desk.home / "queue.db") as release:
+        with write_lock(ctl.home / "queue.db") as release:
             request = Request(address)
             request.wait_read()
             running.signal(signal.SIGTERM)
@@ -438,42 +444,42 @@ def test_stopping_answers_the_requests_in_flight_and_ends_streams(desk: Desk) ->
     assert request.status == 201
     assert running.wait(SOON) == 0
     assert running.errors() == ""
-    assert desk.job(json.loads(request.body)["id"]).status == "pending"
+    assert ctl.job(json.loads(request.body)["id"]).status == "pending"
     assert running.events("server.stopped")[0]["cut_short"] == 0
 
 
-def test_a_job_longer_than_the_deadline_is_given_back_and_said_so(desk: Desk) -> None:
-    desk.queue.set_config("shutdown_timeout", 1)
-    running, _ = start_with_workers(desk)
-    id = desk.queue.enqueue("shell", {"command": "echo started; sleep 600"}).id
-    desk.wait_started(id)
+def test_a_job_longer_than_the_deadline_is_given_back_and_said_so(ctl: CommandLine) -> None:
+    ctl.queue.set_config("shutdown_timeout", 1)
+    running, _ = start_with_workers(ctl)
+    id = ctl.queue.enqueue("shell", {"command": "echo started; sleep 600"}).id
+    ctl.wait_started(id)
     running.signal(signal.SIGTERM)
     assert running.wait(SOON) == 1
-    assert (desk.job(id).status, desk.job(id).attempts) == ("pending", 0)
+    assert (ctl.job(id).status, ctl.job(id).attempts) == ("pending", 0)
     assert running.events("job.released", job_id=id)
     assert running.errors() == ""
-    desk.wait_empty()
+    ctl.wait_empty()
 
 
-def test_the_second_signal_gives_jobs_back_and_ends_at_once(desk: Desk) -> None:
-    desk.queue.set_config("shutdown_timeout", 600)
-    running, _ = start_with_workers(desk)
-    id = desk.queue.enqueue("shell", {"command": "echo started; sleep 600"}).id
-    desk.wait_started(id)
+def test_the_second_signal_gives_jobs_back_and_ends_at_once(ctl: CommandLine) -> None:
+    ctl.queue.set_config("shutdown_timeout", 600)
+    running, _ = start_with_workers(ctl)
+    id = ctl.queue.enqueue("shell", {"command": "echo started; sleep 600"}).id
+    ctl.wait_started(id)
     running.signal(signal.SIGTERM)
     running.wait_for("worker.stopping")
     running.signal(signal.SIGTERM)
     assert running.wait(SOON) == 1
-    assert (desk.job(id).status, desk.job(id).attempts) == ("pending", 0)
+    assert (ctl.job(id).status, ctl.job(id).attempts) == ("pending", 0)
     assert running.errors() == ""
     assert running.events("log") == []
-    desk.wait_empty()
+    ctl.wait_empty()
 
 
-def test_the_second_signal_does_not_wait_for_a_request(desk: Desk) -> None:
-    desk.queue.set_config("shutdown_timeout", 600)
-    running, address = start_server(desk)
-    with write_lock(desk.home / "queue.db"):
+def test_the_second_signal_does_not_wait_for_a_request(ctl: CommandLine) -> None:
+    ctl.queue.set_config("shutdown_timeout", 600)
+    running, address = start_server(ctl)
+    with write_lock(ctl.home / "queue.db"):
         request = Request(address)
         request.wait_read()
         running.signal(signal.SIGTERM)
@@ -486,10 +492,10 @@ def test_the_second_signal_does_not_wait_for_a_request(desk: Desk) -> None:
     assert request.status != 201
 
 
-def test_a_request_longer_than_the_deadline_is_cut_short_without_a_traceback(desk: Desk) -> None:
-    desk.queue.set_config("shutdown_timeout", 1)
-    running, address = start_server(desk)
-    with write_lock(desk.home / "queue.db"):
+def test_a_request_longer_than_the_deadline_is_cut_short_without_a_traceback(ctl: CommandLine) -> None:
+    ctl.queue.set_config("shutdown_timeout", 1)
+    running, address = start_server(ctl)
+    with write_lock(ctl.home / "queue.db"):
         request = Request(address)
         request.wait_read()
         running.signal(signal.SIGTERM)
@@ -500,10 +506,10 @@ def test_a_request_longer_than_the_deadline_is_cut_short_without_a_traceback(des
     assert request.status in (None, 503), "not 500: it is no mistake of ours"
 
 
-def test_a_stream_that_is_not_read_does_not_keep_the_server_from_stopping(desk: Desk) -> None:
+def test_a_stream_that_is_not_read_does_not_keep_the_server_from_stopping(ctl: CommandLine) -> None:
     """Its buffers are full of counts by type, so that the end can't be sent."""
-    desk.queue.enqueue_batch([(f"{'x' * 240}{number}", {}, {}) for number in range(8000)])
-    running, address = start_server(desk)
+    ctl.queue.enqueue_batch([(f"{'x' * 240}{number}", {}, {}) for number in range(8000)])
+    running, address = start_server(ctl)
     place = urlsplit(address)
     with socket.socket() as silent:
         silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
@@ -517,11 +523,11 @@ def test_a_stream_that_is_not_read_does_not_keep_the_server_from_stopping(desk: 
     assert running.errors() == ""
 
 
-def test_a_signal_while_it_starts_is_an_orderly_stop(desk: Desk) -> None:
+def test_a_signal_while_it_starts_is_an_orderly_stop(ctl: CommandLine) -> None:
     """Its processes may be too young to listen; none is left, and nothing is said on standard error."""
-    running = desk.start("serve --port 0 --log-format json")
-    wait_until(lambda: len(desk.processes()) >= 3, SOON, "its processes have been started")
+    running = ctl.start("serve --port 0 --log-format json")
+    wait_until(lambda: len(ctl.processes()) >= 3, SOON, "its processes have been started")
     running.signal(signal.SIGTERM)
     assert running.wait(SOON) == 0
     assert running.errors() == ""
-    desk.wait_empty()
+    ctl.wait_empty()

@@ -1,4 +1,4 @@
-"""A desk to type queuectl at: one home folder, commands that end, workers that stay, and what they leave."""
+"""The command line of one home folder: commands that end, workers that stay, and what they leave."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Running:
         return found[count - 1]
 
 
-class Desk:
+class CommandLine:
     """The command line of one home folder. Calling it types a line and waits for its end."""
 
     def __init__(self, home: Path) -> None:
