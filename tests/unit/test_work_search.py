@@ -31,7 +31,7 @@ class Claiming:
         return Usage()
 
     def ask(self, lines: Lines, limit: int, usage: Usage) -> Asked:
-        return Asked([], frozenset({"pay"}))
+        return Asked([], limited=frozenset({"pay"}))
 
 
 @pytest.fixture

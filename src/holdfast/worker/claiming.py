@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.context import Attempt
@@ -31,9 +31,13 @@ NOTHING_RUNS = Usage()
 
 
 class Asked(NamedTuple):
-    """What a worker asks for; and what it does not, as limits keep it, with when to look at that again."""
+    """What a worker asks for, and the handlers that will run it: a type may lose its own meanwhile.
+
+    And what it does not ask for, as limits keep it, with when to look at that again.
+    """
 
     demands: list[Demand]
+    handlers: Mapping[str, Handler] = {}
     limited: frozenset[str] = frozenset()
     wait: float | None = None
 
@@ -47,8 +51,6 @@ class Claiming:
         self._registry = queue.registry
         self.slots = slots
         self._types = types
-        self._handlers: dict[str, Handler] = {}
-        """Those that serve what was asked for last; a type may lose its handler meanwhile."""
         self.looked_for = 0.0
         """How many seconds the last look took."""
 
@@ -77,24 +79,26 @@ class Claiming:
         free = self._free(settings)
         room = Room(settings, usage, self._store.now())
         types = lines.first(limit, room, free)
-        served = {type: self.served(type) for type in types}
-        if not self._knows_handlers_of(settings):
+        handlers = self._handlers_of(types, settings)
+        if handlers is None:
             return Asked([])
-        self._handlers = {type: handler for type, handler in served.items() if handler is not None}
-        demands = [_demand(type, free(type), settings) for type in self._handlers]
-        return Asked(demands, frozenset(room.limited), self.until_next(room.wait(), room.limited, settings))
+        demands = [_demand(type, free(type), settings) for type in handlers]
+        wait = self.until_next(room.wait(), room.limited, settings)
+        return Asked(demands, handlers, frozenset(room.limited), wait)
 
-    def ask_for_one(self, types: Collection[str], settings: Settings) -> list[Demand]:
+    def ask_for_one(self, types: Collection[str], settings: Settings) -> Asked:
         """What to ask for, for one job that has to run alone."""
-        served = {type: self.served(type) for type in sorted(types) if self.slots.has_free(type)}
-        if not self._knows_handlers_of(settings):
-            return []
-        self._handlers = {type: handler for type, handler in served.items() if handler is not None}
-        return [_demand(type, 1, settings) for type in self._handlers]
+        free = [type for type in sorted(types) if self.slots.has_free(type)]
+        handlers = self._handlers_of(free, settings) or {}
+        return Asked([_demand(type, 1, settings) for type in handlers], handlers)
 
-    def _knows_handlers_of(self, settings: Settings) -> bool:
-        """Whether the settings have the options of the handlers just found; if not, they are read again."""
-        return settings.generation is None or settings.generation == self._registry.generation
+    def _handlers_of(self, types: Collection[str], settings: Settings) -> dict[str, Handler] | None:
+        """The handlers of the types that this worker serves; None if the settings, which are then read again,
+        lack the options of the handlers just found."""
+        served = {type: self.served(type) for type in types}
+        if settings.generation is not None and settings.generation != self._registry.generation:
+            return None
+        return {type: handler for type, handler in served.items() if handler is not None}
 
     def until_next(self, wait: float | None, limited: Collection[str], settings: Settings) -> float | None:
         """In how many seconds to look again for jobs that limits keep, where the first rate limit lets one
@@ -166,9 +170,9 @@ class Claiming:
         busy = self._store.list_busy_types()
         return not any(self.served(type) for type in busy if not settings.limits(type).paused)
 
-    def attempt(self, claim: Claim, claimed_at: float, leased_until: float) -> Attempt:
-        """The attempt to run for a claim that was made on our demand."""
-        attempt = Attempt(claim, self._handlers[claim.type], self._queue)
+    def attempt(self, claim: Claim, asked: Asked, claimed_at: float, leased_until: float) -> Attempt:
+        """The attempt to run for a claim of what was asked for."""
+        attempt = Attempt(claim, asked.handlers[claim.type], self._queue)
         attempt.claimed = claimed_at
         attempt.leased_until = leased_until
         return attempt

@@ -21,7 +21,7 @@ from holdfast.core.clock import lease_clock
 from holdfast.core.settings import Settings
 from holdfast.errors import DatabaseReplaced, QueueClosed, StoreError
 from holdfast.store.open import store_of
-from holdfast.store.records import Claimed, StopRequest
+from holdfast.store.records import StopRequest
 from holdfast.system.start_marks import StartMarks, remove_old_marks
 from holdfast.worker.claiming import Claiming
 from holdfast.worker.following import Following, Options
@@ -189,10 +189,10 @@ class Dispatcher:
     def _run_one_alone(self, now: float) -> None:
         """Run a job that has to run alone: nothing here could be lost with it, not even an outcome."""
         leased_until = lease_clock() + self._following.settings.vouched_seconds
-        claimed = self._turn.take_alone(self._suspects, self._following.settings)
-        self._hold(claimed, now, leased_until)
+        taken = self._turn.take_alone(self._suspects, self._following.settings)
+        self._hold(taken, now, leased_until)
         self._start_held()
-        self._turn.announce(Taken(claimed=claimed))
+        self._turn.announce(taken)
         self._make_room(now)
 
     def _enforce(self, now: float) -> None:
@@ -261,7 +261,7 @@ class Dispatcher:
         self._search.note(claimed, taken.lines, self._options.batch_size)
         if claimed.is_stale:
             self._following.hurry()
-        self._hold(claimed, began, leased_until)
+        self._hold(taken, began, leased_until)
         # Where a server does the work, there is time to run while it is at the next turn.
         # But not while what was claimed keeps others from starting.
         if claimed.limited or not self._store.is_shared or not self._is_pressed():
@@ -270,10 +270,11 @@ class Dispatcher:
         if has_told and not self._store.is_shared:
             self._search.hurry()  # what a subscriber enqueues in this thread, the watch does not see
 
-    def _hold(self, claimed: Claimed, claimed_at: float, leased_until: float) -> None:
+    def _hold(self, taken: Taken, claimed_at: float, leased_until: float) -> None:
         """Hold ready what was claimed."""
-        attempts = [self._claiming.attempt(claim, claimed_at, leased_until) for claim in claimed.claims]
-        if claimed.is_alone:
+        asked, claims = taken.asked, taken.claimed.claims
+        attempts = [self._claiming.attempt(claim, asked, claimed_at, leased_until) for claim in claims]
+        if taken.claimed.is_alone:
             self._suspects.runs(attempts[0])
         self._runner.hold(attempts, on_begin=self._marks.begin)
 

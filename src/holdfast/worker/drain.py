@@ -19,7 +19,7 @@ from holdfast.errors import NestedWrite, ResultIgnored, Retry, StoreBusy
 from holdfast.store.open import store_of
 from holdfast.store.records import Claimed
 from holdfast.system.start_marks import StartMarks
-from holdfast.worker.claiming import Claiming
+from holdfast.worker.claiming import Asked, Claiming
 from holdfast.worker.heartbeat import Heartbeat
 from holdfast.worker.maintenance import PROMOTE_BATCH
 from holdfast.worker.run import Committed, Ending, run_here
@@ -78,12 +78,12 @@ class Drainer:
         leased_until = lease_clock() + settings.vouched_seconds
         with self._store.transaction():
             promoted = self._store.promote_jobs(PROMOTE_BATCH)
-            claimed = self._claim(settings)
+            asked, claimed = self._claim(settings)
         for id, type in promoted:
             self._queue.events.emit(e.JobPromoted(job_id=id, type=type))
         if not claimed.claims:
             return False
-        attempt = self._claiming.attempt(claimed.claims[0], time.monotonic(), leased_until)
+        attempt = self._claiming.attempt(claimed.claims[0], asked, time.monotonic(), leased_until)
         attempt.on_progress = self._progress
         attempt.on_begin = self._marks.begin
         self._attempt = attempt
@@ -97,19 +97,20 @@ class Drainer:
             raise
         return True
 
-    def _claim(self, settings: Settings) -> Claimed:
+    def _claim(self, settings: Settings) -> tuple[Asked, Claimed]:
         """One job: first of those that have to run alone, because nothing else runs here."""
         suspects = self._store.list_suspect_types()
         if suspects:
-            demands = self._claiming.ask_for_one(suspects, settings)
-            claimed = self._store.claim_jobs(
-                self._id, demands, settings, limit=1, lease_seconds=settings.lease_seconds, alone=True
-            )
+            asked = self._claiming.ask_for_one(suspects, settings)
+            claimed = self._claim_one(asked, settings, alone=True)
             if claimed.claims:
-                return claimed
-        demands = self._claiming.ask(self._claiming.read_lines(settings), 1).demands
+                return asked, claimed
+        asked = self._claiming.ask(self._claiming.read_lines(settings), 1)
+        return asked, self._claim_one(asked, settings)
+
+    def _claim_one(self, asked: Asked, settings: Settings, *, alone: bool = False) -> Claimed:
         return self._store.claim_jobs(
-            self._id, demands, settings, limit=1, lease_seconds=settings.lease_seconds
+            self._id, asked.demands, settings, limit=1, lease_seconds=settings.lease_seconds, alone=alone
         )
 
     def _settle(self, attempt: Attempt, ending: Ending) -> None:

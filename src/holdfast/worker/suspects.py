@@ -13,7 +13,7 @@ from holdfast.context import Attempt
 from holdfast.core.settings import Settings
 from holdfast.store.protocol import Store
 from holdfast.store.records import Claimed
-from holdfast.worker.claiming import Claiming
+from holdfast.worker.claiming import Asked, Claiming
 
 LOOK_PAUSE = 1.0
 """Seconds between two looks for such jobs."""
@@ -71,11 +71,12 @@ class Suspects:
         """Whether there is one to claim, and nothing here that a crash would take with it."""
         return bool(self._types) and self._slots.is_idle()
 
-    def claim(self, worker_id: str, settings: Settings) -> Claimed:
+    def claim(self, worker_id: str, settings: Settings) -> tuple[Asked, Claimed]:
         """Claim one, if one may start."""
+        asked = self._claiming.ask_for_one(self._types, settings)
         claimed = self._store.claim_jobs(
             worker_id,
-            self._claiming.ask_for_one(self._types, settings),
+            asked.demands,
             settings,
             limit=1,
             lease_seconds=settings.lease_seconds,
@@ -83,7 +84,7 @@ class Suspects:
         )
         if not claimed.is_alone:
             self._types = set()
-        return claimed
+        return asked, claimed
 
     def runs(self, attempt: Attempt) -> None:
         """This one was claimed: it has the worker to itself."""

@@ -37,6 +37,7 @@ class Taken(Struct):
     ended: Sequence[Ended] = ()
     accepted: dict[tuple[int, int], Status] = {}
     """The state that each accepted outcome led to."""
+    asked: Asked = Asked([])
     claimed: Claimed = Claimed([])
     lines: Lines | None = None
     """Where the claim has left the lines, if there was as much in them as could be taken."""
@@ -144,13 +145,14 @@ class Turn:
         taken.ended, taken.accepted = ended, accepted
         self._uncounted.append(taken)
 
-    def take_alone(self, suspects: Suspects, settings: Settings) -> Claimed:
+    def take_alone(self, suspects: Suspects, settings: Settings) -> Taken:
         """Claim a job that has to run alone, in a commit of its own."""
         try:
-            return suspects.claim(self._worker_id, settings)
+            asked, claimed = suspects.claim(self._worker_id, settings)
         except CommitUncertain:
             self.uncertain = True
             raise
+        return Taken(asked=asked, claimed=claimed)
 
     def count(self) -> None:
         """Note in the statistics what turns have committed since it was last done."""
@@ -220,7 +222,7 @@ class Turn:
             were_in_the_way = _advance(lines, asked, claimed)
         waits = [wait for wait in (asked.wait, claimed.wait) if wait is not None]
         wait = self._claiming.until_next(min(waits, default=None), limited, settings)
-        taken.claimed = replace(claimed, limited=limited, wait=wait)
+        taken.asked, taken.claimed = asked, replace(claimed, limited=limited, wait=wait)
         count = len(claimed.claims)
         most = min(limit, sum(demand.limit for demand in asked.demands))
         taken.goes_on = count == limit < claim.room or (0 < count < limit and bool(lines) and were_in_the_way)
