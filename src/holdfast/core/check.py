@@ -37,8 +37,8 @@ def duration(name: str, value: object, *, above_zero: bool = False) -> float:
     return seconds
 
 
-def optional_duration(name: str, value: object, *, above_zero: bool = False) -> float | None:
-    return None if value is None else duration(name, value, above_zero=above_zero)
+def optional_duration(name: str, value: object) -> float | None:
+    return None if value is None else duration(name, value)
 
 
 def instant(name: str, value: object) -> int:

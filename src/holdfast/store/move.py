@@ -51,10 +51,9 @@ def open_end(url: str, *, create: bool = True) -> End:
 class Move:
     """One move from a database to another. Closing it gives up what was not switched."""
 
-    def __init__(self, source: End, target: End, *, guarded_seconds: float = GUARDED_SECONDS) -> None:
+    def __init__(self, source: End, target: End) -> None:
         self.source = source
         self.target = target
-        self._seconds = guarded_seconds
         self.token = secrets.token_hex(16)
         self._started = self._arrived = False
         self._ended = threading.Event()
@@ -90,7 +89,7 @@ class Move:
             self._clear_target()
             self.target.mark_arriving(self.source, self.token)
         self._arrived = True
-        self.source.close_to_producers(self.target.address, self.token, self._seconds)
+        self.source.close_to_producers(self.target.address, self.token, GUARDED_SECONDS)
         self._started = True
         self._keeper.start()
 
@@ -201,9 +200,9 @@ class Move:
 
     def _keep(self) -> None:
         """Push the instant ahead until which the source is closed."""
-        while not self._ended.wait(self._seconds / 6):
+        while not self._ended.wait(GUARDED_SECONDS / 6):
             with suppress(StoreError):  # there is time for more tries
-                if not self.source.renew(self.token, self._seconds):
+                if not self.source.renew(self.token, GUARDED_SECONDS):
                     self._lost = True
                     return
         self.source.store.close_thread()
