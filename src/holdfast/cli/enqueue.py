@@ -163,10 +163,8 @@ def parse_object(text: str, what: str) -> dict[str, Any]:
 
     try:
         value = decode_strictly(text)
-    except RecursionError:
-        raise ConfigError(f"{what} is nested too deeply") from None
     except ValueError as error:
-        raise ConfigError(f"{what} is not valid JSON: {error}") from None
+        raise ConfigError(f"{what} {error}") from None
     if not isinstance(value, dict):
         raise ConfigError(f"{what} must be a JSON object, not {shown(value)}")
     return value

@@ -82,8 +82,13 @@ def decode(text: str) -> Any:
 
 
 def decode_strictly(text: str) -> Any:
-    """Parse JSON that a user wrote, if it is unambiguous; raises ValueError or RecursionError."""
-    return json.loads(text, object_pairs_hook=_without_duplicates)
+    """Parse JSON that a user wrote, if it is unambiguous; raises ValueError, which says what is wrong."""
+    try:
+        return json.loads(text, object_pairs_hook=_without_duplicates)
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"is not valid JSON: {error}") from error
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -75,10 +75,8 @@ async def read_body(request: Request, kind: type[B]) -> B:
         given = await asyncio.to_thread(_parse, body) if len(body) > LARGE_BODY else _parse(body)
     except UnicodeDecodeError:
         raise _invalid("the body is not UTF-8") from None
-    except RecursionError:
-        raise _invalid("the body is nested too deeply") from None
     except ValueError as error:
-        raise _invalid(f"the body is not valid JSON: {error}") from None
+        raise _invalid(f"the body {error}") from None
     if given is None:
         if is_required(kind):
             raise _invalid("a JSON body is required")

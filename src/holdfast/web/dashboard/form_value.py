@@ -187,12 +187,13 @@ def _is_multiple(value: float, step: float) -> bool:
 def _read_json(rule: Mapping[str, Any], text: str) -> Any:
     try:
         value = decode_strictly(text)
-    except RecursionError:
-        raise Wrong("is nested too deeply") from None
-    except ValueError as error:  # a key that stands twice, a number of thousands of digits, or no JSON
-        reason = str(error).partition(";")[0]
-        if isinstance(error, json.JSONDecodeError):
-            reason = f"{error.msg}: line {error.lineno}, column {error.colno}"
+    except ValueError as error:
+        cause = error.__cause__  # a key that stands twice, a number of thousands of digits, or no JSON
+        if cause is None:
+            raise Wrong(str(error)) from None
+        reason = str(cause).partition(";")[0]
+        if isinstance(cause, json.JSONDecodeError):
+            reason = f"{cause.msg}: line {cause.lineno}, column {cause.colno}"
         raise Wrong(f"must be {allowed(rule)} ({reason[:1].lower()}{reason[1:]})") from None
     if not json_text(value):
         raise Wrong("must be valid JSON, without NaN or Infinity")

@@ -226,10 +226,8 @@ def payload_from(text: str) -> dict[str, Any]:
     """A payload that somebody has written as JSON."""
     try:
         payload = decode_strictly(text)
-    except RecursionError:
-        raise InvalidPayload("payload", "is nested too deeply") from None
     except ValueError as error:
-        raise InvalidPayload("payload", f"is not valid JSON: {error}") from None
+        raise InvalidPayload("payload", str(error)) from None
     if not isinstance(payload, dict):
         raise InvalidPayload("payload", "must be a JSON object")
     return payload
