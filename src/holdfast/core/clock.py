@@ -64,9 +64,14 @@ def parse_instant(name: str, text: object) -> datetime:
         raise ConfigError(
             f"{name} must be an ISO 8601 time such as 2030-01-31T09:00:00Z, not {shown(text)}"
         ) from None
-    if moment.tzinfo is None:
-        raise ConfigError(f"{name} {shown(text)} needs a time zone, as in 2030-01-31T09:00:00Z")
+    require_zone(name, moment, text)
     return moment
+
+
+def require_zone(name: str, moment: datetime, given: object) -> None:
+    """Refuse an instant without a time zone, read from what was `given`."""
+    if moment.utcoffset() is None:
+        raise ConfigError(f"{name} {shown(given)} needs a time zone, as in 2030-01-31T09:00:00Z")
 
 
 def read_iso(text: object) -> datetime:

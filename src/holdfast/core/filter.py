@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import force_setattr, replace
 
 from holdfast.core import check
-from holdfast.core.clock import read_iso
+from holdfast.core.clock import read_iso, require_zone
 from holdfast.core.error_group import error_group
 from holdfast.core.job import Status, check_group, check_type, parse_status
 from holdfast.core.search import Search, parse_search
@@ -165,8 +165,7 @@ def read_moment(name: str, given: object) -> datetime | timedelta:
             if not timedelta() <= moment <= _LONGEST:
                 raise ValueError
             return moment
-        if moment.utcoffset() is None:
-            raise ConfigError(f"{name} {shown(given)} needs a time zone, as in 2030-01-31T09:00:00Z")
+        require_zone(name, moment, given)
         return moment.astimezone(UTC)
     except (ValueError, OverflowError):
         raise ConfigError(

@@ -108,6 +108,8 @@ class Job(Struct, frozen=True, kw_only=True, rename="camel"):
         return self.status in FINISHED
 
 
+PRIORITIES = range(-(2**31), 2**31)
+
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 _TYPE = re.compile(r"[A-Za-z0-9_.:-]{1,255}")
 # These words are paths of the HTTP API, beside /api/tasks/{id}.

@@ -13,11 +13,10 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from holdfast.core import check
-from holdfast.core.job import check_group, check_id
+from holdfast.core.job import PRIORITIES, check_group, check_id
 from holdfast.errors import ConfigError
 
 MAX_KEY_LENGTH = 512
-_PRIORITIES = range(-(2**31), 2**31)
 _ATTEMPTS = range(1, 2**31)
 
 Kind = Literal["whole", "text", "duration", "instant"]
@@ -76,7 +75,7 @@ OPTIONS: Mapping[str, Option] = {
         Option(
             name="priority",
             kind="whole",
-            check=partial(check.whole_number, allowed=_PRIORITIES),
+            check=partial(check.whole_number, allowed=PRIORITIES),
             meaning="higher priorities run first",
             default="0",
             metavar="N",

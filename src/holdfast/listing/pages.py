@@ -15,7 +15,7 @@ from msgspec.structs import asdict, replace
 from holdfast.core.check import text, whole_number
 from holdfast.core.clock import from_datetime, to_datetime
 from holdfast.core.filter import COUNTED, CREATED, MOST_SEARCHED, PRIORITY, Filter
-from holdfast.core.job import Job
+from holdfast.core.job import PRIORITIES, Job
 from holdfast.core.search import Search
 from holdfast.errors import ConfigError
 from holdfast.store.protocol import Store
@@ -31,7 +31,6 @@ _READ = 500
 _PAYLOADS = 10
 """How many payloads are in memory at once: each may be large."""
 
-_PRIORITIES = range(-(2**31), 2**31)
 _PLACE = re.compile(r"(?:(-?[0-9]{1,18})\.)?([0-9]{1,18})")
 
 
@@ -115,7 +114,7 @@ def _place(cursor: str, sort: str) -> Place:
         if key is None and sort == CREATED:
             return Place(0, int(seq))
         # A priority and an instant are both numbers, but never the same ones.
-        if key is not None and sort != CREATED and (int(key) in _PRIORITIES) == (sort == PRIORITY):
+        if key is not None and sort != CREATED and (int(key) in PRIORITIES) == (sort == PRIORITY):
             return Place(int(key), int(seq))
     raise ConfigError("cursor must be the nextCursor of an earlier page in the same order")
 

@@ -70,6 +70,10 @@ def internal() -> Refused:
     return Refused(500, "internal", "internal error; see the server's log")
 
 
+def read_only() -> Refused:
+    return Refused(403, "read_only", "a read-only token can't make changes")
+
+
 def too_many(message: str, seconds: float) -> Refused:
     return Refused(429, "rate_limited", message, {"Retry-After": str(max(1, math.ceil(seconds)))})
 

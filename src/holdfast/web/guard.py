@@ -18,7 +18,7 @@ from holdfast.events import LOGGER
 from holdfast.web.auth import COOKIE, READING, Access, Right, Session, is_loopback
 from holdfast.web.backend import Backend
 from holdfast.web.bodies import LOGOUT, OPEN, Bodies, Disconnected, announced_length, replay
-from holdfast.web.errors import Refused, internal, unavailable
+from holdfast.web.errors import Refused, internal, read_only, unavailable
 from holdfast.web.sending import STATIC, Answer, NotRead, Outbox
 
 LINGER_SECONDS = 5.0
@@ -105,7 +105,7 @@ class Guard:
         if right is Right.NOTHING and not is_open:
             raise _unauthorized(scope, headers, path)
         if scope["method"] not in READING and right is Right.LOOK and not is_open and path != LOGOUT:
-            raise Refused(403, "read_only", "a read-only token can't make changes")
+            raise read_only()
         is_head = scope["method"] == "HEAD"
         return {
             **scope,

@@ -24,7 +24,7 @@ from holdfast.observe import words
 from holdfast.web.auth import Access, Right, outer_scheme
 from holdfast.web.backend import root_of
 from holdfast.web.dashboard.json_view import tree
-from holdfast.web.errors import Refused
+from holdfast.web.errors import Refused, read_only
 
 FORM_COOKIE = "holdfast_form"
 NOTICE_COOKIE = "holdfast_notice"
@@ -236,4 +236,4 @@ def payload_from(text: str) -> dict[str, Any]:
 def require_change(request: Request) -> None:
     """For pages that only lead to a change: with a read token there is nothing behind them."""
     if request.scope["holdfast.right"] is not Right.CHANGE:
-        raise Refused(403, "read_only", "a read-only token can't make changes")
+        raise read_only()
