@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from holdfast.cli.command import Call, Command
 from holdfast.cli.output import Column, print_json, print_styled, print_table
-from holdfast.core.job import Status
+from holdfast.core.job import UNFINISHED, Status
 from holdfast.observe import shapes, words
 from holdfast.observe.overview import Answers
 from holdfast.observe.overview import report as answer
@@ -38,11 +38,10 @@ def report(call: Call) -> None:
 
 
 def _answers(found: Answers) -> Iterator[Answer]:
-    waiting = (Status.SCHEDULED, Status.PENDING, Status.PROCESSING)
     yield (
         "What work is outstanding right now?",
-        [_TYPE, *_numbers(*waiting)],
-        [(type, *(counts[state] for state in waiting)) for type, counts in found.outstanding.items()],
+        [_TYPE, *_numbers(*UNFINISHED)],
+        [(type, *(counts[state] for state in UNFINISHED)) for type, counts in found.outstanding.items()],
         "none",
     )
     yield (

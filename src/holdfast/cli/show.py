@@ -42,7 +42,7 @@ def print_job(job: Job, now: datetime, shown: Shown, children: list[str] | None 
     """A job, formatted for people."""
     _print_field("id", job.id)
     _print_field("type", job.type)
-    asked = ", asked to stop" if job.cancel_requested and not job.is_finished else ""
+    asked = ", asked to stop" if job.is_asked_to_stop else ""
     _print_field("status", job.status.value + asked, style_of(job.status.value))
     of = "" if job.limit_is_open else f" of {job.max_attempts}"
     _print_field("attempts", f"{job.attempts}{of}")

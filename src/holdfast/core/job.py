@@ -27,6 +27,7 @@ class Status(StrEnum):
 
 
 FINISHED = frozenset({Status.COMPLETED, Status.FAILED, Status.CANCELLED})
+UNFINISHED = tuple(status for status in Status if status not in FINISHED)
 
 RETRYING = "retrying"
 """A filter, not a state: scheduled after a failed attempt."""
@@ -106,6 +107,11 @@ class Job(Struct, frozen=True, kw_only=True, rename="camel"):
     @property
     def is_finished(self) -> bool:
         return self.status in FINISHED
+
+    @property
+    def is_asked_to_stop(self) -> bool:
+        """Whether it still runs though it was cancelled."""
+        return self.cancel_requested and not self.is_finished
 
 
 PRIORITIES = range(-(2**31), 2**31)

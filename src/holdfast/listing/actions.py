@@ -70,9 +70,8 @@ def _retry(store: Store, job_id: str) -> Event:
 
 def _cancel(store: Store, job_id: str) -> Event:
     job = store.cancel_job(job_id)
-    if job.cancel_requested and not job.is_finished:
-        return JobCancelRequested(job_id=job.id, type=job.type)
-    return JobCancelled(job_id=job.id, type=job.type)
+    event = JobCancelRequested if job.is_asked_to_stop else JobCancelled
+    return event(job_id=job.id, type=job.type)
 
 
 def _delete(store: Store, job_id: str) -> Event:

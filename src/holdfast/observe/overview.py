@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from holdfast.core.clock import MINUTE, SECOND, from_datetime
-from holdfast.core.job import Job, Status, base_type
+from holdfast.core.job import UNFINISHED, Job, Status, base_type
 from holdfast.store.records import (
     BUCKETS,
     ErrorGroup,
@@ -148,12 +148,11 @@ def report(queue: Queue, *, limit: int = 20) -> Answers:
     """Summarise backlog, failures and durations, with at most `limit` jobs or groups each."""
     now = queue.now()
     by_type = queue.stats()["by_type"]
-    waiting = ("scheduled", "pending", "processing")
     return Answers(
         outstanding={
-            type: {state: counts[state] for state in waiting}
+            type: {state.value: counts[state] for state in UNFINISHED}
             for type, counts in by_type.items()
-            if any(counts[state] for state in waiting)
+            if any(counts[state] for state in UNFINISHED)
         },
         failed=queue.jobs(status="failed", limit=limit),
         failed_total=sum(counts["failed"] for counts in by_type.values()),

@@ -16,7 +16,7 @@ from holdfast.config import SETTINGS, SettingName, Value, find_setting, parse_se
 from holdfast.core import check
 from holdfast.core.clock import microseconds
 from holdfast.core.filter import Filter, FilterWords, Moment, as_filter, read_moment
-from holdfast.core.job import Job, Status, check_type, require_possible_id
+from holdfast.core.job import UNFINISHED, Job, Status, check_type, require_possible_id
 from holdfast.durations import parse_duration
 from holdfast.events import (
     JobCancelled,
@@ -75,8 +75,7 @@ class Operating(Reading):
         Waiting jobs are cancelled now, running ones are asked to stop. Returns how many jobs that was, and
         how many were skipped because they had finished.
         """
-        unfinished = (Status.SCHEDULED, Status.PENDING, Status.PROCESSING)
-        return self._act_on_all("cancel", _of_states(as_filter(filter, words), *unfinished), limit)
+        return self._act_on_all("cancel", _of_states(as_filter(filter, words), *UNFINISHED), limit)
 
     def _act_on_all(self, action: Action, filter: Filter, limit: int | None) -> tuple[int, int]:
         most = None if limit is None else check.whole_number("limit", limit, listing.AMOUNTS)
@@ -108,7 +107,7 @@ class Operating(Reading):
         """Cancel a waiting job now; ask a running one to stop."""
         require_possible_id(job_id)
         job = self._with_limit(self._store.cancel_job(job_id))
-        event = JobCancelRequested if job.cancel_requested and not job.is_finished else JobCancelled
+        event = JobCancelRequested if job.is_asked_to_stop else JobCancelled
         self.events.emit(event(job_id=job.id, type=job.type))
         return job
 

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 from msgspec.structs import replace
 
 from holdfast.core.filter import COUNTED, MOST_SEARCHED
-from holdfast.core.job import FINISHED, RETRYING, Status
+from holdfast.core.job import FINISHED, RETRYING, UNFINISHED, Status
 from holdfast.durations import LONGEST_DURATION, parse_duration
 from holdfast.errors import ConfigError
 from holdfast.listing.actions import Acted, Action
@@ -32,7 +32,7 @@ _REASONS = 2
 _DONE: dict[Action, str] = {"retry": "retried", "cancel": "cancelled", "delete": "deleted"}
 _TAKES: dict[Action, tuple[str, ...]] = {
     "retry": (Status.FAILED, Status.CANCELLED, RETRYING),
-    "cancel": (Status.SCHEDULED, Status.PENDING, Status.PROCESSING),
+    "cancel": UNFINISHED,
     "delete": (Status.COMPLETED, Status.FAILED, Status.CANCELLED),
 }
 
