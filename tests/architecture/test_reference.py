@@ -13,7 +13,7 @@ from holdfast.cli.main import COMMANDS, load
 from holdfast.config import SETTINGS
 from holdfast.core.job import Job
 from holdfast.jobs import errors as job_errors
-from holdfast.store.candidates import DEEPEST
+from holdfast.store.candidates import MOST_IN_LINE
 from holdfast.store.open import store_of
 from holdfast.store.postgres import schema as postgres
 from holdfast.store.sqlite.schema import MIGRATIONS
@@ -68,7 +68,7 @@ def test_the_reference_has_every_setting_once(name: str) -> None:
 def test_pages_about_groups_say_how_far_a_claim_looks() -> None:
     for page in ("how-to/limits.md", "explanation/what-may-start.md"):
         text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-        assert f"among the first {DEEPEST:,} jobs in line" in text, page
+        assert f"among the first {MOST_IN_LINE:,} jobs in line" in text, page
 
 
 def test_the_reference_has_every_field_of_a_job() -> None:

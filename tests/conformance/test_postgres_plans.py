@@ -24,7 +24,7 @@ from holdfast.core.clock import SECOND
 from holdfast.core.filter import SORTS
 from holdfast.core.job import FINISHED, RETRYING, Status
 from holdfast.core.lifecycle import Completed, Errored, LeaseEnded, Outcome, Released
-from holdfast.store.candidates import DEEPEST
+from holdfast.store.candidates import MOST_IN_LINE
 from holdfast.store.open import open_store
 from holdfast.store.postgres import PostgresStore, tallies
 from holdfast.store.postgres.line import FIRST, FIRST_UNGROUPED
@@ -494,7 +494,7 @@ def test_claim_by_groups_reads_few_rows(
         grouped.read_usage()
     # But where the line is gone through, in search of groups with room and of jobs without one.
     lines = [step for step in steps if FIRST in step.statement or FIRST_UNGROUPED in step.statement]
-    assert [step for step in lines if step.rows > (2000 if FIRST in step.statement else DEEPEST)] == []
+    assert [step for step in lines if step.rows > (2000 if FIRST in step.statement else MOST_IN_LINE)] == []
     assert wasteful([step for step in steps if step not in lines]) == []
 
 

@@ -690,7 +690,7 @@ def test_few_jobs_of_a_state_are_found_below_many_others(buried: SqliteStore) ->
         {},
         {(ranges, "MOST_RANGES"): 1},
         {(ranges, "MOST_RANGES"): 6},
-        {(pages, "DEEPEST"): 3},
+        {(pages, "MOST_PASSED_OVER"): 3},
         {(pages, "_AT_ONCE"): 1},
         {(pages, "_FEW"): 1, (pages, "_LEVELS_AT_ONCE"): 1},
     ],

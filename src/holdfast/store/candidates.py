@@ -21,7 +21,7 @@ from holdfast.store.records import Demand
 
 _WINDOW = 1000
 """How many jobs are read in search of some whose groups are not full, before groups take turns instead."""
-DEEPEST = 20_000
+MOST_IN_LINE = 20_000
 """How many jobs of a type with groups are gone through in search of some without a group."""
 _SHARE = 50
 """For so many times as long as that took, it is not done again after it was in vain."""
@@ -37,7 +37,7 @@ class WaitingJobs(Protocol):
         """The first jobs of each of these types, by priority and then in line."""
 
     def first_ungrouped(self, type: str, count: int) -> list[Candidate]:
-        """Up to `count` jobs without a group, among the first DEEPEST of a type."""
+        """Up to `count` jobs without a group, among the first MOST_IN_LINE of a type."""
 
     def first_of_groups(self, type: str, below: int | None, after: str, count: int) -> list[Candidate]:
         """The first jobs of up to `count` groups, by their names, the next after `after` first.

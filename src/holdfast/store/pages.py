@@ -18,7 +18,7 @@ from holdfast.store.ranges import KEYS, Query, Range, TooManyRanges, conditions,
 from holdfast.store.records import JobFilter, Place, Placed
 from holdfast.store.rows import BRIEF_COLUMNS, JOB_COLUMNS, JOB_NAMES, job_from
 
-DEEPEST = 10_000
+MOST_PASSED_OVER = 10_000
 """Jobs that may be passed over by an offset; beyond that the table is read."""
 
 _AT_ONCE = 400  # SQLite puts no more than 500 into one statement
@@ -35,7 +35,7 @@ def list_placed(reader: Reader, filter: JobFilter) -> Page:
     with reader.snapshot():
         query = Query(reader, filter)
         is_whole = _is_whole(query) and filter.sort == CREATED
-        if is_whole or _is_of_few(filter) or depth > DEEPEST:
+        if is_whole or _is_of_few(filter) or depth > MOST_PASSED_OVER:
             return _from_table(query)
         try:
             if filter.sort == PRIORITY:

@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast.core.settings import Settings
 from holdfast.core.starting import Candidate
-from holdfast.store.candidates import DEEPEST, Turns, read_of_each
+from holdfast.store.candidates import MOST_IN_LINE, Turns, read_of_each
 from holdfast.store.postgres.schema import SEQ
 from holdfast.store.postgres.session import Reply, Session
 from holdfast.store.records import Demand
@@ -25,7 +25,7 @@ ORDER BY first.priority DESC, first.seq
 FIRST_UNGROUPED = f"""
 SELECT priority, seq, type, NULL FROM (
     SELECT priority, seq, type, "group" FROM holdfast_jobs WHERE {WAITS} AND type = $1
-    ORDER BY priority DESC, {SEQ} LIMIT {DEEPEST}) AS line
+    ORDER BY priority DESC, {SEQ} LIMIT {MOST_IN_LINE}) AS line
 WHERE "group" IS NULL LIMIT $2
 """
 _IN_GROUP = """

@@ -15,7 +15,7 @@ from holdfast.core.clock import microseconds
 from holdfast.core.rate_limit import Bucket
 from holdfast.core.settings import Settings
 from holdfast.core.starting import Candidate, Head, Room, Usage
-from holdfast.store.candidates import DEEPEST, Turns, choose_jobs
+from holdfast.store.candidates import MOST_IN_LINE, Turns, choose_jobs
 from holdfast.store.records import Claim, Claimed, Demand
 from holdfast.store.sqlite.connection import OwnConnection, as_json, from_json
 from holdfast.store.sqlite.counts import count_claimed
@@ -73,7 +73,7 @@ SELECT json_group_array(json_array(priority, seq, type, NULL)) FROM (
     SELECT priority, seq, type FROM (
         SELECT priority, seq, type, "group" FROM holdfast_jobs
         WHERE status = 'pending' AND type = ?1 AND {_BESIDES_SUSPECTS}
-        ORDER BY priority DESC, seq LIMIT {DEEPEST})
+        ORDER BY priority DESC, seq LIMIT {MOST_IN_LINE})
     WHERE "group" IS NULL LIMIT ?2)
 """
 FIRST_ROWS = f"""
