@@ -8,11 +8,8 @@ from msgspec import Struct
 
 from holdfast.core.clock import SECOND, from_datetime, to_datetime, to_iso
 from holdfast.core.job import Job, Status
-from holdfast.core.starting import Hold
+from holdfast.core.starting import MOST_LOSSES, Hold
 from holdfast.durations import relative, rounded_down
-
-MOST_LOSSES = 2
-"""How many workers in a row a job may lose; after that, it runs alone in its process."""
 
 
 class Situation(Struct, frozen=True, kw_only=True):

@@ -18,6 +18,12 @@ from msgspec import Struct
 from holdfast.core.rate_limit import Bucket, full
 from holdfast.core.settings import Limits, Settings
 
+MOST_LOSSES = 2
+"""How many workers in a row a job may lose; after that, it runs alone in its process.
+
+The condition of the index holdfast_jobs_suspect has this number, too: another takes a migration.
+"""
+
 HoldKind = Literal["paused", "max_running", "group_concurrency", "rate_limit", "slots"]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from holdfast.config import Value
 from holdfast.core.clock import Clock
 from holdfast.core.job import FINISHED, Failure, Job, Status
+from holdfast.core.starting import MOST_LOSSES
 from holdfast.store import pages
 from holdfast.store.database import Database
 from holdfast.store.records import (
@@ -51,9 +52,9 @@ WITH {{clock}} {_LEASED} lease_expires_at <= (SELECT now FROM clock) ORDER BY le
 """
 
 # Jobs that have lost two workers in a row: each waits until a worker has nothing else to run.
-SUSPECT_TYPES = """
+SUSPECT_TYPES = f"""
 SELECT DISTINCT type FROM (
-    SELECT type FROM holdfast_jobs {by_index} WHERE status = 'pending' AND losses >= 2
+    SELECT type FROM holdfast_jobs {{by_index}} WHERE status = 'pending' AND losses >= {MOST_LOSSES}
     ORDER BY priority DESC, seq LIMIT 1000) AS suspects
 """
 

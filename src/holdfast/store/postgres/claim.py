@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from holdfast.core.clock import microseconds
 from holdfast.core.settings import Settings
-from holdfast.core.starting import Candidate, Head, Room, Usage
+from holdfast.core.starting import MOST_LOSSES, Candidate, Head, Room, Usage
 from holdfast.store.candidates import Turns, choose_jobs
 from holdfast.store.postgres.arrays import transposed
 from holdfast.store.postgres.limit_locks import LimitLocks
@@ -30,7 +30,7 @@ _STUCK_PAUSE = 0.05
 # From type to type by leaps, and of each the job that comes first: what waits behind it costs nothing.
 _FIRST_OF_TYPE = f"""
 SELECT j.priority, j.seq FROM holdfast_jobs AS j
-WHERE j.status = 'pending' AND j.losses < 2 AND j.type = types.type
+WHERE j.status = 'pending' AND j.losses < {MOST_LOSSES} AND j.type = types.type
 ORDER BY j.priority DESC, {SEQ.replace("seq", "j.seq")} LIMIT 1
 """
 HEADS = f"""

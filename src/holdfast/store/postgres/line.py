@@ -7,13 +7,13 @@ from collections.abc import Set as AbstractSet
 from typing import Any
 
 from holdfast.core.settings import Settings
-from holdfast.core.starting import Candidate
+from holdfast.core.starting import MOST_LOSSES, Candidate
 from holdfast.store.candidates import MOST_IN_LINE, Turns, read_of_each
 from holdfast.store.postgres.schema import SEQ
 from holdfast.store.postgres.session import Reply, Session
 from holdfast.store.records import Demand
 
-WAITS = "status = 'pending' AND losses < 2"
+WAITS = f"status = 'pending' AND losses < {MOST_LOSSES}"
 
 FIRST = f"""
 SELECT first.priority, first.seq, types.name, first."group" FROM unnest($1::text[]) AS types (name)
@@ -28,8 +28,9 @@ SELECT priority, seq, type, NULL FROM (
     ORDER BY priority DESC, {SEQ} LIMIT {MOST_IN_LINE}) AS line
 WHERE "group" IS NULL LIMIT $2
 """
-_IN_GROUP = """
-FROM holdfast_jobs AS j WHERE j.status = 'pending' AND j."group" IS NOT NULL AND j.losses < 2 AND j.type = $1
+_IN_GROUP = f"""
+FROM holdfast_jobs AS j
+WHERE j.status = 'pending' AND j."group" IS NOT NULL AND j.losses < {MOST_LOSSES} AND j.type = $1
 """
 # From group to group by leaps, each of which finds the group's first job, too.
 _NEXT = f"""
@@ -56,7 +57,7 @@ ORDER BY names.place, more.seq
 """
 # Not by their types, which would let the planner take the index of all that wait.
 SUSPECTS = f"""
-SELECT priority, seq, type, "group" FROM holdfast_jobs WHERE status = 'pending' AND losses >= 2
+SELECT priority, seq, type, "group" FROM holdfast_jobs WHERE status = 'pending' AND losses >= {MOST_LOSSES}
     AND type || '' = ANY ($1::text[]) ORDER BY priority DESC, {SEQ} LIMIT 100
 """
 

@@ -14,7 +14,7 @@ from typing import Any
 from holdfast.core.clock import microseconds
 from holdfast.core.rate_limit import Bucket
 from holdfast.core.settings import Settings
-from holdfast.core.starting import Candidate, Head, Room, Usage
+from holdfast.core.starting import MOST_LOSSES, Candidate, Head, Room, Usage
 from holdfast.store.candidates import MOST_IN_LINE, Turns, choose_jobs
 from holdfast.store.records import Claim, Claimed, Demand
 from holdfast.store.sqlite.connection import OwnConnection, as_json, from_json
@@ -22,9 +22,9 @@ from holdfast.store.sqlite.counts import count_claimed
 from holdfast.store.sqlite.database import Database
 
 # These wait until a worker has nothing else to run.
-_BESIDES_SUSPECTS = """seq NOT IN (
+_BESIDES_SUSPECTS = f"""seq NOT IN (
     SELECT seq FROM holdfast_jobs INDEXED BY holdfast_jobs_suspect
-    WHERE status = 'pending' AND losses >= 2)"""
+    WHERE status = 'pending' AND losses >= {MOST_LOSSES})"""
 
 # From type to type by leaps, to the job that comes first of each: what waits behind it costs nothing.
 _LEAPS = f"""
@@ -115,10 +115,10 @@ FROM json_each(?3) AS names
 """
 
 # One at a time, and nothing else with it.
-_SUSPECTS = """
+_SUSPECTS = f"""
 SELECT json_group_array(json_array(priority, seq, type, "group")) FROM (
     SELECT priority, seq, type, "group" FROM holdfast_jobs INDEXED BY holdfast_jobs_suspect
-    WHERE status = 'pending' AND losses >= 2 AND +type IN (SELECT value FROM json_each(?))
+    WHERE status = 'pending' AND losses >= {MOST_LOSSES} AND +type IN (SELECT value FROM json_each(?))
     ORDER BY priority DESC, seq LIMIT 100)
 """
 
