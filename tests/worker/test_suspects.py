@@ -79,7 +79,7 @@ def test_others_have_their_turns_between_suspects(
     queue: Queue, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A machine that was lost twice may leave many behind, and each has a worker to itself."""
-    monkeypatch.setattr(suspects, "LOOK_PAUSE", 0.05)
+    monkeypatch.setattr(suspects, "LOOK_PAUSE", 0.2)
     pause, order = threading.Event(), []
 
     def work(payload: dict[str, Any], ctx: Context) -> None:
