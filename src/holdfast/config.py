@@ -15,6 +15,7 @@ from holdfast.text import shown
 MIB = 1024 * 1024
 Value = bool | int | float | str | None
 BackoffStrategy = Literal["exponential", "linear", "fixed"]
+LoggedJobs = Literal["all", "failures", "none"]
 SettingName = Literal[
     "max_attempts",
     "backoff_strategy",
@@ -37,6 +38,7 @@ SettingName = Literal[
     "max_payload_bytes",
     "max_result_bytes",
     "max_log_bytes",
+    "log_jobs",
     "retention_completed",
     "retention_failed",
     "shutdown_timeout",
@@ -189,6 +191,7 @@ SETTINGS: Mapping[str, Setting] = {
         Setting("max_payload_bytes", MIB, _whole(2, 512 * MIB), "a whole number of bytes, at least 2"),
         Setting("max_result_bytes", MIB, _whole(2, 512 * MIB), "a whole number of bytes, at least 2"),
         Setting("max_log_bytes", 10 * MIB, _whole(1024), "a whole number of bytes, at least 1024"),
+        Setting("log_jobs", "all", _choice(*get_args(LoggedJobs)), "all, failures or none"),
         Setting(
             "retention_completed", None, _or_none(_seconds(0)), f"never, or {_DURATION_TEXT}", _QUEUE_WIDE
         ),

@@ -34,6 +34,7 @@ DEFAULTS = {
     "max_payload_bytes": "1048576",
     "max_result_bytes": "1048576",
     "max_log_bytes": "10485760",
+    "log_jobs": "all",
     "retention_completed": "none",
     "retention_failed": "none",
     "shutdown_timeout": "30",

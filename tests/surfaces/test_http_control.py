@@ -47,6 +47,7 @@ DEFAULTS: dict[str, Any] = {
     "prefetch": None,
     "max_depth": None,
     "max_log_bytes": 10 * 1024 * 1024,
+    "log_jobs": "all",
     "max_payload_bytes": 1024 * 1024,
     "max_result_bytes": 1024 * 1024,
     "max_running": None,

@@ -347,6 +347,27 @@ def test_log_of_a_worker_tells_the_story_of_a_job(
 # The exception behind an error.
 
 
+@pytest.mark.parametrize(("log_jobs", "levels"), [("all", 2), ("failures", 1), ("none", 0)])
+def test_type_decides_which_events_of_its_jobs_are_logged(
+    queue: Queue, start_worker: StartWorker, recorder: Recorder, log_jobs: str, levels: int
+) -> None:
+    stream = io.StringIO()
+    log.configure("json", stream=stream)
+    queue.register("good", lambda payload: None)
+    queue.register("bad", lambda payload: 1 / 0, max_attempts=1)
+    queue.register("other", lambda payload: None)
+    for type in ("good", "bad"):
+        queue.set_config("log_jobs", log_jobs, type=type)
+    worker = start_worker()
+    for type in ("good", "bad", "other"):
+        queue.wait(queue.enqueue(type).id, timeout=PATIENCE)
+    worker.stop()
+    lines = [line for line in map(json.loads, stream.getvalue().splitlines()) if "job_id" in line]
+    assert len([line for line in lines if line["type"] in ("good", "bad")]) == levels
+    assert [line["event"] for line in lines if line["type"] == "other"] == ["job.completed"]
+    assert len(recorder.all(e.JobCompleted)) == 2
+
+
 def test_error_event_carries_the_exception_that_the_handler_raised(
     queue: Queue, start_worker: StartWorker, recorder: Recorder
 ) -> None:

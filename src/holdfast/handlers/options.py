@@ -9,7 +9,7 @@ from collections.abc import Collection
 from datetime import datetime
 from typing import Any, Literal, TypedDict
 
-from holdfast.config import BackoffStrategy
+from holdfast.config import BackoffStrategy, LoggedJobs
 from holdfast.durations import Duration
 
 Executor = Literal["thread", "async", "process"]
@@ -28,6 +28,7 @@ class CommonSettings(TypedDict, total=False):
     max_depth: int | None
     max_payload_bytes: int
     max_result_bytes: int
+    log_jobs: LoggedJobs
     backoff_strategy: BackoffStrategy
     backoff_base: float
     backoff_factor: float

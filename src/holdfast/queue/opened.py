@@ -51,7 +51,7 @@ class OpenQueue:
         given = {} if defaults is None else check.mapping("defaults", defaults)
         self.create = create
         self.notify = notify
-        self.events = Events()
+        self.events = Events(self._log_jobs)
         self.registry = Registry(self.events)
         self.admission = Admission(self.registry, strict_types=strict_types, built_in=checker)
         self.defaults = dict(parse_setting(key, value) for key, value in given.items())
@@ -193,6 +193,11 @@ class OpenQueue:
             except StoreError:  # what is known will do: a handler's work must not fail for it
                 self._settings = time.monotonic(), generation, settings
         return settings
+
+    def _log_jobs(self, type: str) -> str:
+        """By the settings as they are known: an event waits for no database."""
+        known = self._settings
+        return "all" if known is None else str(known[2].get("log_jobs", type))
 
     def refresh_settings(self) -> Settings:
         """The current settings, read now."""

@@ -42,6 +42,7 @@ _PURPOSES = {
     "max_payload_bytes": "maximum size of a payload",
     "max_result_bytes": "maximum size of a result",
     "max_log_bytes": "maximum size of a command's stored output",
+    "log_jobs": "which events of jobs are logged: all, failures or none",
     "retention_completed": "how long completed and cancelled jobs are kept",
     "retention_failed": "how long failed jobs are kept",
     "shutdown_timeout": "how long running jobs may continue when a worker shuts down",

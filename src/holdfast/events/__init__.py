@@ -6,73 +6,17 @@ standard logger `holdfast` as the message itself, and to the subscribers of the 
 
 from __future__ import annotations
 
-import re
-import sys
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Sequence
+from typing import Any
 
-from msgspec import Struct
+from holdfast.events import announcing, event
 
-if TYPE_CHECKING:
-    from logging import Logger
-
-LOGGER = "holdfast"
-DEBUG, INFO, WARNING, ERROR, CRITICAL = 10, 20, 30, 40, 50
-_logger: Logger | None = None
-
-
-def _heard_by(level: int) -> Logger | None:
-    """The logger, if it takes a level.
-
-    Where nothing has imported logging, nobody has asked for less than a warning; then it is not loaded, which
-    is a tenth of what `queuectl enqueue` takes to start.
-    """
-    global _logger
-    if _logger is None:
-        if level < WARNING and "logging" not in sys.modules:
-            return None
-        import logging
-
-        _logger = logging.getLogger(LOGGER)
-    return _logger if _logger.isEnabledFor(level) else None
-
-
-class Event(Struct, frozen=True, kw_only=True):
-    """Something that happened. `str()` gives its name and fields, for loggers not configured by Holdfast.
-
-    If it has an `error`, its `exception` is the error itself, if it was raised in this process. That is for
-    subscribers and is not logged.
-    """
-
-    name: ClassVar[str]
-    """Derived from the class name unless set explicitly: job.cancel_requested for JobCancelRequested."""
-    level: ClassVar[int] = INFO
-
-    def __init_subclass__(cls) -> None:
-        if "name" not in vars(cls) and not cls.__name__.endswith("Event"):
-            subject, *words = re.findall("[A-Z][a-z]+", cls.__name__)
-            cls.name = f"{subject}.{'_'.join(words)}".lower()
-
-    def fields(self) -> dict[str, Any]:
-        """The fields that have a value, in order."""
-        return {
-            field: str(value) if isinstance(value, str) else value
-            for field in self.__struct_fields__
-            if (value := getattr(self, field)) is not None and field != "exception"
-        }
-
-    def __str__(self) -> str:
-        return " ".join([self.name, *(f"{field}={value!r}" for field, value in self.fields().items())])
-
-
-class JobEvent(Event, frozen=True, kw_only=True):
-    job_id: str
-    type: str
-
-
-class AttemptEvent(JobEvent, frozen=True, kw_only=True):
-    attempt: int
-    worker_id: str
+LOGGER = event.LOGGER
+DEBUG, INFO, WARNING, ERROR, CRITICAL = event.DEBUG, event.INFO, event.WARNING, event.ERROR, event.CRITICAL
+Events = announcing.Events
+Event = event.Event
+JobEvent = event.JobEvent
+AttemptEvent = event.AttemptEvent
 
 
 class JobEnqueued(JobEvent, frozen=True, kw_only=True):
@@ -342,59 +286,3 @@ class SettingChanged(Event, frozen=True, kw_only=True):
     key: str
     value: Any = None
     type: str | None = None
-
-
-Subscriber = Callable[[Event], None]
-
-
-class Events:
-    """Where a queue's events are announced. `wanted` lets a hot loop skip events that nobody receives."""
-
-    def __init__(self) -> None:
-        self._subscribers: tuple[Subscriber, ...] = ()
-
-    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
-        """Call `subscriber` with every event, in the thread where it happens.
-
-        Returns a function that unsubscribes it.
-        """
-        self._subscribers = (*self._subscribers, subscriber)
-
-        def unsubscribe() -> None:
-            self._subscribers = tuple(s for s in self._subscribers if s is not subscriber)
-
-        return unsubscribe
-
-    def wanted(self, kind: type[Event]) -> bool:
-        return bool(self._subscribers) or _heard_by(kind.level) is not None
-
-    def emit(self, event: Event) -> None:
-        self.emit_all((event,))
-
-    def emit_all(self, events: Sequence[Event]) -> None:
-        """Announce what happened at one time."""
-        _log(events)
-        for subscriber in self._subscribers:
-            for event in events:
-                try:
-                    subscriber(event)
-                except Exception:
-                    # A broken listener must not take the work down with it.
-                    import logging
-
-                    logging.getLogger(LOGGER).exception("a subscriber of %s failed", event.name)
-
-
-def _log(events: Sequence[Event]) -> None:
-    """All at once where they go to our own handler and nowhere else: a record costs more than its line."""
-    heard = [event for event in events if _heard_by(event.level) is not None]
-    if not heard or _logger is None:
-        return
-    handlers: list[Any] = _logger.handlers
-    is_filtered = _logger.filters or any(handler.filters or handler.level for handler in handlers)
-    is_alone = len(handlers) == 1 and hasattr(handlers[0], "handle_events") and not _logger.propagate
-    if is_alone and not is_filtered:
-        handlers[0].handle_events(heard)
-    else:
-        for event in heard:
-            _logger.log(event.level, event)
