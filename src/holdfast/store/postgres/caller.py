@@ -20,12 +20,12 @@ from holdfast.store.postgres.insert import (
     Apart,
     Statement,
     Steps,
-    columns,
     find_known,
     insert_jobs,
     is_plain,
     refuse_if_full,
     run,
+    values,
 )
 from holdfast.store.postgres.notify import NOTIFY, channel
 from holdfast.store.postgres.unwrap import AsyncPsycopg, State, unwrap
@@ -145,7 +145,7 @@ def _insert_one(
     told = channel(database.identity) if database.notifies else None
     here = [database.identity, database.server.place, f"{database.schema}.{MOVE_TABLE}", told]
     sql = INSERT_HERE if job.key is None else INSERT_KEYED_HERE
-    statement: Statement = (sql, [database.instant, *columns([job]), *here])
+    statement: Statement = (sql, [database.instant, *values(job), *here])
     rows = yield Apart(*statement) if frame is _SAVEPOINT and not is_plain(job) else statement
     if not rows:
         return None
