@@ -38,10 +38,11 @@ def take(
     *,
     limit: int = 100,
     meanwhile: Callable[[], Any] = lambda: None,
+    is_whole: bool = False,
 ) -> tuple[Ended, Claimed]:
     asked = [demand()] if demands is None else demands
     with store.finish_and_claim(
-        finishes, "worker", asked, settings, limit=limit, lease_seconds=LEASE
+        finishes, "worker", asked, settings, limit=limit, lease_seconds=LEASE, is_whole=is_whole
     ) as answer:
         meanwhile()
     return answer.ended, answer.claimed
@@ -118,14 +119,37 @@ def test_any_result_is_written(store: Store, result: str) -> None:
 @pytest.mark.parametrize("finishes", [True, False])
 @pytest.mark.parametrize("demands", [[demand()], []])
 @pytest.mark.parametrize("limits", [{}, {"rate_limit": 5.0}])
+@pytest.mark.parametrize("whole", [True, False])
 def test_what_is_to_be_done_meanwhile_is_done_once(
-    store: Store, finishes: bool, demands: list[Demand], limits: dict[str, Any]
+    store: Store, finishes: bool, demands: list[Demand], limits: dict[str, Any], whole: bool
 ) -> None:
     insert(store, "a", "b")
     ends = [ending(claim_one(store), Completed())] if finishes else []
     calls: list[int] = []
-    take(store, ends, demands, settings_of(store, **limits), meanwhile=lambda: calls.append(1))
+    ended, claimed = take(
+        store,
+        ends,
+        demands,
+        settings_of(store, **limits),
+        meanwhile=lambda: calls.append(1),
+        is_whole=whole,
+    )
     assert calls == [1]
+    assert (len(ended), ids(claimed)) == (finishes, (["b"] if finishes else ["a", "b"]) if demands else [])
+    assert status(store, "a") is (
+        Status.COMPLETED if finishes else Status.PROCESSING if demands else Status.PENDING
+    )
+
+
+def test_claim_by_outdated_settings_takes_nothing_and_ends_what_has_ended(store: Store) -> None:
+    insert(store, "a", "b")
+    running = claim_one(store)
+    stored = store.read_settings()
+    before = Settings(stored.values, paused=stored.paused, version=stored.version)
+    store.set_paused("other", True)
+    ended, claimed = take(store, [ending(running, Completed())], None, before, is_whole=True)
+    assert (len(ended), claimed.claims, claimed.is_stale) == (1, [], True)
+    assert (status(store, "a"), status(store, "b")) == (Status.COMPLETED, Status.PENDING)
 
 
 def test_nothing_is_written_if_what_is_done_meanwhile_fails(store: Store) -> None:

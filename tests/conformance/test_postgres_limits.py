@@ -10,8 +10,10 @@ import psycopg
 import pytest
 
 from holdfast.core.clock import system_clock
+from holdfast.core.job import Status
 from holdfast.core.lifecycle import Completed
 from holdfast.core.starting import Head
+from holdfast.errors import CommitUncertain
 from holdfast.store.open import open_store
 from holdfast.store.postgres import PostgresStore, tallies
 from holdfast.store.postgres import claim as postgres_claim
@@ -19,7 +21,17 @@ from holdfast.store.postgres.database import Database
 from holdfast.store.postgres.session import Session
 from holdfast.store.records import Claim
 from tests import postgres
-from tests.conformance.steps import LEASE, claim, demand, ending, insert, new_job, settings_of
+from tests.conformance.steps import (
+    LEASE,
+    claim,
+    claim_one,
+    demand,
+    ending,
+    insert,
+    new_job,
+    settings_of,
+    status,
+)
 
 
 @pytest.fixture
@@ -91,6 +103,61 @@ def test_turn_takes_few_round_trips(
         pass
     assert len(answer.claimed.claims) == len(answer.ended) == 4
     assert trips.count <= MOST.get(limits, 4)
+
+
+@pytest.mark.parametrize("most", [4, 0])
+def test_turn_that_only_finishes_and_claims_is_one_round_trip(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    store.insert_jobs([new_job(f"job-{n}") for n in range(8)])
+    ends = [ending(each, Completed()) for each in claim(store, limit=4)]
+    settings = settings_of(store)
+    monkeypatch.setattr(tallies, "_FOLD_EVERY", 3600.0)
+    store.list_heads()
+    trips = RoundTrips()
+    with (
+        trips.counted(monkeypatch),
+        store.finish_and_claim(
+            ends, "worker", [demand()], settings, limit=most, lease_seconds=LEASE, is_whole=True
+        ) as answer,
+    ):
+        pass
+    assert (len(answer.claimed.claims), len(answer.ended)) == (most, 4)
+    assert trips.count == 1
+
+
+def test_turn_that_is_under_way_when_its_worker_freezes_holds_nobody_up(store: PostgresStore) -> None:
+    insert(store, "a", "b")
+    ends = [ending(claim_one(store), Completed())]
+    settings = settings_of(store)
+    with (
+        store.finish_and_claim(
+            ends, "worker", [demand()], settings, limit=1, lease_seconds=LEASE, is_whole=True
+        ),
+        psycopg.connect(postgres.server_url()) as other,
+    ):
+        other.execute(f"SELECT 1 FROM {store.database.schema}.holdfast_jobs FOR UPDATE")
+    assert status(store, "b") is Status.PROCESSING
+
+
+def test_turn_whose_connection_is_lost_under_way_is_in_doubt(store: PostgresStore) -> None:
+    insert(store, "a")
+    settings = settings_of(store)
+    with psycopg.connect(postgres.server_url(), autocommit=True) as other:
+
+        def turn() -> None:
+            with store.finish_and_claim(
+                [], "worker", [demand()], settings, limit=1, lease_seconds=LEASE, is_whole=True
+            ):
+                assert store.database.session is not None
+                pid = store.database.session.connection.info.backend_pid
+                other.execute("SELECT pg_terminate_backend(%s)", [pid])
+
+        with other.transaction():
+            other.execute(f"LOCK TABLE {store.database.schema}.holdfast_jobs")
+            with pytest.raises(CommitUncertain):
+                turn()
+    assert status(store, "a") is Status.PENDING
 
 
 def test_job_that_somebody_has_locked_uses_up_no_rate(store: PostgresStore) -> None:

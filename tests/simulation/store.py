@@ -216,8 +216,11 @@ class SimulatedStore(Store):
         worker_id: str,
         demands: Sequence[Demand],
         settings: Settings | None = None,
+        *,
+        is_whole: bool = False,
         **how: Any,
     ) -> Iterator[Answer]:
+        assert not (is_whole and self._is_open)
         answer = Answer()
         with self._write("finish_and_claim"):
             yield answer

@@ -153,11 +153,13 @@ class Writes(Reads):
         *,
         limit: int,
         lease_seconds: float,
+        is_whole: bool = False,  # noqa: ARG002
     ) -> Iterator[Answer]:
         """Both, without a pause between them if the ends are plain completions.
 
         The answer is there at the end of the block. Where there is a server, it is at work meanwhile, and the
-        block can't use this thread's connection.
+        block can't use this thread's connection. If this `is_whole`, the whole of a transaction, the server
+        may commit it meanwhile, whatever becomes of the block.
         """
         answer = Answer()
         with self.database.transaction():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
@@ -93,10 +93,15 @@ class Turn:
         unreported: Collection[int] = ()
         self._slots.measure()
         taken = Taken()
+        is_whole = False
         try:
             if lines is None and claim_limit and self._reads_before() and self._slots.total_room()[0]:
                 lines = self._claiming.read_lines(settings)
-            with self._store.transaction():
+            leaves_more = self.maintenance.is_due() or not all(map(_is_plain, ended))
+            is_plain = not (leaves_more or progress or self._statistics.is_due())
+            # Where there is a server, the commit goes out with what is finished and claimed.
+            is_whole = is_plain and self._store.is_shared and not self.uncertain
+            with nullcontext() if is_whole else self._store.transaction():
                 accepted: dict[tuple[int, int], Status] = {}
                 if self.uncertain:
                     self._release_unknown(known)
@@ -105,8 +110,6 @@ class Turn:
                 # Finish before claiming: an outcome is durable before anything new is taken.
                 finishes = self._settler.finishes(ended, settings)
                 minutes: list[Minute] = []
-                leaves_more = self.maintenance.is_due() or not all(map(_is_plain, ended))
-                is_plain = not (leaves_more or progress or self._statistics.is_due())
                 if not is_plain:
                     yield taken  # first: this may take its time
                     minutes = self._statistics.portion() if self._statistics.is_due() else []
@@ -123,6 +126,7 @@ class Turn:
                     settings,
                     limit=claim.limit,
                     lease_seconds=settings.lease_seconds,
+                    is_whole=is_whole,
                 ) as answer:
                     if is_plain:
                         yield taken
@@ -130,7 +134,8 @@ class Turn:
                 self._fill_in(taken, answer.claimed, claim, settings)
         except StoreError as error:
             self.maintenance.forget()
-            self.uncertain = self.uncertain or isinstance(error, CommitUncertain)
+            # A turn that commits as a whole may have done so before it failed.
+            self.uncertain = self.uncertain or is_whole or isinstance(error, CommitUncertain)
             raise
         self.uncertain = False
         if minutes:
@@ -213,13 +218,19 @@ class Turn:
         lines, limit, asked = claim.lines, claim.limit, claim.asked
         limited = asked.limited | claimed.limited
         were_in_the_way = _advance(lines, asked, claimed)
-        while lines and were_in_the_way and not claimed.claims:
-            asked = self._claiming.ask(lines, limit)
-            claimed = self._store.claim_jobs(
-                self._worker_id, asked.demands, settings, limit=limit, lease_seconds=settings.lease_seconds
-            )
-            limited |= asked.limited | claimed.limited
-            were_in_the_way = _advance(lines, asked, claimed)
+        if lines and were_in_the_way and not claimed.claims:
+            with self._store.transaction():
+                while lines and were_in_the_way and not claimed.claims:
+                    asked = self._claiming.ask(lines, limit)
+                    claimed = self._store.claim_jobs(
+                        self._worker_id,
+                        asked.demands,
+                        settings,
+                        limit=limit,
+                        lease_seconds=settings.lease_seconds,
+                    )
+                    limited |= asked.limited | claimed.limited
+                    were_in_the_way = _advance(lines, asked, claimed)
         waits = [wait for wait in (asked.wait, claimed.wait) if wait is not None]
         wait = self._claiming.until_next(min(waits, default=None), limited, settings)
         taken.asked, taken.claimed = asked, replace(claimed, limited=limited, wait=wait)

@@ -242,7 +242,12 @@ class Database(Reader):
     @property
     def commits_alone(self) -> bool:
         """Whether a single statement commits as our transactions do, and is not part of one."""
-        return self.session is None and not self.is_pooled and self.server.is_plain
+        return self.session is None and self.needs_no_begin
+
+    @property
+    def needs_no_begin(self) -> bool:
+        """Whether what goes out together without a BEGIN runs and commits as our transactions do."""
+        return not self.is_pooled and self.server.is_plain
 
     def refuse_nested(self) -> None:
         if is_inside(self.url):
@@ -267,16 +272,19 @@ class Database(Reader):
         begins_later = may_fail and not self.is_pooled
         with self._opened(None if begins_later else _with_settings(_BEGIN, settings), bounds) as session:
             if begins_later:
-                session.ahead(_BEGIN)
-                session.ahead(_set_locally(settings))
+                session.begin_ahead(_BEGIN, _set_locally(settings))
             try:
                 yield session
             except BaseException as error:
                 roll_back(session.connection)
                 if isinstance(error, psycopg.Error):
-                    self._raise(error, session.connection)
+                    self._raise(error, session.connection, committing=session.commits)
                 raise
-            if session.connection.info.transaction_status != TransactionStatus.IDLE:  # else nothing has begun
+            if session.committed is not None:
+                self._check_committed(session.committed.tag)
+            elif (
+                session.connection.info.transaction_status != TransactionStatus.IDLE
+            ):  # else nothing has begun
                 self.commit(session.connection)
         if session.wakes:
             self.notifier.touch()
@@ -338,7 +346,10 @@ class Database(Reader):
             done = RawCursor(connection).execute("COMMIT")
         except psycopg.Error as error:
             self._raise(error, connection, committing=True)
-        if done.statusmessage != "COMMIT":
+        self._check_committed(done.statusmessage)
+
+    def _check_committed(self, tag: str | None) -> None:
+        if tag != "COMMIT":
             raise StoreUnavailable(f"{self.url}: a statement failed, so the transaction was rolled back")
 
 

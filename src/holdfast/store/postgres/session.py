@@ -28,10 +28,13 @@ class Reply:
         self._rows: list[Any] | None = None
         self.count = -1
         """How many rows it has changed."""
+        self.tag: str | None = None
+        """What the server says that it has done."""
 
     def arrive(self, cursor: RawCursor[tuple[Any, ...]]) -> None:
         self._rows = cursor.fetchall() if cursor.description is not None else []
         self.count = cursor.rowcount
+        self.tag = cursor.statusmessage
 
     @property
     def rows(self) -> list[Any]:
@@ -50,6 +53,12 @@ class Session:
         """Whether workers should be notified once it is committed."""
         self.afterwards: list[Callable[[], None]] = []
         """What to do once it is committed."""
+        self._beginning = 0
+        """How many of the statements that are to go out only begin the transaction."""
+        self.commits = False
+        """Whether its end goes out with its last statements."""
+        self.committed: Reply | None = None
+        """The answer to its COMMIT then, if it needs one."""
         self._is_sending = False
         self._ahead: list[tuple[Reply, str, Sequence[Any]]] = []
 
@@ -58,6 +67,23 @@ class Session:
         answer = Reply()
         self._ahead.append((answer, self.database.text(sql), [*map(storable, _sendable(parameters))]))
         return answer
+
+    def begin_ahead(self, *statements: str) -> None:
+        """Let the transaction begin in one round trip with its first statement."""
+        for sql in statements:
+            self.ahead(sql)
+        self._beginning = len(statements)
+
+    def commit_ahead(self) -> None:
+        """Let the transaction end in one round trip with the statements before. Nothing else belongs to it.
+
+        If it has not begun, they are all of it: to the server, what goes out together is one transaction.
+        """
+        self.commits = True
+        if self._beginning and self.database.needs_no_begin:
+            del self._ahead[: self._beginning]
+        else:
+            self.committed = self.ahead("COMMIT")
 
     def wait_at_most(self, seconds: float) -> None:
         """From now on, in this transaction: StoreBusy after so long a wait for a lock."""
@@ -104,6 +130,7 @@ class Session:
         The block runs while the server is at it, and can run no statement of this thread.
         """
         ahead, self._ahead = self._ahead, []
+        self._beginning = 0
         if not ahead:
             yield
             return

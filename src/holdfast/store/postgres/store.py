@@ -130,30 +130,31 @@ class PostgresStore(Store):
         *,
         limit: int,
         lease_seconds: float,
+        is_whole: bool = False,
     ) -> Iterator[Answer]:
         answer = Answer()
-        with self.database.transaction() as session:
-            completed = None
-            if finishes and demands and limit > 0:
-                completed = finish.complete_ahead(session, finishes, self.database.instant)
+        with self.database.transaction(may_fail=is_whole) as session:
+            completed = finish.complete_ahead(session, finishes, self.database.instant) if finishes else None
             if completed is None:
                 answer.ended = self.finish_jobs(finishes)
-            if not demands or limit <= 0:
+            claim = None
+            if demands and limit > 0:
+                claim = self._claiming.prepare(
+                    session,
+                    worker_id,
+                    demands,
+                    settings or self._stored_settings(),
+                    limit=limit,
+                    lease_seconds=lease_seconds,
+                    now=self.database.instant,
+                )
+            is_all_queued = completed is not None if claim is None else claim.is_queued
+            if is_whole and is_all_queued:
+                session.commit_ahead()
+            with session.in_flight() if is_all_queued or completed is not None else nullcontext():
                 yield answer
-                return
-            claim = self._claiming.prepare(
-                session,
-                worker_id,
-                demands,
-                settings or self._stored_settings(),
-                limit=limit,
-                lease_seconds=lease_seconds,
-                now=self.database.instant,
-            )
-            is_under_way = claim.is_queued or completed is not None
-            with session.in_flight() if is_under_way else nullcontext():
-                yield answer
-            answer.claimed = claim.result()
+            if claim is not None:
+                answer.claimed = claim.result()
             if completed is not None:
                 answer.ended = dict.fromkeys(completed.rows, Status.COMPLETED)
             if self._counts.is_due:
