@@ -538,8 +538,8 @@ class Connection(sqlite3.Connection):
                 os.kill(os.getpid(), signal.SIGKILL)
         return cursor
 
-connect = Database.connect
-Database.connect = lambda self, factory=Connection: connect(self, factory)
+connect_as = Database.connect_as
+Database.connect_as = lambda self, kind: connect_as(self, Connection)
 for part, path in enumerate(sys.argv[1:]):
     child = os.fork()
     if not child:

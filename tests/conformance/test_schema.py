@@ -325,7 +325,7 @@ def test_migration_interrupted_anywhere_leaves_nothing(
     statements = list(MIGRATIONS[0].statements)
     statements[part] = Interrupting(statements[part])
     monkeypatch.setattr(opening, "MIGRATIONS", (Migration(1, "interrupted", tuple(statements)),))
-    monkeypatch.setattr(Database, "connect", interruptible(Database.connect))
+    monkeypatch.setattr(Database, "connect_as", interruptible(Database.connect_as))
     with pytest.raises(Interrupted), opened(path):
         pass
     monkeypatch.undo()
@@ -340,7 +340,7 @@ class Interrupting(str):
     __slots__ = ()
 
 
-def interruptible(connect: Any) -> Any:
+def interruptible(connect_as: Any) -> Any:
     class Connection(sqlite3.Connection):
         def execute(self, sql: str, *parameters: Any) -> sqlite3.Cursor:
             cursor = super().execute(sql, *parameters)
@@ -348,7 +348,7 @@ def interruptible(connect: Any) -> Any:
                 raise Interrupted
             return cursor
 
-    return lambda self, factory=Connection: connect(self, factory)
+    return lambda self, _kind: connect_as(self, Connection)
 
 
 def test_older_schema_is_brought_up_to_date_with_its_jobs(

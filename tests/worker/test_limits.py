@@ -335,8 +335,8 @@ def small_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """SQLite's limit for one value, a thousand million bytes, made small enough to be met."""
     connect = Database.connect
 
-    def connect_with_limit(self: Database, *arguments: Any) -> sqlite3.Connection:
-        connection = connect(self, *arguments)
+    def connect_with_limit(self: Database) -> sqlite3.Connection:
+        connection = connect(self)
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 300_000)
         return connection
 
