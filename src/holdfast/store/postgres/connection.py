@@ -45,6 +45,8 @@ class Greeting(NamedTuple):
     encoding: str
     is_plain: bool
     """Whether a statement without a BEGIN runs as it would after ours."""
+    is_unbounded: bool
+    """Whether nobody has bounded its statements and its waits but us."""
     bounds_whole: bool
     """Whether it knows a bound for a whole transaction."""
     now: int
@@ -100,11 +102,13 @@ def _unless_set(name: str, seconds: float) -> str:
     return f"coalesce({set_already}, '{round(1000 * seconds)}ms')"
 
 
-_BOUNDS = {
+_ALONE = {
     "lock_timeout": _unless_set("lock_timeout", SHORT.lock),
     "statement_timeout": _unless_set("statement_timeout", SHORT.statement),
+    # As it is: by it we have decided what needs no BEGIN, which no reload of the configuration changes.
+    "default_transaction_isolation": "current_setting('default_transaction_isolation')",
 }
-"""For statements that are transactions by themselves. Others carry their own."""
+"""For what runs without a BEGIN. Other transactions carry their own."""
 
 _GREET = f"""
 SELECT coalesce(quote_ident(coalesce($1, current_schema())), ''),
@@ -113,8 +117,10 @@ SELECT coalesce(quote_ident(coalesce($1, current_schema())), ''),
     pg_is_in_recovery(), current_setting('server_encoding'),
     current_setting('default_transaction_isolation') = 'read committed'
         AND current_setting('default_transaction_read_only') = 'off',
+    current_setting('lock_timeout') = '0' AND current_setting('statement_timeout') = '0'
+        AND coalesce(current_setting('transaction_timeout', true), '0') = '0',
     current_setting('transaction_timeout', true) IS NOT NULL, {NOW},
-    CASE WHEN pg_backend_pid() = $3 THEN concat({set_own(_SYNCHRONOUS)}, {_set(_BOUNDS)}) END
+    CASE WHEN pg_backend_pid() = $3 THEN concat({set_own(_SYNCHRONOUS)}, {_set(_ALONE)}) END
 """
 
 

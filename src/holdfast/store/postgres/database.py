@@ -242,12 +242,12 @@ class Database(Reader):
     @property
     def commits_alone(self) -> bool:
         """Whether a single statement commits as our transactions do, and is not part of one."""
-        return self.session is None and self.needs_no_begin
+        return self.session is None and not self.is_pooled and self.server.is_plain
 
     @property
     def needs_no_begin(self) -> bool:
-        """Whether what goes out together without a BEGIN runs and commits as our transactions do."""
-        return not self.is_pooled and self.server.is_plain
+        """Whether what goes out together without a BEGIN runs, is bounded and commits as our transactions."""
+        return not self.is_pooled and self.server.is_plain and self.server.is_unbounded
 
     def refuse_nested(self) -> None:
         if is_inside(self.url):

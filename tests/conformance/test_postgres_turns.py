@@ -1,0 +1,83 @@
+"""A turn that goes to PostgreSQL together with its commit: when it fails, and under other settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from typing import Any
+
+import psycopg
+import pytest
+
+from holdfast.core.clock import system_clock
+from holdfast.store.open import open_store
+from holdfast.store.postgres import PostgresStore
+from holdfast.store.records import Answer, Finish
+from tests import postgres
+from tests.conformance.steps import LEASE, demand, insert, settings_of
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    with postgres.fresh_url() as url:
+        yield url
+
+
+@pytest.fixture
+def store(address: str) -> Iterator[PostgresStore]:
+    with closing(opened(address)) as store:
+        yield store
+
+
+@pytest.fixture
+def lock(store: PostgresStore) -> Iterator[psycopg.Connection[Any]]:
+    """Somebody else's transaction, in which nothing is locked yet."""
+    with psycopg.connect(postgres.server_url()) as connection:
+        connection.execute(f"SET search_path TO {store.database.schema}")
+        connection.commit()
+        yield connection
+
+
+def opened(address: str) -> PostgresStore:
+    store = open_store(address, system_clock)
+    assert isinstance(store, PostgresStore)
+    return store
+
+
+def turn(
+    store: PostgresStore,
+    finishes: Sequence[Finish] = (),
+    meanwhile: Callable[[psycopg.Connection[Any]], object] = lambda connection: None,
+) -> Answer:
+    """`meanwhile` is given the connection, on which the server is at the turn."""
+    settings = settings_of(store)
+    with store.finish_and_claim(
+        finishes, "worker", [demand()], settings, limit=1, lease_seconds=LEASE, is_whole=True
+    ) as answer:
+        assert store.database.session is not None
+        meanwhile(store.database.session.connection)
+    return answer
+
+
+@pytest.mark.parametrize("bound", ["lock_timeout", "statement_timeout"])
+def test_turn_has_its_own_bounds_whatever_the_role_has(
+    address: str, store: PostgresStore, lock: psycopg.Connection[Any], bound: str
+) -> None:
+    insert(store, "a")
+    lock.execute("LOCK TABLE holdfast_jobs IN SHARE MODE")
+    with closing(opened(postgres.with_parameters(address, options=f"-c{bound}=200ms"))) as bounded:
+
+        def wait_for_longer(_: psycopg.Connection[Any]) -> None:
+            lock.execute("SELECT pg_sleep(0.5)")
+            lock.rollback()
+
+        assert len(turn(bounded, meanwhile=wait_for_longer).claimed.claims) == 1
+
+
+def test_isolation_that_turns_rely_on_is_not_changed_by_a_reload(store: PostgresStore) -> None:
+    insert(store, "a")
+    turn(store)
+    [found] = store.database.read(
+        "SELECT setting, source FROM pg_settings WHERE name = 'default_transaction_isolation'"
+    )
+    assert found == ("read committed", "session")
