@@ -10,11 +10,14 @@ import psycopg
 import pytest
 
 from holdfast.core.clock import system_clock
+from holdfast.core.lifecycle import Completed
+from holdfast.errors import StoreUnavailable
 from holdfast.store.open import open_store
 from holdfast.store.postgres import PostgresStore
 from holdfast.store.records import Answer, Finish
 from tests import postgres
-from tests.conformance.steps import LEASE, demand, insert, settings_of
+from tests.conformance.steps import LEASE, demand, ending, insert, settings_of
+from tests.support import wait_until
 
 
 @pytest.fixture
@@ -27,6 +30,13 @@ def address() -> Iterator[str]:
 def store(address: str) -> Iterator[PostgresStore]:
     with closing(opened(address)) as store:
         yield store
+
+
+@pytest.fixture
+def server() -> Iterator[psycopg.Connection[Any]]:
+    """A look at the server from outside."""
+    with psycopg.connect(postgres.server_url(), autocommit=True) as connection:
+        yield connection
 
 
 @pytest.fixture
@@ -57,6 +67,35 @@ def turn(
         assert store.database.session is not None
         meanwhile(store.database.session.connection)
     return answer
+
+
+def wait_until_blocked(server: psycopg.Connection[Any], process: int) -> None:
+    sql = "SELECT cardinality(pg_blocking_pids(%s)) > 0"
+    wait_until(lambda: server.execute(sql, [process]).fetchone() == (True,), 30)
+
+
+@pytest.mark.parametrize("turns", range(9))  # psycopg prepares what it has been given five times
+def test_turn_that_fails_leaves_nothing_behind_for_the_next_one(
+    store: PostgresStore, server: psycopg.Connection[Any], lock: psycopg.Connection[Any], turns: int
+) -> None:
+    insert(store, *(f"job-{n}" for n in range(20)))
+    finishes: list[Finish] = []
+    for _ in range(turns):
+        finishes = [ending(claim, Completed()) for claim in turn(store, finishes).claimed.claims]
+    lock.execute("LOCK TABLE holdfast_jobs")
+
+    def cancel(connection: psycopg.Connection[Any]) -> None:
+        process = connection.info.backend_pid
+        wait_until_blocked(server, process)
+        server.execute("SELECT pg_cancel_backend(%s)", [process])
+
+    with pytest.raises(StoreUnavailable, match="cancel"):
+        turn(store, finishes, cancel)
+    lock.rollback()
+    for _ in range(3):
+        answer = turn(store, finishes)
+        assert (len(answer.ended), len(answer.claimed.claims)) == (len(finishes), 1)
+        finishes = [ending(claim, Completed()) for claim in answer.claimed.claims]
 
 
 @pytest.mark.parametrize("bound", ["lock_timeout", "statement_timeout"])

@@ -26,7 +26,15 @@ from holdfast.store.database import PATIENCE, Reader
 from holdfast.store.postgres.address import Address
 from holdfast.store.postgres.attempt_pool import AttemptPool
 from holdfast.store.postgres.bounds import LONGEST_IDLE, READ, SHORT, Bounds
-from holdfast.store.postgres.connection import TCP, Connection, Greeting, OwnConnection, greet, roll_back
+from holdfast.store.postgres.connection import (
+    TCP,
+    Connection,
+    Greeting,
+    OwnConnection,
+    forget_prepared,
+    greet,
+    roll_back,
+)
 from holdfast.store.postgres.errors import (
     ConnectionLost,
     ConnectionsExhausted,
@@ -277,6 +285,8 @@ class Database(Reader):
                 yield session
             except BaseException as error:
                 roll_back(session.connection)
+                if session.commits:
+                    forget_prepared(session.connection)
                 if isinstance(error, psycopg.Error):
                     self._raise(error, session.connection, committing=session.commits)
                 raise
