@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from typing import Any
@@ -10,13 +12,14 @@ import psycopg
 import pytest
 
 from holdfast.core.clock import system_clock
+from holdfast.core.job import Status
 from holdfast.core.lifecycle import Completed
-from holdfast.errors import StoreUnavailable
+from holdfast.errors import CommitUncertain, StoreUnavailable
 from holdfast.store.open import open_store
 from holdfast.store.postgres import PostgresStore
 from holdfast.store.records import Answer, Finish
 from tests import postgres
-from tests.conformance.steps import LEASE, demand, ending, insert, settings_of
+from tests.conformance.steps import LEASE, claim_one, demand, ending, insert, settings_of, status
 from tests.support import wait_until
 
 
@@ -74,6 +77,10 @@ def wait_until_blocked(server: psycopg.Connection[Any], process: int) -> None:
     wait_until(lambda: server.execute(sql, [process]).fetchone() == (True,), 30)
 
 
+def lock_rows(lock: psycopg.Connection[Any]) -> None:
+    lock.execute("SELECT 1 FROM holdfast_jobs FOR UPDATE")
+
+
 @pytest.mark.parametrize("turns", range(9))  # psycopg prepares what it has been given five times
 def test_turn_that_fails_leaves_nothing_behind_for_the_next_one(
     store: PostgresStore, server: psycopg.Connection[Any], lock: psycopg.Connection[Any], turns: int
@@ -120,3 +127,27 @@ def test_isolation_that_turns_rely_on_is_not_changed_by_a_reload(store: Postgres
         "SELECT setting, source FROM pg_settings WHERE name = 'default_transaction_isolation'"
     )
     assert found == ("read committed", "session")
+
+
+def test_what_a_lost_connection_has_under_way_is_certain_once_the_worker_has_asked(
+    store: PostgresStore, server: psycopg.Connection[Any], lock: psycopg.Connection[Any]
+) -> None:
+    insert(store, "a")
+    running = claim_one(store)
+    insert(store, "b")
+    lock_rows(lock)
+
+    def cut(connection: psycopg.Connection[Any]) -> None:
+        """The server does not find out: it waits for a lock."""
+        wait_until_blocked(server, connection.info.backend_pid)
+        with socket.socket(fileno=os.dup(connection.fileno())) as ours:
+            ours.shutdown(socket.SHUT_RDWR)
+
+    with pytest.raises(CommitUncertain):
+        turn(store, [ending(running, Completed())], cut)
+    with store.transaction():
+        assert [held.id for held in store.list_held("worker")] == ["a"]
+    lock.rollback()
+    lock.execute("LOCK TABLE holdfast_jobs")  # once there is nobody else who has touched it
+    lock.rollback()
+    assert (status(store, "a"), status(store, "b")) == (Status.PROCESSING, Status.PENDING)

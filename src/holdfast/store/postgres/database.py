@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache
 from itertools import count
 from typing import Any, NoReturn
+from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg import RawCursor
@@ -35,6 +36,7 @@ from holdfast.store.postgres.connection import (
     greet,
     roll_back,
 )
+from holdfast.store.postgres.doubt import Doubt
 from holdfast.store.postgres.errors import (
     ConnectionLost,
     ConnectionsExhausted,
@@ -90,6 +92,10 @@ class Database(Reader):
         self._idle = SHORT.idle
         self._texts: dict[str, str] = {}
         self.server_clock = ServerClock(lambda: self.read_one(f"SELECT {NOW}")[0])
+        self.doubt = Doubt()
+        """The commits on connections that were lost."""
+        self._processes = WeakKeyDictionary[Connection, int]()
+        """The server process of each connection, which says so no more once it is lost."""
         self._reset()
         self.pool = Pool(self._connect_before_handlers, address.pool, after_fork=self._reset)
         self.attempts = AttemptPool(self, address.pool)
@@ -156,6 +162,8 @@ class Database(Reader):
         try:
             with translated(self.url):
                 self._greet(connection)
+            if not self.is_pooled:
+                self._processes[connection] = connection.info.backend_pid
         except BaseException:
             connection.close()
             raise
@@ -314,6 +322,8 @@ class Database(Reader):
             # The server ends what is idle before it has read a COMMIT: nothing is uncertain about it.
             self._idle = min(LONGEST_IDLE, 2 * self._idle)
         elif committing and (connection.broken or means_lost(error)):
+            if connection in self._processes:
+                self.doubt.add(self._processes[connection])
             raise CommitUncertain(f"{self.url}: the connection was lost during the commit") from error
         if means_read_only(error):  # connections to a primary that has become a standby would go on failing
             connection.close()

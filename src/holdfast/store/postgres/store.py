@@ -29,7 +29,7 @@ from holdfast.store.postgres.schema import SEQ, STATUS
 from holdfast.store.postgres.watch import PostgresWatch
 from holdfast.store.protocol import Store
 from holdfast.store.reads import NEXT_DUE, OLDEST
-from holdfast.store.records import Answer, Claim, Demand, Finding, Finish, LogTail, NewJob, Verdict
+from holdfast.store.records import Answer, Claim, Demand, Expired, Finding, Finish, LogTail, NewJob, Verdict
 from holdfast.store.rows import LOG_TAIL
 
 _KEEP_TAIL = f"""
@@ -149,7 +149,8 @@ class PostgresStore(Store):
                     now=self.database.instant,
                 )
             is_all_queued = completed is not None if claim is None else claim.is_queued
-            if is_whole and is_all_queued:
+            # A pooler says of no server process whether it has ended: there, less is left in doubt.
+            if is_whole and is_all_queued and not self.database.is_pooled:
                 session.commit_ahead()
             with session.in_flight() if is_all_queued or completed is not None else nullcontext():
                 yield answer
@@ -169,6 +170,11 @@ class PostgresStore(Store):
         return LogTail(*row) if row else None
 
     # Leases.
+
+    def list_held(self, worker_id: str) -> list[Expired]:
+        # What a lost connection of ours has under way may be the end or the claim of more.
+        self.database.doubt.end(self.database.read)
+        return super().list_held(worker_id)
 
     def list_cancelled(self, worker_id: str) -> set[tuple[int, int]]:
         return set(self.database.read(leases.CANCELLING, [worker_id]))
