@@ -181,6 +181,49 @@ def test_what_was_rolled_back_is_in_no_later_block(store: SqliteStore) -> None:
     assert notes(store) == 1
 
 
+OPEN: dict[str, Callable[[Any], Any]] = {
+    "rows": lambda c: next(rows := c.execute("SELECT text FROM notes")) and rows,
+    "changed rows": lambda c: next(rows := c.execute("UPDATE notes SET text = 'b' RETURNING text")) and rows,
+    "rows of a plain cursor": lambda c: (
+        next(rows := sqlite3.Cursor(c).execute("SELECT 1 FROM notes")) and rows
+    ),
+    "blob": lambda c: c.blobopen("notes", "text", 1),
+}
+
+
+@pytest.fixture
+def noted(store: SqliteStore) -> SqliteStore:
+    with store.database.transaction() as connection:
+        connection.each("INSERT INTO notes VALUES (?)", [("a",), ("a",)])
+    return store
+
+
+@pytest.mark.parametrize("what", OPEN)
+def test_a_block_that_is_rolled_back_lets_the_lock_go_whatever_is_open(noted: SqliteStore, what: str) -> None:
+    with pytest.raises(ZeroDivisionError), block(noted) as connection:  # noqa: PT012
+        connection.execute("INSERT INTO notes VALUES ('a')")
+        held = OPEN[what](connection)
+        raise ZeroDivisionError
+    with noted.database.transaction(patience=0.0):
+        pass
+    assert notes(noted) == 2
+    del held, connection
+
+
+@pytest.mark.parametrize("what", [what for what in OPEN if what != "rows of a plain cursor"])
+def test_a_block_that_has_committed_keeps_no_snapshot(noted: SqliteStore, what: str) -> None:
+    """It would keep the WAL from being used again from its beginning."""
+    with block(noted) as connection:
+        connection.execute("INSERT INTO notes VALUES ('a')")
+        held = OPEN[what](connection)
+    write(noted)
+    with noted.database.using():
+        [(is_busy, _, _)] = noted.database.connection().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    assert not is_busy
+    assert notes(noted) == 4
+    del held, connection
+
+
 def test_no_more_are_kept_than_a_few(store: SqliteStore) -> None:
     held = []
     for _ in range(MOST_PARKED + 3):

@@ -133,6 +133,35 @@ def test_exception_in_the_block_rolls_both_back(queue: Queue, start_worker: Star
     assert queue.jobs(type="child") == []
 
 
+@both_engines
+@pytest.mark.parametrize("kind", ["thread", "async"])
+def test_exception_between_two_rows_stops_no_other_work(
+    queue: Queue, start_worker: StartWorker, kind: str
+) -> None:
+    """Its traceback holds the cursor until the outcome is written, which needs the transaction's lock."""
+
+    def read_one_row(connection: Any) -> None:
+        store(connection, "x")
+        found = connection.execute("SELECT value FROM app UNION ALL SELECT 'y'")
+        assert found.fetchone() is not None
+        raise RuntimeError("between two rows")
+
+    @queue.job(name="thread", max_attempts=1)
+    def in_thread(ctx: Context) -> None:
+        with ctx.transaction() as connection:
+            read_one_row(connection)
+
+    @queue.job(name="async", max_attempts=1)
+    async def on_loop(ctx: Context) -> None:
+        async with ctx.transaction() as connection:
+            read_one_row(connection)
+
+    start_worker()
+    job = run_one(queue, kind)
+    assert (job.status, job.error) == ("failed", "RuntimeError: between two rows")
+    assert rows(queue) == []
+
+
 @pytest.mark.process
 @both_engines
 @pytest.mark.parametrize("kind", ["thread", "async", "process"])

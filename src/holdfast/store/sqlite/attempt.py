@@ -90,7 +90,7 @@ class SqliteAttemptTransaction:
         self, decision: Decision, children: Sequence[NewJob], done: Callable[[], None] = lambda: None
     ) -> None:
         connection = self.connection
-        with self._time.lifted():
+        with self._time.lifted(), connection.statement:  # another thread of the handler finds it over
             try:
                 connection.check()
                 connection.begin_completion()
@@ -128,8 +128,10 @@ class SqliteAttemptTransaction:
     def _close(self) -> None:
         connection = self.connection
         del self.connection  # nobody but its handler may hold it for longer
-        self._is_over = connection.over = True
-        rollback(connection)
+        with connection.statement:
+            connection.take_back()
+            rollback(connection)
+            self._is_over = connection.over = True
         database = self._database
         if not (connection.is_like_new and database.parked.park(connection)):
             sqlite3.Connection.close(connection)

@@ -63,6 +63,10 @@ def _guarded_kind(kind: type[sqlite3.Cursor]) -> type[sqlite3.Cursor]:
     return kind if issubclass(kind, HandlerCursor) else type(kind.__name__, (HandlerCursor, kind), {})
 
 
+def _close_of(opened: sqlite3.Cursor | sqlite3.Blob) -> Callable[[Any], None]:
+    return sqlite3.Cursor.close if isinstance(opened, sqlite3.Cursor) else sqlite3.Blob.close
+
+
 class _Authorizer:
     """Is asked about each statement before it is compiled; one in the connection's cache was compiled before.
 
@@ -150,8 +154,18 @@ class HandlerConnection(Guarded, OwnConnection):
 
     def begin_completion(self) -> None:
         """From here on the statements are ours."""
-        self._authorizer.is_inside = False
+        self.take_back()
         self.is_completing = True
+
+    def take_back(self) -> None:
+        """End what the handler has left open, and let the transaction be ended.
+
+        A cursor in the middle of its rows keeps a snapshot, even the whole transaction, beyond a close.
+        """
+        for opened in self._opened:
+            with suppress(sqlite3.Error):
+                _close_of(opened)(opened)  # its own may be the handler's
+        self._authorizer.is_inside = False
 
     @property
     def is_like_new(self) -> bool:
@@ -169,9 +183,7 @@ class HandlerConnection(Guarded, OwnConnection):
 
         Once a connection was interrupted, everything on it is, our ROLLBACK too, until no statement is open.
         """
-        for opened in self._opened:
-            opened.close()
-        self._authorizer.is_inside = False  # it would refuse our ROLLBACK too
+        self.take_back()
         rollback(self)
         with suppress(sqlite3.Error):
             sqlite3.Cursor(self).execute("PRAGMA query_only = ON")
