@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -115,6 +116,11 @@ def attach(connection: Any) -> None:
 ALTERATIONS: dict[str, Callable[[Any], object]] = {
     "pragma": lambda c: c.execute("PRAGMA case_sensitive_like = ON"),
     "temporary table": lambda c: c.execute("CREATE TEMP TABLE scratch (n)"),
+    "table in the temporary schema": lambda c: c.execute("CREATE TABLE temp.scratch (n)"),
+    "view in the temporary schema": lambda c: c.execute("CREATE VIEW temp.seen AS SELECT 1 AS n"),
+    "trigger in the temporary schema": lambda c: c.execute(
+        "CREATE TRIGGER temp.noted AFTER INSERT ON notes BEGIN DELETE FROM notes; END"
+    ),
     "temporary view": lambda c: c.execute("CREATE TEMP VIEW seen AS SELECT 1 AS n"),
     "temporary trigger": lambda c: c.execute(
         "CREATE TEMP TRIGGER noted AFTER INSERT ON notes BEGIN DELETE FROM notes; END"
@@ -222,6 +228,47 @@ def test_a_block_that_has_committed_keeps_no_snapshot(noted: SqliteStore, what: 
     assert not is_busy
     assert notes(noted) == 4
     del held, connection
+
+
+def test_a_cursor_past_ours_writes_nothing_after_the_block(store: SqliteStore) -> None:
+    with block(store) as connection:
+        cursor = sqlite3.Cursor(connection)
+        cursor.execute("INSERT INTO notes VALUES ('a')")
+    with pytest.raises(sqlite3.Error):
+        cursor.execute("INSERT INTO notes VALUES ('a')")
+    assert notes(store) == 1
+    del cursor, connection
+
+
+@pytest.mark.parametrize("what", ["function", "isolation level", "attribute of its own"])
+def test_a_connection_altered_after_its_block_is_not_used_again(
+    store: SqliteStore, opened: list[type], what: str
+) -> None:
+    with block(store) as connection:
+        pass
+    ALTERATIONS[what](connection)
+    del connection
+    write(store)
+    assert len(opened) == 2
+
+
+def test_a_connection_that_is_remembered_is_not_used_again(store: SqliteStore, opened: list[type]) -> None:
+    """An application may keep what belongs to a connection as long as there is one."""
+    with block(store) as connection:
+        remembered = weakref.WeakKeyDictionary({connection: "first"})
+    del connection
+    with block(store) as connection:
+        assert connection not in remembered
+    assert len(opened) == 2
+
+
+def test_a_block_counts_its_own_changes(store: SqliteStore) -> None:
+    for _ in range(3):
+        with block(store) as connection:
+            assert connection.total_changes == 0
+            connection.execute("INSERT INTO notes VALUES ('a')")
+            assert connection.total_changes == 1
+        del connection
 
 
 def test_no_more_are_kept_than_a_few(store: SqliteStore) -> None:

@@ -64,11 +64,7 @@ class SqliteAttemptTransaction:
             raise
 
     def _connect(self) -> HandlerConnection:
-        connection = self._database.parked.take()
-        if connection is None:
-            return self._database.connect_as(HandlerConnection)
-        connection.renew()
-        return connection
+        return self._database.parked.take() or self._database.connect_as(HandlerConnection)
 
     def _take_lock(self, connection: HandlerConnection, check_wait: Callable[[], None]) -> None:
         deadline = time.monotonic() + LOCK_PATIENCE
@@ -133,7 +129,7 @@ class SqliteAttemptTransaction:
             rollback(connection)
             self._is_over = connection.over = True
         database = self._database
-        if not (connection.is_like_new and database.parked.park(connection)):
+        if not database.parked.park(connection):
             sqlite3.Connection.close(connection)
         database.open_attempts.discard(connection)
         if database.is_closed:

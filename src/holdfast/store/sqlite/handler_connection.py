@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NoReturn
-from weakref import WeakSet
+from weakref import WeakSet, getweakrefcount
 
 from holdfast.errors import HoldfastError
 from holdfast.store.attempt import Guarded
@@ -79,28 +79,24 @@ class _Authorizer:
     has_seen_lasting = False
     """Whether it has set something that holds for longer than its transaction."""
 
-    def __call__(self, action: int, *_: Any) -> int:
+    def __call__(self, action: int, _: object, __: object, database: str | None, *___: object) -> int:
         if self.is_inside:
             if action == sqlite3.SQLITE_TRANSACTION:  # COMMIT and the like; its own savepoints are fine
                 return sqlite3.SQLITE_DENY
-            if action in _LASTING:
+            if action in _LASTING or database == "temp":  # where what lives as long as the connection is kept
                 self.has_seen_lasting = True
         return sqlite3.SQLITE_OK
 
 
-_LASTING = {
-    sqlite3.SQLITE_ATTACH,
-    sqlite3.SQLITE_CREATE_TEMP_INDEX,
-    sqlite3.SQLITE_CREATE_TEMP_TABLE,
-    sqlite3.SQLITE_CREATE_TEMP_TRIGGER,
-    sqlite3.SQLITE_CREATE_TEMP_VIEW,
-    sqlite3.SQLITE_DETACH,
-    sqlite3.SQLITE_PRAGMA,
-}
+_LASTING = {sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH, sqlite3.SQLITE_PRAGMA}
+
+
+def _cut_short() -> int:
+    return 1
 
 
 _LEGACY = getattr(sqlite3, "LEGACY_TRANSACTION_CONTROL", -1)  # new in Python 3.12
-_ATTRIBUTES = {"statement", "_authorizer", "_opened", "begun", "over", "is_completing"}
+_ATTRIBUTES = {"statement", "_authorizer", "_opened", "begun", "over", "is_completing", "_changes_before"}
 """Those of a connection that nobody has given others, and that has not expired."""
 
 
@@ -110,6 +106,8 @@ class HandlerConnection(Guarded, OwnConnection):
     how_it_ends = "SQLite itself rolls back at ON CONFLICT ROLLBACK, and when the disk is full"
     is_completing = False
     """Whether the statements are ours, no longer the handler's."""
+    _changes_before = 0
+    """Rows changed in the blocks before."""
     is_altered = False
     """Whether the handler has set what holds for longer than its transaction."""
 
@@ -172,11 +170,21 @@ class HandlerConnection(Guarded, OwnConnection):
         """Whether the next handler finds it as this one did."""
         is_altered = self.is_altered or self._authorizer.has_seen_lasting or vars(self).keys() - _ATTRIBUTES
         has_own_mode = self.isolation_level is not None or getattr(self, "autocommit", _LEGACY) != _LEGACY
-        return not (is_altered or has_own_mode or self.in_transaction)
+        return not (is_altered or has_own_mode or self.in_transaction or getweakrefcount(self))
+
+    @property
+    def total_changes(self) -> int:
+        return super().total_changes - self._changes_before
+
+    def rest(self) -> None:
+        """Until it is renewed, every statement is cut short, even one that goes past our cursors."""
+        sqlite3.Connection.set_progress_handler(self, _cut_short, 1)
 
     def renew(self) -> None:
+        sqlite3.Connection.set_progress_handler(self, None, 0)
         self.begun = self.over = self.is_completing = False
         self.row_factory, self.text_factory = None, str
+        self._changes_before = super().total_changes
 
     def shut(self) -> None:
         """Roll back, and let nothing be written any more, not even past our cursors.

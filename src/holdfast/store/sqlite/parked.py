@@ -41,6 +41,14 @@ class ParkedConnections:
         self._lock = threading.Lock()
 
     def take(self) -> HandlerConnection | None:
+        while (connection := self._take_unheld()) is not None:
+            if connection.is_like_new:  # no longer, if its handler has altered it since
+                connection.renew()
+                return connection
+            sqlite3.Connection.close(connection)
+        return None
+
+    def _take_unheld(self) -> HandlerConnection | None:
         parked = self._parked
         with self._lock:
             for place in range(len(parked)):
@@ -49,10 +57,13 @@ class ParkedConnections:
         return None
 
     def park(self, connection: HandlerConnection) -> bool:
-        """Returns whether there was room for it."""
+        """Returns whether it was taken: there may be no room for it, or it is not like a new one."""
+        if not connection.is_like_new:
+            return False
         with self._lock:
             has_room = len(self._parked) < MOST_PARKED
             if has_room:
+                connection.rest()
                 self._parked.append(connection)
             return has_room
 
