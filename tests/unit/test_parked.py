@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import pytest
 
 from holdfast.core.job import Status
 from holdfast.core.lifecycle import completion
-from holdfast.errors import HoldfastError
+from holdfast.errors import DatabaseReplaced, HoldfastError
 from holdfast.store.open import open_store
 from holdfast.store.sqlite import SqliteStore
 from holdfast.store.sqlite.database import Database
@@ -269,6 +269,18 @@ def test_a_block_counts_its_own_changes(store: SqliteStore) -> None:
             connection.execute("INSERT INTO notes VALUES ('a')")
             assert connection.total_changes == 1
         del connection
+
+
+def test_no_block_begins_in_a_file_that_was_replaced(store: SqliteStore) -> None:
+    write(store)
+    claimed = run(store, "a")
+    path = Path(store.database.path)
+    copy = path.with_name("copy.db")
+    with closing(sqlite3.connect(copy)) as target, store.database.using():
+        store.database.connection().backup(target)
+    copy.rename(path)
+    with pytest.raises(DatabaseReplaced):
+        store.begin_attempt_transaction(claimed, 60.0).begin()
 
 
 def test_no_more_are_kept_than_a_few(store: SqliteStore) -> None:

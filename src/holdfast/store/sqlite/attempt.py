@@ -64,6 +64,7 @@ class SqliteAttemptTransaction:
             raise
 
     def _connect(self) -> HandlerConnection:
+        self._database.file.check()  # as a new connection does
         return self._database.parked.take() or self._database.connect_as(HandlerConnection)
 
     def _take_lock(self, connection: HandlerConnection, check_wait: Callable[[], None]) -> None:
