@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import select
 import sys
 from collections.abc import Iterator
 from logging.handlers import BufferingHandler
@@ -186,12 +187,14 @@ def test_the_level_decides_what_is_told() -> None:
 
 
 class Writes(io.StringIO):
-    """Counts how often it is written to."""
+    """Remembers each time that it is written to."""
 
-    count = 0
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[str] = []
 
     def write(self, text: str) -> int:
-        self.count += 1
+        self.writes.append(text)
         return super().write(text)
 
 
@@ -203,12 +206,68 @@ def test_what_happened_at_one_time_is_written_at_once(format: str) -> None:
     stream = Writes()
     configure(format, stream=stream)
     Events().emit_all(DELETED)
-    assert stream.count == 1
+    assert len(stream.writes) == 1
     lines = stream.getvalue().splitlines()
     formatter = TextFormatter() if format == "text" else JsonFormatter()
     assert len(lines) == 3
     for line, event in zip(lines, DELETED, strict=True):
         assert line.partition("crawl")[1:] == formatter.format(record(event)).partition("crawl")[1:]
+
+
+def test_lines_of_several_processes_are_not_torn() -> None:
+    """A pipe takes so much at once; of a longer text, it takes what it has room for, and another's next."""
+    stream = Writes()
+    configure("json", stream=stream)
+    Events().emit_all([e.JobDeleted(job_id=f"{number}ü", type="crawl") for number in range(1000)])
+    assert len(stream.writes) > 10
+    assert all(text.endswith("\n") and len(text.encode()) <= select.PIPE_BUF for text in stream.writes)
+    assert len(stream.getvalue().splitlines()) == 1000
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_a_letter_that_the_stream_lacks_is_escaped(format: str) -> None:
+    """And costs neither its own line nor its neighbours."""
+    written = io.BytesIO()
+    stream = io.TextIOWrapper(written, encoding="ascii")
+    configure(format, stream=stream)
+    Events().emit_all([DELETED[0], e.JobDeleted(job_id="ü🎉", type="crawl"), DELETED[1]])
+    logging.getLogger("holdfast").info("ü")
+    lines = written.getvalue().decode().splitlines()
+    assert len(lines) == 4
+    assert "\\u00fc\\ud83c\\udf89" in lines[1]
+    if format == "json":
+        assert json.loads(lines[1])["job_id"] == "ü🎉"
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(), ValueError("closed"), RuntimeError("odd")])
+def test_a_stream_that_fails_stops_nobody(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
+    class Failing(io.StringIO):
+        def write(self, text: str) -> int:
+            raise error
+
+    configure("json", stream=Failing())
+    Events().emit_all(DELETED)
+    assert ("odd" in capsys.readouterr().err) == isinstance(error, RuntimeError)
+
+
+def test_a_handler_of_the_application_is_not_taken_for_ours() -> None:
+    class Theirs(BufferingHandler):
+        def handle_events(self, *_: object) -> None:
+            raise AssertionError("it is the application's own method")
+
+    logger = configure("json", stream=io.StringIO())
+    theirs = Theirs(100)
+    logging.getLogger("holdfast").removeHandler(logger)
+    logging.getLogger("holdfast").addHandler(theirs)
+    Events().emit_all(DELETED)
+    assert [found.msg for found in theirs.buffer] == DELETED
+
+
+def test_a_formatter_of_the_application_formats_events_too() -> None:
+    stream = io.StringIO()
+    configure("json", stream=stream).setFormatter(logging.Formatter("theirs: %(message)s"))
+    Events().emit_all(DELETED)
+    assert stream.getvalue().count("theirs: ") == 3
 
 
 @pytest.mark.parametrize("of", ["logger", "handler", "level"])

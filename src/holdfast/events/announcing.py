@@ -83,10 +83,9 @@ def _log(events: Sequence[Event]) -> None:
     """All at once where they go to our own handler and nowhere else: a record costs more than its line."""
     if not events or _logger is None:
         return
-    handlers: list[Any] = _logger.handlers
-    is_filtered = _logger.filters or any(handler.filters or handler.level for handler in handlers)
-    is_alone = len(handlers) == 1 and hasattr(handlers[0], "handle_events") and not _logger.propagate
-    if is_alone and not is_filtered:
+    handlers: list[Any] = [*_logger.handlers]
+    is_elsewhere = len(handlers) != 1 or _logger.propagate or _logger.filters
+    if not is_elsewhere and getattr(handlers[0], "takes_holdfast_events", False):
         handlers[0].handle_events(events)
     else:
         for event in events:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import select
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
@@ -17,6 +18,8 @@ from holdfast import events as e
 from holdfast.events import LOGGER, Event
 from holdfast.observe.words import first_line, iso, plain_plural
 from holdfast.text import one_line
+
+_PIPE_BUF = getattr(select, "PIPE_BUF", 512)
 
 
 def configure(
@@ -57,24 +60,55 @@ class LogHandler(logging.StreamHandler[TextIO]):
     def __init__(self, stream: TextIO, formatter: TextFormatter | JsonFormatter) -> None:
         super().__init__(stream)
         self.setFormatter(formatter)
-        self._line = formatter.line
+        self._formatter = formatter
+
+    @property
+    def takes_holdfast_events(self) -> bool:
+        """Whether events need not be records: the application has not changed what becomes of those."""
+        return not self.filters and not self.level and self.formatter is self._formatter
 
     def handle_events(self, events: Sequence[Event]) -> None:
         """Write a line for each, together."""
         now = _time(time.time())
-        text = "".join([f"{self._line(event, now)}\n" for event in events])
         self.acquire()
         try:
-            self.stream.write(text)
-            self.flush()
-        except (OSError, ValueError):
-            pass  # the reader has gone
+            for text in _portions([f"{self._formatter.line(event, now)}\n" for event in events]):
+                self._write(text)
+        except Exception:
+            self.handleError(logging.makeLogRecord({"msg": events[0]}))
         finally:
             self.release()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._write(f"{self.format(record)}\n")
+        except Exception:
+            self.handleError(record)
+
+    def _write(self, text: str) -> None:
+        try:
+            self.stream.write(text)
+        except UnicodeEncodeError:  # a terminal or a file that lacks a letter of it
+            self.stream.write("".join(c if c.isascii() else json.dumps(c)[1:-1] for c in text))
+        self.flush()
 
     def handleError(self, record: logging.LogRecord) -> None:
         if not isinstance(sys.exc_info()[1], OSError | ValueError):
             super().handleError(record)
+
+
+def _portions(lines: Sequence[str]) -> Iterator[str]:
+    """Whole lines, as many as a pipe takes at once: those of other processes can't come between."""
+    portion: list[str] = []
+    size = 0
+    for line in lines:
+        length = len(line.encode(errors="replace"))
+        if portion and size + length > _PIPE_BUF:
+            yield "".join(portion)
+            portion, size = [], 0
+        portion.append(line)
+        size += length
+    yield "".join(portion)
 
 
 class JsonFormatter(logging.Formatter):
