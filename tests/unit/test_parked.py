@@ -289,7 +289,10 @@ def test_no_more_are_kept_than_a_few(store: SqliteStore) -> None:
         with block(store) as connection:
             held.append(connection)
     del connection
-    assert len(store.database.parked.take_all()) == MOST_PARKED
+    parked = store.database.parked.take_all()
+    assert len(parked) == MOST_PARKED
+    for connection in parked:
+        sqlite3.Connection.close(connection)
 
 
 def test_a_closed_store_keeps_none(store: SqliteStore) -> None:
