@@ -19,7 +19,7 @@ from holdfast.store.open import open_store
 from holdfast.store.sqlite import SqliteStore
 from holdfast.store.sqlite.database import Database
 from holdfast.store.sqlite.handler_connection import HandlerConnection
-from holdfast.store.sqlite.parked import MOST_PARKED
+from holdfast.store.sqlite.parked import MOST_PARKED, ParkedConnections
 from holdfast.testing import MovableClock
 from tests.conformance.steps import run, status
 
@@ -299,6 +299,16 @@ def test_a_closed_store_keeps_none(store: SqliteStore) -> None:
     write(store)
     store.close()
     assert store.database.parked.take_all() == []
+
+
+def test_parked_connections_of_a_store_that_nobody_closes_are_closed() -> None:
+    """Python 3.13 warns of each that is not."""
+    parked = ParkedConnections()
+    connection = HandlerConnection(":memory:", isolation_level=None, check_same_thread=False)
+    assert parked.park(connection)
+    del parked
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        sqlite3.Connection.cursor(connection)
 
 
 def test_a_block_that_outlives_its_store_leaves_none(store: SqliteStore) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sqlite3
 import sys
 import threading
+import weakref
 from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
@@ -33,12 +34,19 @@ def _references_of_nobody() -> int:
         held[0].close()
 
 
+def _close_all(parked: list[HandlerConnection]) -> None:
+    while parked:
+        sqlite3.Connection.close(parked.pop())
+
+
 class ParkedConnections:
     """Those of one database."""
 
     def __init__(self) -> None:
         self._parked: list[HandlerConnection] = []
         self._lock = threading.Lock()
+        # Which keeps them alive: one that the garbage collector came to first would warn.
+        weakref.finalize(self, _close_all, self._parked)
 
     def take(self) -> HandlerConnection | None:
         while (connection := self._take_unheld()) is not None:
