@@ -27,7 +27,7 @@ log_arguments = (
     ),
     argument(
         "--log-level",
-        "log this and what is more important (default: info)",
+        "lowest level to log (default: info)",
         choices=("debug", "info", "warning", "error"),
         default="info",
     ),

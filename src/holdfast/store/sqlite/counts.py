@@ -1,7 +1,7 @@
-"""Counts of what changes most: once for all jobs of a statement.
+"""The counts of claims and completions, updated once for all jobs of a statement.
 
-Triggers keep them for every insert and delete, and for every update that says when a job is due. Claims and
-completions don't say that: a trigger takes a microsecond for each row, a fifth of their time.
+Triggers keep the counts for every insert and delete, and for every update that sets due_at, if only to what
+it was. Claims and completions don't set it: a trigger takes a microsecond per row, a fifth of their time.
 """
 
 from __future__ import annotations

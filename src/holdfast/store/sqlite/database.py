@@ -39,10 +39,11 @@ WAL_LIMIT = 8 * 1024 * 1024
 """Size of the WAL in bytes at which a commit is followed by a checkpoint."""
 
 _WAL_KEPT = WAL_LIMIT - 512 * 1024
-"""Size that it has from the first quarter of a megabyte on, and again after a checkpoint: a commit that need
-not make the file longer takes two thirds of the time."""
+"""Size that its file is given once there is more than a little in it, and that it keeps after a checkpoint: a
+commit that doesn't make the file longer takes two thirds of the time."""
 
 _WAL_SMALL = 256 * 1024
+"""Size up to which it is left as it is: most queues that are opened only for a moment need no more."""
 
 _TENDING_PAUSE = 0.2
 _CHECKPOINT_PATIENCE = 0.5
@@ -120,7 +121,7 @@ class Database(Reader):
         return self.connect_as(OwnConnection)
 
     def connect_as(self, factory: type[C]) -> C:
-        """The same, of a kind of its own."""
+        """A new connection of this class."""
         self._refuse_forked_child()
         try:
             connection = sqlite3.connect(
@@ -344,7 +345,7 @@ class Database(Reader):
             self._next_tending = time.monotonic() + _TENDING_PAUSE
 
     def _alone_with_wal(self, action: Callable[[], None]) -> None:
-        """Unless another thread is at it."""
+        """Run it, unless another thread is tending the WAL."""
         if not self._tending.acquire(blocking=False):
             return
         try:
@@ -361,7 +362,10 @@ class Database(Reader):
             self.patiently(lambda: checkpointer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall(), 0)
 
     def _lengthen_wal(self) -> None:
-        """By zeros, while nobody writes to it: SQLite looks no further than to the last commit."""
+        """Append zeros, while nobody else can write: SQLite reads the WAL only as far as the last commit.
+
+        SQLite has no locks on this file, so closing it drops none.
+        """
         with self._guarding(0):
             descriptor = os.open(f"{self.path}-wal", os.O_WRONLY | os.O_APPEND)
             try:

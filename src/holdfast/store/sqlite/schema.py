@@ -297,7 +297,7 @@ _STARTING = (
     """CREATE INDEX holdfast_jobs_group ON holdfast_jobs ("group", seq) WHERE "group" IS NOT NULL""",
     # the back-off that its code sets, by type: who takes over its jobs may not know that code
     "ALTER TABLE holdfast_workers ADD COLUMN backoffs TEXT NOT NULL DEFAULT '{}'",
-    # Only what also says when a job is due: claims and completions don't, and count once for all their jobs.
+    # Only for updates that set due_at: claims and completions don't, and update the counts themselves.
     "DROP TRIGGER holdfast_jobs_moved",
     f"""CREATE TRIGGER holdfast_jobs_moved AFTER UPDATE OF due_at ON holdfast_jobs
     WHEN OLD.status <> NEW.status BEGIN
