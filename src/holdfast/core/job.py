@@ -110,7 +110,7 @@ class Job(Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def is_asked_to_stop(self) -> bool:
-        """Whether it still runs though it was cancelled."""
+        """Whether it was cancelled while running, and is still running."""
         return self.cancel_requested and not self.is_finished
 
 
