@@ -85,6 +85,7 @@ def test_wal_of_a_linked_database_is_seen_and_checkpointed(
     link: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(database_module, "WAL_LIMIT", 256 * 1024)
+    monkeypatch.setattr(database_module, "_WAL_KEPT", 192 * 1024)
     wal = link.parent / "data" / "real.db-wal"
     with Queue(f"sqlite:///{link}") as queue:
         for _ in range(40):
