@@ -283,6 +283,12 @@ def test_no_block_begins_in_a_file_that_was_replaced(store: SqliteStore) -> None
         store.begin_attempt_transaction(claimed, 60.0).begin()
 
 
+def test_a_parked_connection_keeps_few_pages(store: SqliteStore) -> None:
+    with block(store) as connection:
+        [(size,)] = connection.execute("PRAGMA cache_size").fetchall()
+    assert size == -2048
+
+
 def test_no_more_are_kept_than_a_few(store: SqliteStore) -> None:
     held = []
     for _ in range(MOST_PARKED + 3):

@@ -29,6 +29,9 @@ _CHECK_PAUSE = 0.5
 _EXPIRE_PATIENCE = 1.0
 _INTERRUPT_PAUSE = 0.005
 
+_CACHE = "PRAGMA cache_size = -2048"
+"""SQLite's default: there may be as many as slots, and each keeps its pages while it is parked."""
+
 _HELD = """
 SELECT 1 FROM holdfast_jobs WHERE seq = ? AND status = 'processing' AND version = ? AND worker_id = ?
 """
@@ -65,7 +68,11 @@ class SqliteAttemptTransaction:
 
     def _connect(self) -> HandlerConnection:
         self._database.file.check()  # as a new connection does
-        return self._database.parked.take() or self._database.connect_as(HandlerConnection)
+        connection = self._database.parked.take()
+        if connection is None:
+            connection = self._database.connect_as(HandlerConnection)
+            sqlite3.Connection.execute(connection, _CACHE)
+        return connection
 
     def _take_lock(self, connection: HandlerConnection, check_wait: Callable[[], None]) -> None:
         deadline = time.monotonic() + LOCK_PATIENCE
