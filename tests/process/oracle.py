@@ -231,12 +231,22 @@ def check_attempt_limits(database: Database, log: Log) -> None:
 def check_charges(
     database: Database, log: Log, *, killed: int = 0, handed_over: Collection[str] = ("work_in_process",)
 ) -> None:
-    """An attempt is charged if, and only if, its handler started.
+    """An attempt is charged if, and only if, its handler started."""
+    silent = silent_starts(database, log, handed_over)
+    assert len(silent) <= silent_at_most(killed), f"charged for no start: {silent}"
 
-    A start is noted in the instant before the handler is called, which then writes its own line: of those
-    killed, one in twenty may have died in between. Attempts of the types that are `handed_over` to another
-    process are noted before it imports the application.
-    """
+
+def silent_at_most(killed: int) -> float:
+    """A start is noted in the instant before the handler is called, which then writes its own line: of those
+    killed, one in twenty may have died in between, and one of however few."""
+    return max(1, killed / 20)
+
+
+def silent_starts(
+    database: Database, log: Log, handed_over: Collection[str] = ("work_in_process",)
+) -> list[tuple[Row, int]]:
+    """The attempts that were charged and have no line. Those of the types that are `handed_over` to another
+    process are left out: they are noted before it imports the application."""
     starts: dict[str, set[int]] = defaultdict(set)
     for start in log.starts():
         starts[start.job].add(start.attempt)
@@ -247,7 +257,7 @@ def check_charges(
         assert job.status != "failed" or starts[job.id], f"{job} failed without ever having started"
         if job.type not in handed_over:
             silent += [(job, attempt) for attempt in charged - starts[job.id]]
-    assert len(silent) <= killed / 20, f"charged for no start: {silent}"
+    return silent
 
 
 # I6

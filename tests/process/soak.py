@@ -175,6 +175,7 @@ class Soak:
         self._producers: list[Program] = []
         self._suspended: dict[Program, threading.Timer] = {}
         self._stopped: dict[int, float] = {}
+        self._stopped_in_all = self._silent_in_all = 0
         self.faults: Counter[str] = Counter()
         self.samples: list[Sample] = []
 
@@ -318,6 +319,9 @@ class Soak:
             stopped[pid] = min(self._stopped[pid], self._programs.killed[pid])
         assert {job.status for job in database.jobs().values()} == {"completed"}
         oracle.check_all(database, log, accepted=accepted, stopped=stopped, given_back=True)
+        self._stopped_in_all += len(stopped)
+        self._silent_in_all += len(oracle.silent_starts(database, log))
+        assert self._silent_in_all <= oracle.silent_at_most(self._stopped_in_all)
         oracle.check_marks(database, self._programs.refused())
         oracle.check_rows(database)
         oracle.check_rate(database, "rated", RATE)
