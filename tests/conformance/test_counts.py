@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -218,12 +219,16 @@ def test_types_are_forgotten_in_portions(store: Store, monkeypatch: pytest.Monke
         type = f"mail:{number}" if number % 2 else f"type-{number}"
         finished(store, type, type=type)
         store.delete_job(type)
-    left = 12
+    lanes, others = [6], [6]
     while store.forget_names():
-        assert left - len(enqueued(store).keys() - {"", "mail"}) == 5
-        left -= 5
+        left = enqueued(store).keys() - {"", "mail"}
+        lanes.append(sum(":" in type for type in left))
+        others.append(len(left) - lanes[-1])
         assert sum(enqueued(store).values()) == 12
     assert enqueued(store) == {"": 12}
+    assert lanes[:2] == [6, 1]
+    assert all(before - after <= 5 for before, after in [*pairwise(lanes), *pairwise(others)])
+    assert len(others) > 2
 
 
 def test_type_that_was_forgotten_counts_again(store: Store) -> None:
