@@ -110,8 +110,8 @@ def test_pace_of_one_type_does_not_let_others_be_claimed_ahead(
 # Unit tests of the slots.
 
 
-def make_attempt(type: str, seq: int = 1, priority: int = 0) -> Attempt:
-    claim = Claim(seq, f"job{seq}", type, "{}", priority, 1, 3, 1, None, 0, 0, "worker")
+def make_attempt(type: str, seq: int = 1, priority: int = 0, version: int = 1) -> Attempt:
+    claim = Claim(seq, f"job{seq}", type, "{}", priority, 1, 3, version, None, 0, 0, "worker")
     handler = Handler(type, lambda payload: None, whole=True)
     return Attempt(claim, handler, cast(AttemptHost, None))
 
@@ -366,6 +366,13 @@ def quick_slots(concurrency: int, prefetch: dict[str, int | None], **caps: int) 
     slots._measured -= 1.0 - (time.monotonic() - slots._measured)
     slots.measure()
     return slots
+
+
+def test_job_that_was_lost_and_claimed_again_is_held_beside_its_first_attempt() -> None:
+    slots = make_slots(3)
+    attempts = [make_attempt("a", version=version) for version in (1, 3, 2)]
+    slots.hold(attempts)
+    assert [attempt.claim.version for attempt in slots.refill()] == [1, 2, 3]
 
 
 def test_prefetch_bounds_what_a_type_holds_ready_beyond_its_free_slots() -> None:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from holdfast import events as e
 from holdfast.context import Attempt
+from holdfast.core.clock import lease_clock
 from holdfast.core.job import Status
 from holdfast.core.lifecycle import Completed, Decision, Released, Stopped, completion, decide
 from holdfast.core.settings import Settings
@@ -86,8 +87,17 @@ class Settler:
                 )
 
     def written_already(self, ended: Sequence[Ended]) -> dict[tuple[int, int], Status]:
-        """After a commit in doubt: the outcomes that did get through, and the states they led to."""
-        offered = {end.name: end.decision.status for end in ended if end.decision is not None}
+        """After a commit in doubt: the outcomes that did get through, and the states they led to.
+
+        A job whose lease is over may have been given back by a reaper: the two look alike.
+        """
+        now = lease_clock()
+        offered = {
+            end.name: end.decision.status
+            for end in ended
+            if end.decision is not None
+            and not (isinstance(end.ending, Released) and now >= end.attempt.leased_until)
+        }
         found = self._store.list_ended(offered)
         return {
             claim: status for claim, status in found.items() if status in (offered[claim], Status.CANCELLED)

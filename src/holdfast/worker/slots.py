@@ -19,7 +19,8 @@ LONGEST_HELD = 1.0
 """Seconds after which a held job is released: something took the slots that it was claimed for."""
 
 
-_Placed = tuple[int, int, Attempt]
+_Placed = tuple[int, int, int, Attempt]
+"""By priority, then in line. A job that was lost and claimed again may be held twice, for a moment."""
 
 
 class Slots:
@@ -87,7 +88,7 @@ class Slots:
             for attempt in taken:
                 del self._held[id(attempt)]
             for cap in {attempt.cap for attempt in taken}:
-                line = deque(placed for placed in self._lines.pop(cap) if id(placed[2]) in self._held)
+                line = deque(placed for placed in self._lines.pop(cap) if id(placed[-1]) in self._held)
                 if line:
                     self._lines[cap] = line
             return taken
@@ -187,7 +188,7 @@ class Slots:
                 type, cap = claim.type, self._cap(claim.type)[0]
                 line = self._lines.setdefault(cap, deque())
             attempt.cap = cap
-            placed = -claim.priority, claim.seq, attempt
+            placed = -claim.priority, claim.seq, claim.version, attempt
             if line and placed < line[-1]:
                 insort(line, placed)
             else:
@@ -200,12 +201,12 @@ class Slots:
         best: _Placed | None = None
         for name, line in self._lines.items():
             if best is None or line[0][:2] < best[:2]:
-                size = self._cap(line[0][2].claim.type)[1]
+                size = self._cap(line[0][-1].claim.type)[1]
                 if self._running_by_cap[name] < size:
                     best = line[0]
         if best is None:
             return None
-        attempt = best[2]
+        attempt = best[-1]
         line = self._lines[attempt.cap]
         line.popleft()
         if not line:
