@@ -177,15 +177,6 @@ def roll_back(connection: Connection) -> None:
             RawCursor(connection).execute("ROLLBACK")
 
 
-def forget_prepared(connection: Connection) -> None:
-    """After statements that went out together have failed, without a ROLLBACK, at which psycopg does it.
-
-    It believes to be prepared what the server has not carried out behind the one that failed.
-    """
-    with suppress(psycopg.Error):
-        RawCursor(connection).execute("DEALLOCATE ALL")
-
-
 # Several statements as one message, in one round trip and without psycopg's cursors.
 
 

@@ -32,7 +32,6 @@ from holdfast.store.postgres.connection import (
     Connection,
     Greeting,
     OwnConnection,
-    forget_prepared,
     greet,
     roll_back,
 )
@@ -293,11 +292,13 @@ class Database(Reader):
                 yield session
             except BaseException as error:
                 roll_back(session.connection)
-                if session.commits:
-                    forget_prepared(session.connection)
-                if isinstance(error, psycopg.Error):
-                    self._raise(error, session.connection, committing=session.commits)
-                raise
+                try:
+                    if isinstance(error, psycopg.Error):
+                        self._raise(error, session.connection, committing=session.commits)
+                    raise
+                finally:
+                    if session.commits:  # psycopg may believe to be prepared what the server never came to
+                        session.connection.close()
             if session.committed is not None:
                 self._check_committed(session.committed.tag)
             elif (
