@@ -1,4 +1,4 @@
-"""A job: its fields, its states, and what its id and type may look like."""
+"""A job: its fields and states, and which ids and types are valid."""
 
 from __future__ import annotations
 

@@ -297,7 +297,9 @@ class Database(Reader):
                         self._raise(error, session.connection, committing=session.commits)
                     raise
                 finally:
-                    if session.commits:  # psycopg may believe to be prepared what the server never came to
+                    # psycopg may believe to be prepared what the server never came to. One that is lost stays
+                    # as it is: the pool draws its conclusions.
+                    if session.commits and not session.connection.closed:
                         session.connection.close()
             if session.committed is not None:
                 self._check_committed(session.committed.tag)
