@@ -12,7 +12,7 @@ from holdfast.core.job import Status
 from holdfast.core.settings import Depth
 from holdfast.errors import CommitUncertain, DuplicateJob, QueueFull
 from holdfast.store.protocol import Store
-from holdfast.store.records import NewJob, Verdict
+from holdfast.store.records import JobFilter, NewJob, Verdict
 from holdfast.testing import MovableClock
 from tests.conformance.steps import claim_one, everything, finish, insert, job, new_job, run, status
 
@@ -170,6 +170,46 @@ def test_batch_in_doubt_is_ours_as_a_whole(store: Store) -> None:
 def test_token_of_another_enqueue_does_not_make_the_row_ours(store: Store) -> None:
     insert_one(store, new_job("a", token="theirs"))
     assert isinstance(insert_one(store, new_job("a", token="mine")).error, DuplicateJob)
+
+
+def test_holder_of_a_key_with_another_id_is_not_ours_though_neither_has_a_token(store: Store) -> None:
+    assert insert_one(store, new_job("a", token="", has_new_id=True, key="k")).inserted
+    verdict = insert_one(store, new_job("b", token="", has_new_id=True, key="k"))
+    assert (verdict.id, verdict.inserted, verdict.error) == ("a", False, None)
+
+
+def seq_of(store: Store, id: str) -> int:
+    job = store.get_job(id)
+    assert job is not None
+    [placed], _ = store.list_placed(JobFilter(limit=1))
+    assert placed.job.id == id
+    return placed.place.seq
+
+
+def test_number_of_a_deleted_job_is_never_given_to_another(store: Store) -> None:
+    for count in (1, 3):  # one by one, and many at once
+        insert(store, *(f"{count}-{n}" for n in range(count)))
+        last = seq_of(store, f"{count}-{count - 1}")
+        for _ in range(count):
+            finish(store, claim_one(store))
+        for n in reversed(range(count)):
+            store.delete_job(f"{count}-{n}")
+        assert everything(store) == []
+        store.insert_jobs([new_job(f"{count}-next-{n}") for n in range(count)])
+        assert seq_of(store, f"{count}-next-{count - 1}") >= last + count
+        for n in range(count):
+            finish(store, claim_one(store))
+            store.delete_job(f"{count}-next-{n}")
+
+
+def test_taken_ids_leave_no_number_to_be_given_twice(store: Store) -> None:
+    insert(store, "first", "last")
+    last = seq_of(store, "last")
+    for _ in range(2):
+        finish(store, claim_one(store))
+    store.delete_job("last")
+    store.insert_jobs([new_job("first"), new_job("again"), new_job("more")])
+    assert seq_of(store, "more") >= last + 2
 
 
 def test_commit_in_doubt_that_got_through_is_acknowledged(

@@ -69,7 +69,7 @@ class Release:
         [(id,)] = self.execute(
             """UPDATE holdfast_jobs SET status = 'processing', attempts = attempts + 1, version = version + 1,
             max_attempts = coalesce(max_attempts, 3), worker_id = 'worker', lease_expires_at = ?,
-            started_at = ?, updated_at = ?
+            started_at = ?, updated_at = ?, due_at = due_at
             WHERE seq = (SELECT seq FROM holdfast_jobs INDEXED BY holdfast_jobs_pending
                 WHERE status = 'pending' AND type = ? ORDER BY priority DESC, seq LIMIT 1) RETURNING id""",
             now + 30 * SECOND, now, now, type,
@@ -101,7 +101,8 @@ class Release:
     def cancel(self, id: str) -> None:
         now = self._clock()
         self.execute(
-            "UPDATE holdfast_jobs SET status = 'cancelled', finished_at = ?, updated_at = ? WHERE id = ?",
+            "UPDATE holdfast_jobs SET status = 'cancelled', finished_at = ?, updated_at = ?, due_at = due_at"
+            " WHERE id = ?",
             now, now, id,
         )  # fmt: skip
 
@@ -128,6 +129,8 @@ class Release:
         )  # fmt: skip
 
     def _end(self, id: str, status: str, changes: str, *values: Any) -> None:
+        if "due_at" not in changes:  # which counts it, since version 7
+            changes += ", due_at = due_at"
         [_] = self.execute(
             f"UPDATE holdfast_jobs SET status = '{status}', {changes}, updated_at = ?, worker_id = NULL,"
             " lease_expires_at = NULL WHERE id = ? AND status = 'processing' RETURNING id",
@@ -264,6 +267,39 @@ def test_jobs_and_all_else_are_there_after_the_migration(
     assert version(path) == MIGRATIONS[-1].number
     assert query(path, "PRAGMA integrity_check") == [("ok",)]
     assert schema(path) == schema(empty_database), "it has become that of a new queue"
+
+
+@pytest.mark.parametrize("number", OLD)
+def test_what_an_application_made_for_our_jobs_outlives_the_migration(
+    path: Path, clock: MovableClock, number: int
+) -> None:
+    theirs = [
+        "CREATE INDEX created ON holdfast_jobs (created_at)",
+        "CREATE TRIGGER noted AFTER INSERT ON holdfast_jobs BEGIN INSERT INTO notes VALUES (NEW.id); END",
+        "CREATE VIEW emails AS SELECT id FROM holdfast_jobs WHERE type = 'email'",
+    ]
+    with opened_as_version(number, path, clock) as old:
+        fill(old)
+        old.execute("CREATE TABLE notes (id TEXT REFERENCES holdfast_jobs (id))")
+        for sql in theirs:
+            old.execute(sql)
+    with opened(path, clock) as store:
+        insert(store, "new")
+    kept = query(path, "SELECT sql FROM sqlite_master WHERE name IN ('created', 'noted', 'emails')")
+    assert sorted(sql for (sql,) in kept) == sorted(theirs)
+    assert query(path, "SELECT id FROM notes") == [("new",)]
+    assert ("new",) in query(path, "SELECT id FROM emails")
+
+
+def test_number_of_a_job_that_was_deleted_before_the_migration_is_not_given_again(
+    path: Path, clock: MovableClock
+) -> None:
+    with opened_as_version(7, path, clock) as old:
+        old.insert("a", "b", "gone")
+        old.delete("gone")
+    with opened(path, clock) as store:
+        insert(store, "new")
+    assert query(path, "SELECT seq FROM holdfast_jobs WHERE id = 'new'") == [(4,)]
 
 
 def test_what_is_new_works_on_what_is_old(path: Path, clock: MovableClock) -> None:

@@ -45,10 +45,11 @@ def registry_with(type: str, function: Any) -> Registry:
 def crawl(url: str, depth: int = 1) -> None: ...
 
 
-def test_a_job_gets_an_id_and_a_token_of_its_own() -> None:
+def test_a_job_gets_an_id_of_its_own_or_a_token_beside_the_one_it_is_given() -> None:
     first, second = admit(), admit()
     assert first.id != second.id
-    assert first.token != second.token
+    assert first.token == second.token == ""
+    assert admit(id="job1").token != admit(id="job1").token != ""
 
 
 def test_all_options_are_taken_over() -> None:

@@ -16,8 +16,8 @@ from holdfast.core.job import Status
 from holdfast.core.lifecycle import Errored
 from holdfast.observe.metrics import CONTENT_TYPE, FORGOTTEN, render
 from holdfast.store.open import store_of
-from holdfast.store.reads import OLDEST
 from holdfast.store.records import BUCKETS, Minute, TypeRecord, WorkerRecord
+from holdfast.store.sqlite.waiting import OLDEST
 from holdfast.testing import MovableClock
 from holdfast.worker.statistics import Statistics
 from tests.conformance.steps import claim, claim_one, finish, finished, insert, run

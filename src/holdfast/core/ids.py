@@ -18,8 +18,8 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def new_id(entropy: bytes | None = None) -> str:
-    """A new UUIDv7: 48 bits of milliseconds, 12 of their fraction, 62 random, of 8 bytes if those are given.
+def new_id() -> str:
+    """A new UUIDv7: 48 bits of milliseconds, 12 of their fraction, 62 random.
 
     Within a process each id sorts after the one before it, also when the clock stands still or steps back.
     """
@@ -29,6 +29,6 @@ def new_id(entropy: bytes | None = None) -> str:
     tick = (now // 1_000_000 << 12) | (now % 1_000_000 * 4096 // 1_000_000)
     with _lock:
         _last = tick = max(tick, _last + 1)
-    random = int.from_bytes(entropy or os.urandom(8), "big") & 0x3FFF_FFFF_FFFF_FFFF
+    random = int.from_bytes(os.urandom(8), "big") & 0x3FFF_FFFF_FFFF_FFFF
     text = f"{tick >> 12:012x}7{tick & 0xFFF:03x}{random | 0x8000_0000_0000_0000:016x}"
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"

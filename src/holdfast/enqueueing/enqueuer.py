@@ -60,15 +60,14 @@ class Admission:
         type = check_type(type)
         text, defaults = self._prepared(type, payload, settings)
         values = checked(with_defaults(options, defaults) if defaults else options)
-        entropy = os.urandom(20)  # at once: each call lets go of the interpreter lock
         has_new_id = "id" not in values
         if has_new_id:
-            values["id"] = new_id(entropy[12:])
+            values["id"] = new_id()
         return NewJob(
             **values,
             type=type,
             payload=text,
-            token=entropy[:12].hex(),
+            token="" if has_new_id else os.urandom(12).hex(),
             parent_id=parent_id,
             max_depth=settings.depth(type, self._registry.names_with),
             has_new_id=has_new_id,

@@ -27,9 +27,6 @@ class Reader(Protocol):
     clock: str
     """Follows WITH: a table `clock` with one column `now`, the present instant. Its parameter is `?1`: that
     instant, or None where the server's own clock decides."""
-    reads_whole_types: bool
-    """Whether there is an index of all jobs by type, whatever their state."""
-
     seq_within: str
     """How `seq` stands in the indexes by type and priority."""
     orders_recursion: bool

@@ -24,9 +24,8 @@ def inserted(job: NewJob, status: str, created_at: int, run_at: int | None) -> V
 def found_by_key(job: NewJob, id: str, token: str, status: str, created_at: int, payload: str) -> Verdict:
     """The verdict where another holds the key: the answer if its payload is the same, else the error."""
     error = None if same_json(payload, job.payload) else KeyTaken(id, job.key or "")
-    return Verdict(
-        id=id, error=error, inserted=token == job.token, status=Status(status), created_at=created_at
-    )
+    is_ours = (id, token) == (job.id, job.token)
+    return Verdict(id=id, error=error, inserted=is_ours, status=Status(status), created_at=created_at)
 
 
 def unbounded(children: Sequence[NewJob]) -> list[NewJob]:

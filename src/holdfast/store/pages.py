@@ -88,9 +88,9 @@ def _placed(row: Sequence[Any], filter: JobFilter) -> Placed:
 
 
 def _is_whole(query: Query) -> bool:
-    """Whether the jobs of every state are asked for, and lie in one index together."""
-    is_whole = not query.filter.statuses and query.filter.error is None
-    return is_whole and (query.filter.type is None or query.reader.reads_whole_types)
+    """Whether all jobs are asked for: they lie in the table in order."""
+    filter = query.filter
+    return not filter.statuses and filter.error is None and filter.type is None
 
 
 def _is_of_few(filter: JobFilter) -> bool:
@@ -110,7 +110,7 @@ def _table(query: Query, *, by_instants: bool = True) -> tuple[str, list[Any]]:
     elif filter.group is not None:
         index = by_index("holdfast_jobs_group")
     else:
-        index = by_index(None if filter.type is None else "holdfast_jobs_type")
+        index = by_index(None)
     where, parameters = conditions(filter)
     bounds, limits = within(window, query.seq)
     return f"FROM holdfast_jobs {index}{where or ' WHERE true'}{bounds}", [*parameters, *limits]
@@ -174,16 +174,19 @@ def _ends_of(query: Query, ranges: Sequence[Range], depth: int) -> list[list[Pla
     return ends
 
 
-def _united(query: Query, ranges: Sequence[Range], columns: str, limit: int) -> tuple[str, list[str | int]]:
+def _united(
+    query: Query, ranges: Sequence[Range], columns: str, limit: int, *, ordered: bool = True
+) -> tuple[str, list[str | int]]:
     """The first rows of each range, with its number before the columns."""
     selects = []
     parameters: list[str | int] = []
     for number, part in enumerate(ranges):
         condition, values = query.bounded(part)
+        order = f" ORDER BY {query.order(part)}" if ordered else ""
         selects.append(
             f"SELECT {number}, * FROM (SELECT {columns}"
             f" FROM holdfast_jobs {query.reader.by_index(part.index)}"
-            f" WHERE {condition} ORDER BY {query.order(part)} LIMIT {limit}) AS part"
+            f" WHERE {condition}{order} LIMIT {limit}) AS part"
         )
         parameters += values
     return " UNION ALL ".join(selects), parameters
@@ -228,7 +231,7 @@ def _count_in_ranges(query: Query, ranges: Sequence[Range], cap: int) -> int:
     """By the indexes alone; after a clock was set back it may differ a little from what a list shows."""
     count = 0
     for start in range(0, len(ranges), _AT_ONCE):
-        parts, parameters = _united(query, ranges[start : start + _AT_ONCE], "1", cap - count)
+        parts, parameters = _united(query, ranges[start : start + _AT_ONCE], "1", cap - count, ordered=False)
         sql = f"SELECT count(*) FROM ({parts} LIMIT ?) AS parts"
         count += int(query.reader.read_one(sql, (*parameters, cap - count))[0])
         if count >= cap:

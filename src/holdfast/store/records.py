@@ -24,7 +24,8 @@ from holdfast.errors import HoldfastError
 class NewJob(Struct, frozen=True, kw_only=True):
     """A job to be inserted. Waits for `delay` seconds, or until `run_at`, if either is given.
 
-    `token` is random and tells our own row from another's when the outcome of a commit is unknown.
+    `token` is random and tells our own row from another's when the outcome of a commit is unknown. It is
+    empty for a job with a new id, which is random itself.
     """
 
     id: str

@@ -71,7 +71,6 @@ class Database(Reader):
     among_texts = "= ANY (ARRAY(SELECT value FROM jsonb_array_elements_text(?::jsonb)))"
     elements = "jsonb_array_elements_text(?::jsonb)"
     clock = CLOCK
-    reads_whole_types = False
     orders_recursion = False
     seq_within = SEQ
 

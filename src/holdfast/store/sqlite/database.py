@@ -210,7 +210,6 @@ class Database(Reader):
     among_numbers = among_texts = "IN (SELECT value FROM json_each(?))"
     elements = "json_each(?)"
     clock = "clock AS MATERIALIZED (SELECT ?1 AS now)"
-    reads_whole_types = True
     orders_recursion = True
     seq_within = "seq"
 

@@ -13,19 +13,29 @@ from holdfast.core.clock import microseconds
 from holdfast.core.job import Status
 from holdfast.core.settings import Depth
 from holdfast.errors import DuplicateJob
+from holdfast.store.migrate import VERSION_TABLE
 from holdfast.store.outcomes import found_by_key, lanes_within, queue_full
 from holdfast.store.records import NewJob, Verdict
 from holdfast.store.rows import NEW_JOB_NAMES, quoted
 from holdfast.store.sqlite.connection import as_json
 
 _COLUMNS = (*NEW_JOB_NAMES, "status", "key_held", "run_at", "due_at", "created_at", "updated_at")
-_VALUES = f"({', '.join('?' * len(_COLUMNS))})"
-_INSERT_ROWS = f"INSERT INTO holdfast_jobs ({quoted(_COLUMNS)}) VALUES {{values}} ON CONFLICT DO NOTHING"
-_INSERT = _INSERT_ROWS.format(values=_VALUES)
+LAST_SEQ = f"""
+SELECT max(last_seq, coalesce((SELECT max(seq) FROM holdfast_jobs), 0)) FROM {VERSION_TABLE}
+"""
+"""The number of the job that was inserted last, whether it is still there or not."""
+
+# The row after one that has its `seq` gets the next.
+_VALUES = ", ".join("?" * len(_COLUMNS))
+_INSERT_ROWS = f"""
+INSERT INTO holdfast_jobs (seq, {quoted(_COLUMNS)}) VALUES (({LAST_SEQ}) + 1, {_VALUES}){{more}}
+ON CONFLICT DO NOTHING
+"""
+_INSERT = _INSERT_ROWS.format(more="")
 _AT_ONCE = 50
 """Rows of one statement, where there are many: each statement begins with a savepoint of SQLite's own, which
 costs twice as much as a row."""
-_INSERT_MANY = _INSERT_ROWS.format(values=", ".join([_VALUES] * _AT_ONCE))
+_INSERT_MANY = _INSERT_ROWS.format(more=f", (NULL, {_VALUES})" * (_AT_ONCE - 1))
 _as_given = attrgetter(*NEW_JOB_NAMES)
 
 # Not by holdfast_jobs_keyed, which holds all jobs that ever had the key.

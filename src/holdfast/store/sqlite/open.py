@@ -14,6 +14,7 @@ from holdfast.store import migrate
 from holdfast.store.migrate import VERSION_TABLE
 from holdfast.store.moved import MOVE_TABLE
 from holdfast.store.own_files import is_beside_database
+from holdfast.store.sqlite.connection import OwnConnection
 from holdfast.store.sqlite.database import Database
 from holdfast.store.sqlite.schema import ERROR_GROUP, MIGRATIONS
 from holdfast.store.sqlite.store import SqliteStore
@@ -190,11 +191,24 @@ def _migrate(database: Database) -> None:
     """Apply the missing migrations in one transaction; the second process finds nothing left to do."""
     with database.transaction() as connection:
         connection.create_function(ERROR_GROUP, 1, _error_group, deterministic=True)
+        # An application's views may name a table of ours, which is not there until its new form is renamed.
+        connection.execute("PRAGMA legacy_alter_table = ON")
+        theirs = _made_by_others(connection)
         for step in migrate.pending(MIGRATIONS, _version(database, _tables(database))):
             for statement in step.statements:
                 connection.execute(statement)
             connection.execute(f"UPDATE {VERSION_TABLE} SET version = ?", (step.number,))
+        for name in theirs.keys() - _made_by_others(connection).keys():
+            connection.execute(theirs[name])
     database.close_thread()  # and with it the function
+
+
+def _made_by_others(connection: OwnConnection) -> dict[str, str]:
+    """An application's own indexes and triggers on the table of jobs, dropped with it when it is rebuilt."""
+    sql = """SELECT name, sql FROM sqlite_master
+    WHERE type IN ('index', 'trigger') AND tbl_name = 'holdfast_jobs' AND sql IS NOT NULL
+        AND name NOT LIKE 'holdfast\\_%' ESCAPE '\\'"""
+    return dict(connection.execute(sql).fetchall())
 
 
 def _error_group(error: bytes | None) -> str:

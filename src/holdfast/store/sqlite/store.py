@@ -15,6 +15,7 @@ from holdfast.store.sqlite import caller, claim, finish, insert, leases, operate
 from holdfast.store.sqlite.connection import as_json
 from holdfast.store.sqlite.database import Database
 from holdfast.store.sqlite.errors import is_locked, raise_if_moved
+from holdfast.store.sqlite.waiting import OLDEST
 from holdfast.store.sqlite.watch import SqliteWatch
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class SqliteStore(Store):
     _retry_failed_jobs = staticmethod(operate.retry_failed_jobs)
     _delete_job = staticmethod(operate.delete_job)
     _count_ahead = _AHEAD
+    _oldest = OLDEST
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self.database: Database = database

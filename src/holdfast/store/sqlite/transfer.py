@@ -9,10 +9,12 @@ from contextlib import AbstractContextManager, contextmanager
 
 from holdfast.core.clock import microseconds
 from holdfast.store.database import Session
+from holdfast.store.migrate import VERSION_TABLE
 from holdfast.store.moved import MOVE_TABLE, MOVED, WORDS_OF_MOVING, Mark
 from holdfast.store.rows import quoted
 from holdfast.store.sqlite.connection import OwnConnection
 from holdfast.store.sqlite.database import Database, rollback
+from holdfast.store.sqlite.insert import LAST_SEQ
 from holdfast.store.sqlite.store import SqliteStore
 from holdfast.store.tables import COUNTS, JOBS, TABLES, Row, Table, converter, unmovable
 from holdfast.store.transfer import End
@@ -139,8 +141,7 @@ class SqliteEnd(End):
         return map(converter(table), connection.execute(self.select(table)))
 
     def last_seq(self) -> int:
-        row = self.database.read_one("SELECT seq FROM sqlite_sequence WHERE name = ?", (JOBS.name,))
-        return 0 if row is None else int(row[0])
+        return int(self.database.read_one(LAST_SEQ)[0])
 
     def write(self, table: Table, rows: Iterable[Row]) -> None:
         connection = self.receiver
@@ -155,8 +156,7 @@ class SqliteEnd(End):
             raise unmovable(table, error) from error
 
     def set_last_seq(self, seq: int) -> None:
-        self.receiver.rows("DELETE FROM sqlite_sequence WHERE name = ?", (JOBS.name,))
-        self.receiver.rows("INSERT INTO sqlite_sequence (name, seq) VALUES (?, ?)", (JOBS.name, seq))
+        self.receiver.rows(f"UPDATE {VERSION_TABLE} SET last_seq = ?", (seq,))
 
 
 def _lenient(text: bytes) -> str:
