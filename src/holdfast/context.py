@@ -15,7 +15,7 @@ from msgspec import Struct
 from holdfast.config import find_setting
 from holdfast.core.clock import Clock, lease_clock, to_datetime
 from holdfast.core.job import Job, Status
-from holdfast.core.payload import decode, encode_payload
+from holdfast.core.payload import encode_payload
 from holdfast.core.settings import Settings
 from holdfast.enqueueing.enqueuer import Admission
 from holdfast.errors import HoldfastError, Interrupted, LeaseLost, ResultIgnored, StoreError
@@ -243,8 +243,7 @@ class Context(GivenToHandlers):
 
     def detail(self, **values: Any) -> None:
         """Details to keep with this attempt in the job's history if it fails: any JSON values."""
-        text = encode_payload({**(self._attempt.detail or {}), **values}, MAX_DETAIL)
-        self._attempt.detail = decode(text)
+        self._attempt.detail, _ = encode_payload({**(self._attempt.detail or {}), **values}, MAX_DETAIL)
 
     @property
     def shared_output(self) -> SharedOutput | None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from msgspec import Struct
 
 from holdfast.core import check
-from holdfast.core.payload import PayloadSpec, decode, encode_payload
+from holdfast.core.payload import PayloadSpec, encode_payload
 from holdfast.durations import Duration
 from holdfast.errors import ConfigError
 from holdfast.queue import Queue
@@ -42,7 +42,7 @@ class TaskType(Struct, frozen=True):
         queue = self._owner.queue
         if self._payload_type is not None:
             limit = queue.settings().get("max_payload_bytes", self._type)
-            PayloadSpec.of_whole(self._payload_type).bind(decode(encode_payload(payload, limit)))
+            PayloadSpec.of_whole(self._payload_type).bind(encode_payload(payload, limit)[0])
         queue.enqueue(self._type, payload, **options)
         return self
 

@@ -132,7 +132,7 @@ def only_field(annotation: Any, *, required: bool = True) -> Field:
 
 def is_taken(spec: PayloadSpec, payload: Mapping[str, Any]) -> bool:
     try:
-        spec.bind(json.loads(encode_payload(payload, 1_000_000)))
+        spec.bind(encode_payload(payload, 1_000_000)[0])
     except InvalidPayload:
         return False
     return True

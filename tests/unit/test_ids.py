@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 import time
 import uuid
+from itertools import islice
 from types import SimpleNamespace
 
 import pytest
 
 from holdfast.core import ids
-from holdfast.core.ids import new_id
+from holdfast.core.ids import new_id, new_ids
 from holdfast.core.job import base_type, check_id, check_type
 from holdfast.errors import ConfigError
 
@@ -31,6 +32,14 @@ def test_an_id_is_written_in_the_canonical_form() -> None:
     text = new_id()
     assert str(uuid.UUID(text)) == text
     assert check_id(text) == text
+
+
+def test_ids_made_ahead_are_like_those_made_one_by_one() -> None:
+    made = list(islice(new_ids(), 600))
+    assert made == sorted(set(made))
+    assert len({text[19:] for text in made}) == 600
+    assert {(uuid.UUID(text).version, uuid.UUID(text).variant) for text in made} == {(7, uuid.RFC_4122)}
+    assert all(str(uuid.UUID(text)) == text for text in made)
 
 
 def test_an_id_carries_the_time_it_was_made() -> None:

@@ -42,8 +42,11 @@ def _step(step: str | int) -> str:
     return f".{step}" if re.fullmatch(r"\w+", step) else f"[{step!r}]"
 
 
-def encode_payload(value: object, limit: int) -> str:
-    """The JSON text of a payload. Raises InvalidPayload naming the place if it can't be stored exactly."""
+def encode_payload(value: object, limit: int) -> tuple[dict[str, Any], str]:
+    """A copy of a payload in JSON's own types, and its text.
+
+    Raises InvalidPayload naming the place if it can't be stored exactly.
+    """
     try:
         plain = _plain(value, 1)
     except _Problem as problem:
@@ -53,7 +56,7 @@ def encode_payload(value: object, limit: int) -> str:
     text = _encode(plain)
     if len(text) > limit:
         raise PayloadTooLarge("payload", f"is {len(text)} bytes as JSON; max_payload_bytes is {limit}")
-    return text.decode()
+    return plain, text.decode()
 
 
 def encode_result(value: object, limit: int) -> str | None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from functools import lru_cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from holdfast.core import check
 from holdfast.core.clock import to_datetime
-from holdfast.core.ids import new_id
+from holdfast.core.ids import new_id, new_ids
 from holdfast.core.job import Job, check_type
 from holdfast.core.payload import decode, encode_payload
 from holdfast.core.settings import Settings
@@ -55,55 +56,78 @@ class Admission:
         parent_id: str | None = None,
     ) -> NewJob:
         """The job to insert."""
+        return self.admitting(type, options, settings, parent_id)(payload)
+
+    def admitting(
+        self,
+        type: str,
+        options: Mapping[str, Any],
+        settings: Settings,
+        parent_id: str | None = None,
+        make_id: Callable[[], str] = new_id,
+    ) -> Callable[[object], NewJob]:
+        """What turns a payload into a job of this type with these options.
+
+        Whatever is the same for all payloads is looked up and checked once.
+        """
         if options:
             check_options(options.keys())
         type = check_type(type)
-        text, defaults = self._prepared(type, payload, settings)
-        values = checked(with_defaults(options, defaults) if defaults else options)
-        has_new_id = "id" not in values
-        if has_new_id:
-            values["id"] = new_id()
-        return NewJob(
-            **values,
-            type=type,
-            payload=text,
-            token="" if has_new_id else os.urandom(12).hex(),
-            parent_id=parent_id,
-            max_depth=settings.depth(type, self._registry.names_with),
-            has_new_id=has_new_id,
-        )
+        prepared = self._preparing(type, settings)
+        shared = checked(options)
+        max_depth = settings.depth(type, self._registry.names_with)
+
+        def admit(payload: object) -> NewJob:
+            text, defaults = prepared(payload)
+            values = checked(with_defaults(options, defaults)) if defaults else shared
+            has_new_id = "id" not in values
+            return NewJob(
+                **(values if not has_new_id else {**values, "id": make_id()}),
+                type=type,
+                payload=text,
+                token="" if has_new_id else os.urandom(12).hex(),
+                parent_id=parent_id,
+                max_depth=max_depth,
+                has_new_id=has_new_id,
+            )
+
+        return admit
 
     def admit_again(self, job: Job, payload: object, settings: Settings) -> tuple[str, str | None]:
         """The text of another payload for a job, and its new key, if the one it has came from its payload."""
-        text, defaults = self._prepared(job.type, payload, settings)
+        text, defaults = self._preparing(job.type, settings)(payload)
         try:
-            before = self._prepared(job.type, job.payload, settings)[1]
+            before = self._preparing(job.type, settings)(job.payload)[1]
         except Exception:  # what is stored may be from before this handler
             before = {}
         if job.key is None or before.get("key") != job.key or "key" not in defaults:
             return text, None
         return text, checked({"key": defaults["key"]}).get("key")
 
-    def _prepared(self, type: str, payload: object, settings: Settings) -> tuple[str, dict[str, Any]]:
-        """The payload's text as it is stored, and the options that its handler gives the job.
+    def _preparing(self, type: str, settings: Settings) -> Callable[[object], tuple[str, dict[str, Any]]]:
+        """What gives a payload's text as it is stored, and the options that its handler gives the job.
 
-        Raises InvalidPayload if it can't be stored, or does not fit the handler, where that is known.
+        It raises InvalidPayload if a payload can't be stored, or doesn't fit the handler, if that is known.
         """
         limit = settings.get("max_payload_bytes", type)
-        text = encode_payload(payload, limit)
-        handler = self._registry.require(type) if self._strict_types else self._registry.find(type)
-        handler = handler or self._built_in(type, payload)
-        if handler is None:
-            return text, {}
-        handler.spec.bind(decode(text))
-        if handler.prepare is None:
-            return text, {}
-        prepared = handler.prepare(decode(text))
-        if not (isinstance(prepared, tuple) and len(prepared) == 2 and isinstance(prepared[1], dict)):
-            raise ConfigError(
-                f"prepare= of {type!r} must return a payload and a dict of options, not {shown(prepared)}"
-            )
-        return encode_payload(prepared[0], limit), prepared[1]
+        known = self._registry.require(type) if self._strict_types else self._registry.find(type)
+
+        def prepared(payload: object) -> tuple[str, dict[str, Any]]:
+            plain, text = encode_payload(payload, limit)
+            handler = known or self._built_in(type, payload)
+            if handler is None:
+                return text, {}
+            handler.spec.bind(plain)
+            if handler.prepare is None:
+                return text, {}
+            given = handler.prepare(plain)
+            if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], dict)):
+                raise ConfigError(
+                    f"prepare= of {type!r} must return a payload and a dict of options, not {shown(given)}"
+                )
+            return encode_payload(given[0], limit)[1], given[1]
+
+        return prepared
 
 
 class Enqueuer:
@@ -197,7 +221,8 @@ class Enqueuer:
             self._refuse_nested()
         given = check.items("payloads", payloads, "payloads")
         settings = self._settings()
-        new = [self._admission.admit(type, payload, options, settings) for payload in given]
+        admit = self._admission.admitting(type, options, settings, make_id=new_ids().__next__)
+        new = [admit(payload) for payload in given]
         if connection is not None:
             return self._settle_all(new, self._store.insert_jobs_with(connection, new))
         jobs: list[Job] = []
@@ -277,11 +302,12 @@ _SHARED = tuple(
 )
 """What a job has of the one that was inserted, as it is."""
 _shared_of = attrgetter(*_SHARED)
+_instant = lru_cache(maxsize=1)(to_datetime)  # all jobs of a batch have the same
 
 
 def as_inserted(new: NewJob, verdict: Verdict, limit_of: Callable[[str], tuple[int, bool]]) -> Job:
     """The job as it was just inserted."""
-    created_at = to_datetime(verdict.created_at)
+    created_at = _instant(verdict.created_at)
     limit, is_open = (new.max_attempts, False) if new.max_attempts is not None else limit_of(new.type)
     return Job(
         **dict(zip(_SHARED, _shared_of(new), strict=True)),
