@@ -7,7 +7,6 @@ import signal
 import sqlite3
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -26,6 +25,7 @@ from holdfast.errors import (
 )
 from holdfast.store.scope import Scope
 from holdfast.store.sqlite import database as module
+from holdfast.store.sqlite import lock_line
 from holdfast.store.sqlite.database import Database
 
 MIB = 1024 * 1024
@@ -76,12 +76,13 @@ def on_pause(monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -> l
     """Let `action` happen whenever the database pauses before another try; returns the pauses."""
     pauses: list[float] = []
 
-    def sleep(seconds: float) -> None:
-        pauses.append(seconds)
-        action()
+    class Turn:
+        def acquire(self, timeout: float | None = None) -> None:
+            if timeout is not None:
+                pauses.append(timeout)
+                action()
 
-    clock = SimpleNamespace(sleep=sleep, monotonic=time.monotonic)
-    monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(lock_line, "threading", SimpleNamespace(Lock=Turn))
     return pauses
 
 

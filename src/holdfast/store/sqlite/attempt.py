@@ -15,7 +15,7 @@ from holdfast.core.lifecycle import Decision
 from holdfast.errors import HoldfastError, LeaseLost, StoreBusy
 from holdfast.store.attempt import ENDED, TimeLimit, commit_completion, completion_of
 from holdfast.store.records import Claim, NewJob
-from holdfast.store.sqlite.database import Database, rollback
+from holdfast.store.sqlite.database import Database
 from holdfast.store.sqlite.finish import finish_jobs
 from holdfast.store.sqlite.handler_connection import HandlerConnection
 
@@ -134,7 +134,7 @@ class SqliteAttemptTransaction:
         del self.connection  # nobody but its handler may hold it for longer
         with connection.statement:
             connection.take_back()
-            rollback(connection)
+            self._database.roll_back(connection)
             self._is_over = connection.over = True
         database = self._database
         if not database.parked.park(connection):

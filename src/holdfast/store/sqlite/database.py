@@ -33,6 +33,7 @@ from holdfast.store.sqlite.connection import OwnConnection
 from holdfast.store.sqlite.errors import is_locked, raise_translated
 from holdfast.store.sqlite.file import DatabaseFile
 from holdfast.store.sqlite.fork import ForkGate
+from holdfast.store.sqlite.lock_line import LockLine
 from holdfast.store.sqlite.parked import ParkedConnections
 
 WAL_LIMIT = 8 * 1024 * 1024
@@ -106,6 +107,7 @@ class Database(Reader):
         # Weak: a thread's connection goes with the thread.
         self._holders: weakref.WeakSet[_Holder] = weakref.WeakSet()
         self._lock = threading.RLock()
+        self._line = LockLine()
         self._tending = threading.Lock()
         self._next_tending = 0.0
         self.is_closed = False
@@ -270,10 +272,10 @@ class Database(Reader):
             try:
                 yield connection
             except sqlite3.Error as error:
-                rollback(connection)
+                self.roll_back(connection)
                 self._raise_translated(error)
             except BaseException:
-                rollback(connection)
+                self.roll_back(connection)
                 raise
             else:
                 self.commit(connection)
@@ -296,6 +298,7 @@ class Database(Reader):
     def begin(self, connection: sqlite3.Connection, patience: float = PATIENCE) -> None:
         """BEGIN IMMEDIATE, waiting for the lock. Once begun, nothing inside can find the database locked."""
         self.patiently(lambda: connection.execute("BEGIN IMMEDIATE"), patience)
+        self._line.taken()
 
     def commit(self, connection: sqlite3.Connection) -> None:
         def try_to_commit() -> None:
@@ -309,14 +312,18 @@ class Database(Reader):
 
         try:
             self.patiently(try_to_commit)
-        except BaseException:
-            rollback(connection)
-            raise
+        finally:
+            self.roll_back(connection)  # unless it has been committed
         self.file.check()  # only now is it known that what was committed can be found again
+
+    def roll_back(self, connection: sqlite3.Connection) -> None:
+        """End what `begin` has begun."""
+        rollback(connection)
+        self._line.freed()
 
     def patiently(self, action: Callable[[], T], patience: float = PATIENCE) -> T:
         """Run it, retrying with random pauses while another connection holds the lock."""
-        deadline = 0.0
+        deadline, waits = 0.0, False
         while True:
             try:
                 return action()
@@ -327,7 +334,8 @@ class Database(Reader):
                 deadline = deadline or now + patience
                 if now >= deadline:
                     raise StoreBusy(patience) from error
-            time.sleep(0.0005 + 0.0025 * os.urandom(1)[0] / 255)
+            self._line.pause(again=waits)
+            waits = True
 
     def _raise_translated(self, error: sqlite3.Error) -> NoReturn:
         self.file.check()  # where the file is gone, SQLite calls it an I/O error, or a missing table
@@ -384,7 +392,7 @@ class Database(Reader):
                 self.begin(guard, patience)
                 yield
             finally:
-                rollback(guard)
+                self.roll_back(guard)
                 self._local.is_checkpointing = False
 
 
