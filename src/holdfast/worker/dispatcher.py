@@ -266,8 +266,7 @@ class Dispatcher:
         # But not while what was claimed keeps others from starting.
         if claimed.limited or not self._store.is_shared or not self._is_pressed():
             self._proceed()
-        has_told = self._turn.announce(taken)
-        if has_told and not self._store.is_shared:
+        if self._turn.announce(taken) and not self._store.is_shared:
             self._search.hurry()  # what a subscriber enqueues in this thread, the watch does not see
 
     def _hold(self, taken: Taken, claimed_at: float, leased_until: float) -> None:

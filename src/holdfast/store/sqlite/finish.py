@@ -94,12 +94,12 @@ def _guarded(
     connection: sqlite3.Connection, finishes: Sequence[Finish], write: Write, now: int
 ) -> Sequence[Finish]:
     """Write what the guard accepts. All at once if it accepts all, as it nearly always does."""
+    if len(finishes) == 1:
+        return finishes if write(connection, finishes, now) == 1 else []
     connection.execute("SAVEPOINT holdfast_finish")
     try:
         all_accepted = write(connection, finishes, now) == len(finishes)
     except (sqlite3.DataError, OverflowError):  # more than SQLite takes as one value
-        if len(finishes) == 1:
-            raise
         all_accepted = False
     if not all_accepted:
         connection.execute("ROLLBACK TO holdfast_finish")
