@@ -31,11 +31,8 @@ _INSERT_ROWS = f"""
 INSERT INTO holdfast_jobs (seq, {quoted(_COLUMNS)}) VALUES (({LAST_SEQ}) + 1, {_VALUES}){{more}}
 ON CONFLICT DO NOTHING
 """
-_INSERT = _INSERT_ROWS.format(more="")
-_AT_ONCE = 50
-"""Rows of one statement, where there are many: each statement begins with a savepoint of SQLite's own, which
-costs twice as much as a row."""
-_INSERT_MANY = _INSERT_ROWS.format(more=f", (NULL, {_VALUES})" * (_AT_ONCE - 1))
+_INSERTS = {rows: _INSERT_ROWS.format(more=f", (NULL, {_VALUES})" * (rows - 1)) for rows in (50, 8, 1)}
+"""Statements for so many rows: each begins with a savepoint of SQLite's own, which costs as much as two."""
 _as_given = attrgetter(*NEW_JOB_NAMES)
 
 # Not by holdfast_jobs_keyed, which holds all jobs that ever had the key.
@@ -90,14 +87,12 @@ def _insert_plain(cursor: sqlite3.Cursor, jobs: Sequence[NewJob], now: int) -> l
 
 def _insert_rows(cursor: sqlite3.Cursor, rows: Sequence[tuple[Any, ...]]) -> int:
     """Returns how many are inserted."""
-    inserted = 0
-    whole = len(rows) - len(rows) % _AT_ONCE
-    for start in range(0, whole, _AT_ONCE):
-        cursor.execute(_INSERT_MANY, [*chain.from_iterable(rows[start : start + _AT_ONCE])])
-        inserted += cursor.rowcount
-    for row in rows[whole:]:
-        cursor.execute(_INSERT, row)
-        inserted += cursor.rowcount
+    inserted = start = 0
+    for size, statement in _INSERTS.items():
+        while start + size <= len(rows):
+            cursor.execute(statement, [*chain.from_iterable(rows[start : start + size])])
+            inserted += cursor.rowcount
+            start += size
     return inserted
 
 
@@ -110,7 +105,7 @@ def _insert_one(cursor: sqlite3.Cursor, job: NewJob, now: int, depths: dict[Dept
             depths[job.max_depth] = _depth(cursor, job.max_depth)
         if depths[job.max_depth] >= job.max_depth.size:
             return _known(cursor, job, now) or Verdict(id=job.id, error=queue_full(job))
-    cursor.execute(_INSERT, _row(job, now))
+    cursor.execute(_INSERTS[1], _row(job, now))
     if cursor.rowcount == 1:
         for depth in depths:
             depths[depth] += depth.counts(job.type)
