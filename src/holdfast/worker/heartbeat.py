@@ -120,10 +120,12 @@ class Heartbeat:
         before, self._renewed_at = self._renewed_at, time.monotonic()
         if self._renewed_at - before > settings.lease_seconds / 2:
             self._steady_since = self._renewed_at
-        lost = []
+        lost, is_overdue = [], False
         for attempt in attempts:
             if attempt.name in beat.lost:
                 lost.append(attempt)
+            elif attempt.name in beat.skipped:
+                is_overdue = is_overdue or not attempt.is_leased()
             else:
                 attempt.leased_until = leased_until
         self._trouble.recovered()
@@ -134,6 +136,8 @@ class Heartbeat:
             self._holder.cancel(beat.cancelled)
         if not beat.registered:
             self._holder.forget()
+        if is_overdue:  # while its lock comes and goes, a reaper may get in between
+            return settings.heartbeat_seconds / 8
         return max(0.0, settings.heartbeat_seconds - (time.monotonic() - began))
 
     def _failed(self, error: Exception, attempts: Sequence[Attempt], settings: Settings) -> float:

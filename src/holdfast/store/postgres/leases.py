@@ -17,7 +17,8 @@ UPDATE holdfast_workers AS w SET heartbeat_at = clock.now, turned_at = clock.now
 FROM clock WHERE w.id = $2
 """
 
-# A locked job is being finished, or inside ctx.transaction(): in both cases nobody takes it from us.
+# A locked job is being finished, or inside ctx.transaction(): then nobody takes it from us. Or its progress
+# is just being written: then the next renewal must not be far.
 _RENEW = f"""
 WITH {CLOCK}
 UPDATE holdfast_jobs AS j SET
@@ -27,6 +28,7 @@ WHERE j.seq = b.seq AND j.seq = ANY (ARRAY(
     SELECT held.seq FROM {given("$2::bigint[], $3::bigint[]")} AS h (seq, version)
     JOIN holdfast_jobs AS held ON held.seq = h.seq AND {is_held("held", "h.version", "$4")}
     ORDER BY held.seq FOR UPDATE OF held SKIP LOCKED))
+RETURNING j.seq
 """
 
 CANCELLING = """
@@ -59,15 +61,18 @@ def heartbeat(
 ) -> Beat:
     found = session.count(_BEAT, [now, worker_id, state, microseconds(turn_age)])
     lost: set[tuple[int, int]] = set()
+    skipped: set[tuple[int, int]] = set()
     if held:
         seqs, versions = transposed(held)
         lease = microseconds(lease_seconds)
         flags = [name in started for name in held]
-        renewed = session.count(_RENEW, [now, seqs, versions, worker_id, lease, flags])
-        if renewed != len(held):
-            lost = set(held) - set(session.rows(STILL_HELD, [seqs, versions, [worker_id] * len(held)]))
+        renewed = {seq for (seq,) in session.rows(_RENEW, [now, seqs, versions, worker_id, lease, flags])}
+        if len(renewed) != len(held):
+            ours = set(session.rows(STILL_HELD, [seqs, versions, [worker_id] * len(held)]))
+            lost = set(held) - ours
+            skipped = {name for name in ours if name[0] not in renewed}
     cancelled = frozenset(session.rows(CANCELLING, [worker_id]))
-    return Beat(frozenset(lost), cancelled, registered=found == 1)
+    return Beat(frozenset(lost), cancelled, registered=found == 1, skipped=frozenset(skipped))
 
 
 def write_progress(
