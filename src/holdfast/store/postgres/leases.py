@@ -1,4 +1,4 @@
-"""The leases of running attempts, renewed by heartbeats; and progress reports."""
+"""The leases of running attempts: renewed by heartbeats, marked by reapers; and progress reports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FROM clock WHERE w.id = $2
 """
 
 # A locked job is being finished, or inside ctx.transaction(): then nobody takes it from us. Or its progress
-# is just being written: then the next renewal must not be far.
+# is just being written, or a reaper marks it: then the next renewal must not be far.
 _RENEW = f"""
 WITH {CLOCK}
 UPDATE holdfast_jobs AS j SET
@@ -31,11 +31,25 @@ WHERE j.seq = b.seq AND j.seq = ANY (ARRAY(
 RETURNING j.seq
 """
 
+# A lease that was seen expired has been touched since its end. A renewal moves its end beyond that.
+_SUSPECT = f"""
+WITH {CLOCK}, s AS MATERIALIZED (
+    SELECT held.seq FROM {given("$2::bigint[], $3::bigint[]")} AS s (seq, version)
+    JOIN holdfast_jobs AS held ON held.seq = s.seq
+        AND coalesce(held.status = 'processing' AND held.version = s.version, false)
+    ORDER BY held.seq FOR UPDATE OF held SKIP LOCKED)
+UPDATE holdfast_jobs AS j SET updated_at = clock.now
+FROM clock, s WHERE j.seq = s.seq AND coalesce(j.lease_expires_at <= clock.now, false)
+RETURNING j.seq, j.version
+"""
+_UNSUSPECTED = f"{STILL_HELD} WHERE j.updated_at < j.lease_expires_at"
+
 CANCELLING = """
 SELECT seq, version FROM holdfast_jobs WHERE status = 'processing' AND cancel_requested AND worker_id = $1
 """
 
-# Inside ctx.transaction() a job is all but complete, and its row locked: nobody is to wait for it.
+# Inside ctx.transaction() a job is all but complete, and its row locked: nobody is to wait for it. A report
+# must not look like the mark of a reaper: one that comes while the lease is overdue is dated before.
 _PROGRESS = f"""
 WITH {CLOCK}, p AS MATERIALIZED (
     SELECT held.seq, p.fraction, p.message
@@ -43,7 +57,9 @@ WITH {CLOCK}, p AS MATERIALIZED (
         AS p (seq, version, fraction, message)
     JOIN holdfast_jobs AS held ON held.seq = p.seq AND {is_held("held", "p.version", "$2")}
     ORDER BY held.seq FOR UPDATE OF held SKIP LOCKED)
-UPDATE holdfast_jobs AS j SET progress = p.fraction, progress_message = p.message, updated_at = clock.now
+UPDATE holdfast_jobs AS j SET progress = p.fraction, progress_message = p.message,
+    updated_at = CASE WHEN j.updated_at < j.lease_expires_at THEN least(clock.now, j.lease_expires_at - 1)
+        ELSE clock.now END
 FROM clock, p WHERE j.seq = p.seq
 RETURNING j.seq
 """
@@ -73,6 +89,18 @@ def heartbeat(
             skipped = {name for name in ours if name[0] not in renewed}
     cancelled = frozenset(session.rows(CANCELLING, [worker_id]))
     return Beat(frozenset(lost), cancelled, registered=found == 1, skipped=frozenset(skipped))
+
+
+def suspect_jobs(
+    session: Session, claims: Sequence[tuple[int, int]], now: int | None
+) -> set[tuple[int, int]]:
+    return set(session.rows(_SUSPECT, [now, *transposed(claims)])) if claims else set()
+
+
+def list_unsuspected(
+    session: Session, worker_id: str, held: Sequence[tuple[int, int]]
+) -> set[tuple[int, int]]:
+    return set(session.rows(_UNSUSPECTED, [*transposed(held), [worker_id] * len(held)]))
 
 
 def write_progress(
