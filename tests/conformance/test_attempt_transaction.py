@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -17,6 +18,7 @@ from holdfast.store.protocol import Store
 from holdfast.store.records import Claim, NewJob
 from holdfast.store.scope import Scope
 from holdfast.store.sqlite import attempt as sqlite_attempt
+from holdfast.store.sqlite.handler_connection import HandlerConnection
 from holdfast.testing import MovableClock
 from tests.conformance.engines import where
 from tests.conformance.steps import (
@@ -360,6 +362,29 @@ def test_expired_transaction_holds_no_lock_however_many_statements_it_sends(stor
                 except TransactionExpired:
                     break
             insert(store, f"other-{number}", type="other")  # or StoreBusy, if the lock were still held
+
+
+@where(lambda engine: engine.is_a_file)
+def test_rollback_is_tried_again_if_it_was_interrupted_with_a_cursor_that_is_being_dropped(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shut, tried = HandlerConnection.shut, threading.Semaphore(0)
+
+    def note(connection: HandlerConnection) -> None:
+        shut(connection)
+        tried.release()
+
+    monkeypatch.setattr(HandlerConnection, "shut", note)
+    with suppress(TransactionExpired), transaction(store, run(store, "a"), SHORT) as own:
+        own.execute(INSERT)
+        # While Python drops a cursor, its statement is open for a moment, and nobody finds it: like this one.
+        dropped = sqlite3.Cursor(own)
+        dropped.execute("SELECT 1 UNION ALL SELECT 2")
+        assert tried.acquire(timeout=30)
+        assert own.in_transaction
+        dropped.close()
+        wait_until(lambda: not own.in_transaction, message="the transaction is rolled back")
+        insert(store, "b")  # or StoreBusy
 
 
 def test_statement_that_runs_when_time_is_up_is_cut_short(store: Store, connection: Any) -> None:

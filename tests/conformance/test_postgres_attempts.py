@@ -490,6 +490,20 @@ def test_completion_costs_no_multixact(store: PostgresStore, connection: Any) ->
     assert before < newest() < before + 20, "others may make one in the meantime"
 
 
+def test_heartbeat_says_which_lease_it_could_not_renew(store: PostgresStore) -> None:
+    """Or its worker would believe it renewed, and come again only a heartbeat later."""
+    claims = [run(store, "a"), run(store, "b")]
+    names = [(claim.seq, claim.version) for claim in claims]
+    transaction = store.begin_attempt_transaction(claims[0], 60.0)
+    transaction.begin()
+    beat = store.heartbeat("worker", [*names, (names[0][0], 99)], state="running", lease_seconds=LEASE)
+    assert beat.lost == {(names[0][0], 99)}
+    assert beat.skipped == {names[0]}
+    transaction.rollback()
+    beat = store.heartbeat("worker", names, state="running", lease_seconds=LEASE)
+    assert not beat.lost | beat.skipped
+
+
 def test_server_ends_a_block_that_its_process_has_left_alone(store: PostgresStore) -> None:
     with block(store, "a", seconds=30) as own:
         for name in ("idle_in_transaction_session_timeout", "statement_timeout"):

@@ -263,7 +263,9 @@ def promote(store: PostgresStore) -> None:
 def reap_and_forget(store: PostgresStore) -> None:
     store.list_expired()
     store.redate_leases(30)
-    claim(store, limit=20, lease=-1.0)
+    claims = [(each.seq, each.version) for each in claim(store, limit=20, lease=-1.0)]
+    assert store.suspect_jobs(claims) == {*claims}
+    assert store.list_unsuspected("worker", claims, patience=1.0) == set()
     assert len(reap(store, back_off=10.0)) == 20
     store.remove_silent_workers(60)
 

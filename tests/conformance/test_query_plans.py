@@ -150,7 +150,7 @@ def turn(store: SqliteStore, clock: MovableClock) -> None:
     store.next_due_at()
     late = [(expired.seq, expired.version) for expired in store.list_expired()]
     store.suspect_jobs(late)
-    store.list_unsuspected("worker", late)
+    store.list_unsuspected("worker", late, patience=1.0)
     store.redate_leases(30)
     store.heartbeat("worker", late[:1], state="running", lease_seconds=30)
     store.write_progress("worker", [(seq, version, 0.5, None) for seq, version in late])

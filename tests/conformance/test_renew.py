@@ -172,14 +172,51 @@ def test_suspicion_is_seen_by_the_owner_and_cleared_by_its_renewal(store: Store,
     insert(store, "a", "b")
     claims = claim(store)
     names = [(claimed.seq, claimed.version) for claimed in claims]
-    safe = set() if store.is_shared else set(names)  # where others can write, nothing is safe by itself
     clock.advance(LEASE)
-    assert store.list_unsuspected("worker", names) == safe
-    store.suspect_jobs(names[:1])
-    assert store.list_unsuspected("worker", names) == safe - {names[0]}
+    assert unsuspected(store, names) == set(names)
+    assert store.suspect_jobs(names[:1]) == {names[0]}
+    assert unsuspected(store, names) == {names[1]}
     renew(store, *claims)
-    assert store.list_unsuspected("worker", names) == safe
-    assert store.list_unsuspected("another", names) == set()
+    assert unsuspected(store, names) == set(names)
+    assert unsuspected(store, names, worker="another") == set()
+
+
+def test_only_the_attempt_that_was_seen_expired_is_suspected(store: Store, clock: MovableClock) -> None:
+    claimed = run(store, "a")
+    clock.advance(LEASE)
+    assert store.suspect_jobs([(claimed.seq, claimed.version + 1), (claimed.seq + 1, 1)]) == set()
+    assert store.suspect_jobs([]) == set()
+    assert unsuspected(store, [(claimed.seq, claimed.version)]) == {(claimed.seq, claimed.version)}
+    finish(store, claimed)
+    assert store.suspect_jobs([(claimed.seq, claimed.version)]) == set()
+    assert unsuspected(store, [(claimed.seq, claimed.version)]) == set()
+
+
+def test_second_reaper_marks_too_and_the_mark_stays(store: Store, other: Store, clock: MovableClock) -> None:
+    """Each counts from the commit of its own mark."""
+    claimed = run(store, "a")
+    name = (claimed.seq, claimed.version)
+    clock.advance(LEASE)
+    assert store.suspect_jobs([name]) == {name}
+    clock.advance(1)
+    assert other.suspect_jobs([name]) == {name}
+    assert unsuspected(store, [name]) == set()
+
+
+def test_report_of_progress_is_no_mark_and_removes_none(store: Store, clock: MovableClock) -> None:
+    claimed = run(store, "a")
+    name = (claimed.seq, claimed.version)
+    clock.advance(LEASE)
+    store.write_progress("worker", [(*name, 0.5, "half")])
+    assert unsuspected(store, [name]) == {name}
+    store.suspect_jobs([name])
+    clock.advance(1)
+    store.write_progress("worker", [(*name, 0.6, "more")])
+    assert unsuspected(store, [name]) == set()
+
+
+def unsuspected(store: Store, names: list[tuple[int, int]], worker: str = "worker") -> set[tuple[int, int]]:
+    return store.list_unsuspected(worker, names, patience=5.0)
 
 
 def test_lease_that_has_not_expired_is_not_suspected(store: Store, clock: MovableClock) -> None:
@@ -187,5 +224,5 @@ def test_lease_that_has_not_expired_is_not_suspected(store: Store, clock: Movabl
     name = (claimed.seq, claimed.version)
     clock.advance(LEASE - 1)
     before = job(store, "a")
-    store.suspect_jobs([name])
+    assert store.suspect_jobs([name]) == set()
     assert job(store, "a") == before

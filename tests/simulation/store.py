@@ -158,9 +158,9 @@ class SimulatedStore(Store):
     def list_cancelled(self, worker_id: str) -> set[tuple[int, int]]:
         return _cancelled(self._read("list_cancelled"), worker_id)
 
-    def list_unsuspected(self, worker_id: str, held: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
-        if self.is_shared:
-            return set()
+    def list_unsuspected(
+        self, worker_id: str, held: Sequence[tuple[int, int]], *, patience: float
+    ) -> set[tuple[int, int]]:
         database = self._read("list_unsuspected")
         rows = {name: database.owns(*name, worker_id) for name in held}
         return {name for name, row in rows.items() if row and row.updated_at < row.lease_expires_at}
@@ -233,15 +233,15 @@ class SimulatedStore(Store):
             self._wakes |= bool(promoted)
             return promoted
 
-    def suspect_jobs(self, claims: Sequence[tuple[int, int]]) -> None:
-        if self.is_shared:
-            return
+    def suspect_jobs(self, claims: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
         with self._write("suspect_jobs") as database:
             self._has_written = True
-            now = database.now()
+            now, marked = database.now(), set()
             for row in database.running():
                 if (row.seq, row.version) in claims and row.lease_expires_at <= now:
                     row.updated_at = now
+                    marked.add((row.seq, row.version))
+            return marked
 
     def heartbeat(
         self,

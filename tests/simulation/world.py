@@ -17,7 +17,7 @@ from tests.simulation.database import Database, Violation
 from tests.simulation.oracle import Oracle
 from tests.simulation.people import ACTIONS
 from tests.simulation.process import KINDS_OF_CODE, Process, new_job, simulated_executors
-from tests.simulation.store import BUSY, COMMITS, FATES, UNAVAILABLE
+from tests.simulation.store import COMMITS, FATES, UNAVAILABLE
 
 LEASE = 3.0
 MOST_JOBS = 30
@@ -49,8 +49,6 @@ class Faults:
         fate = COMMITS
         if rng.random() < self._failing:
             fate = rng.choice(FATES[1:] if writes else (UNAVAILABLE, UNAVAILABLE, COMMITS))
-            if fate is BUSY and self._world.is_shared:
-                fate = UNAVAILABLE
             if fate is not COMMITS:
                 self.note(fate, process.id, what)
         return fate, self._delay("call delayed")

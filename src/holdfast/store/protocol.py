@@ -108,20 +108,15 @@ class Store(Writes):
     def list_cancelled(self, worker_id: str) -> set[tuple[int, int]]:
         """The (seq, version) of a worker's running attempts that should be cancelled."""
 
-    def suspect_jobs(self, claims: Sequence[tuple[int, int]]) -> None:
-        """Note that a reaper has seen the leases of these (seq, version) expired; a renewal clears it."""
-
+    @abstractmethod
     def list_unsuspected(
-        self,
-        worker_id: str,  # noqa: ARG002
-        held: Sequence[tuple[int, int]],  # noqa: ARG002
+        self, worker_id: str, held: Sequence[tuple[int, int]], *, patience: float
     ) -> set[tuple[int, int]]:
-        """Those of the (seq, version) held that are the worker's still, and that no reaper has noticed.
+        """Those of the (seq, version) held that are the worker's still, and that no reaper has marked.
 
-        It tells a worker that can't write, because somebody holds the only write lock, that nobody else can
-        take its jobs. None where others can write meanwhile.
+        It tells a worker that a lock keeps from writing which of its jobs nobody else can take within the
+        next heartbeat. Raises StoreBusy if the lock keeps even a read waiting for longer than `patience`.
         """
-        return set()
 
     @abstractmethod
     def begin_attempt_transaction(self, claim: Claim, seconds: float) -> AttemptTransaction:

@@ -159,12 +159,14 @@ class Expired(Struct, frozen=True):
 class Beat(Struct, frozen=True):
     """What a heartbeat learned: the attempts that are no longer ours, and those to be cancelled.
 
-    A worker that is not `registered` was silent for so long that the others forgot it.
+    Those `skipped` are still ours, but were not renewed, because another transaction had locked their jobs. A
+    worker that is not `registered` was silent for so long that the others forgot it.
     """
 
     lost: frozenset[tuple[int, int]]
     cancelled: frozenset[tuple[int, int]]
     registered: bool = True
+    skipped: frozenset[tuple[int, int]] = frozenset()
 
 
 RESTARTING = "restarting"

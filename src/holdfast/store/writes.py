@@ -64,6 +64,7 @@ class Writes(Reads):
     _promote_jobs: Callable[..., list[tuple[str, str]]]
     _prune_jobs: Callable[..., list[str]]
     _heartbeat: Callable[..., Beat]
+    _suspect_jobs: Callable[..., set[tuple[int, int]]]
     _cancel_job: Callable[..., None]
     _retry_job: Callable[..., None]
     _retry_failed_jobs: Callable[..., Retried]
@@ -228,6 +229,15 @@ class Writes(Reads):
             return self._heartbeat(
                 session, worker_id, held, started, state, turn_age, lease_seconds, self._instant()
             )
+
+    def suspect_jobs(self, claims: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
+        """Mark these (seq, version), whose leases a reaper has seen expired; return those that are marked.
+
+        A renewal removes the mark. What is not marked, its owner can't know about: a lease that was renewed
+        in between, or a job that another transaction has locked.
+        """
+        with self.database.transaction() as session:
+            return self._suspect_jobs(session, claims, self._instant())
 
     def redate_leases(self, lease_seconds: float) -> None:
         """Let leases and heartbeats from the future begin now: the clock has been set back since.

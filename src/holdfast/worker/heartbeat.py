@@ -2,8 +2,8 @@
 
 It doesn't depend on handlers, the event loop or the dispatcher. If it can't renew in time, it fences its own
 worker: at the deadline (last renewal + lease − margin), the running handlers are stopped and their jobs given
-up, because after that another worker may take them. The exception is when whatever keeps us from writing
-keeps everybody else from writing too.
+up, because after that another worker may take them. The exception is when a lock keeps us from writing, and a
+read shows that nobody has begun to take them.
 """
 
 from __future__ import annotations
@@ -120,10 +120,12 @@ class Heartbeat:
         before, self._renewed_at = self._renewed_at, time.monotonic()
         if self._renewed_at - before > settings.lease_seconds / 2:
             self._steady_since = self._renewed_at
-        lost = []
+        lost, is_overdue = [], False
         for attempt in attempts:
             if attempt.name in beat.lost:
                 lost.append(attempt)
+            elif attempt.name in beat.skipped:
+                is_overdue = is_overdue or not attempt.is_leased()
             else:
                 attempt.leased_until = leased_until
         self._trouble.recovered()
@@ -134,6 +136,8 @@ class Heartbeat:
             self._holder.cancel(beat.cancelled)
         if not beat.registered:
             self._holder.forget()
+        if is_overdue:  # while its lock comes and goes, a reaper may get in between
+            return settings.heartbeat_seconds / 8
         return max(0.0, settings.heartbeat_seconds - (time.monotonic() - began))
 
     def _failed(self, error: Exception, attempts: Sequence[Attempt], settings: Settings) -> float:
@@ -142,7 +146,7 @@ class Heartbeat:
         late = [attempt for attempt in attempts if next_time >= attempt.leased_until]
         if late and isinstance(error, StoreBusy):
             pause = min(pause, settings.heartbeat_seconds / 8)
-            late = self._endangered(late)
+            late = self._endangered(late, pause)
         self._trouble.tell(error, retry_in=pause)
         if late:
             self._events.emit(e.LeaseLostByWorker(worker_id=self._worker_id, jobs=len(late)))
@@ -150,19 +154,25 @@ class Heartbeat:
         return pause
 
     def _patience(self, attempts: Sequence[Attempt], settings: Settings) -> float:
-        """How long to wait for the lock: for overdue leases, half as long as a reaper waits to take them."""
-        is_overdue = not all(attempt.is_leased() for attempt in attempts)
-        return settings.heartbeat_seconds / 2 if is_overdue else math.inf
+        """How long to wait for a lock: for overdue leases, a part of how long a reaper waits to take them.
 
-    def _endangered(self, late: Sequence[Attempt]) -> list[Attempt]:
-        """Those that somebody else may take before we look again, though nobody can write now.
+        A quarter: where there is a server, two statements may wait, one after the other.
+        """
+        is_overdue = not all(attempt.is_leased() for attempt in attempts)
+        return settings.heartbeat_seconds / 4 if is_overdue else math.inf
+
+    def _endangered(self, late: Sequence[Attempt], patience: float) -> list[Attempt]:
+        """Those that somebody else may take before we look again, though we can't write now.
 
         A reaper marks what it sees expired, and takes it a heartbeat later at the soonest. What bears no mark
-        now is safe for that long, and we look again sooner.
+        now is safe for that long, and we look again sooner. An answer that took its time is too old for that.
         """
         names = {attempt.name: attempt for attempt in late}
+        asked_at = time.monotonic()
         try:
-            safe = self._store.list_unsuspected(self._worker_id, list(names))
+            safe = self._store.list_unsuspected(self._worker_id, list(names), patience=patience)
         except StoreError:
+            safe = set()
+        if time.monotonic() - asked_at > 2 * patience:
             safe = set()
         return [attempt for name, attempt in names.items() if name not in safe]

@@ -196,7 +196,8 @@ class Reaper:
     It looks twice. An expired lease is taken only if the same lease was seen expired at least one heartbeat
     earlier, on this process's own monotonic clock. So a suspended laptop, a clock that was changed or an
     application's long transaction doesn't take jobs from live workers: they renew in between. The first look
-    leaves a mark, for an owner that can read but not write, and counts from its commit. Jobs that this worker
+    leaves a mark, for an owner that can read but not write, and counts from its commit; where it could leave
+    none, it doesn't count. Jobs that this worker
     holds itself (`held`) are left out: a worker that sweeps is alive.
     """
 
@@ -217,7 +218,8 @@ class Reaper:
         self._suspects = {lease: seen for lease, seen in self._suspects.items() if lease in expired}
         self._fresh = [lease for lease in expired if lease not in self._suspects]
         if self._fresh:
-            self._store.suspect_jobs([lease[:2] for lease in self._fresh])
+            marked = self._store.suspect_jobs([lease[:2] for lease in self._fresh])
+            self._fresh = [lease for lease in self._fresh if lease[:2] in marked]
         proven = [expired[lease] for lease, seen in self._suspects.items() if now - seen >= patience]
         return reap(self._store, proven, settings, expired_only=True)
 

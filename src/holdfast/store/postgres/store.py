@@ -70,6 +70,7 @@ class PostgresStore(Store):
     _promote_jobs = staticmethod(promote.promote_jobs)
     _prune_jobs = staticmethod(operate.prune_jobs)
     _heartbeat = staticmethod(leases.heartbeat)
+    _suspect_jobs = staticmethod(leases.suspect_jobs)
     _cancel_job = staticmethod(operate.cancel_job)
     _retry_job = staticmethod(operate.retry_job)
     _retry_failed_jobs = staticmethod(operate.retry_failed_jobs)
@@ -175,6 +176,14 @@ class PostgresStore(Store):
         # What a lost connection of ours has under way may be the end or the claim of more.
         self.database.doubt.end(self.database.read)
         return super().list_held(worker_id)
+
+    def list_unsuspected(
+        self, worker_id: str, held: Sequence[tuple[int, int]], *, patience: float
+    ) -> set[tuple[int, int]]:
+        # A transaction, for its bound, behind a pooler too; and not of one snapshot, which would be taken
+        # before the wait for a lock.
+        with self.database.transaction(patience=patience) as session:
+            return leases.list_unsuspected(session, worker_id, held)
 
     def list_cancelled(self, worker_id: str) -> set[tuple[int, int]]:
         return set(self.database.read(leases.CANCELLING, [worker_id]))

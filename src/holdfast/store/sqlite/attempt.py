@@ -120,14 +120,23 @@ class SqliteAttemptTransaction:
         # One that does not end in time, as in a function of the handler's own, rolls back when it ends.
         deadline = time.monotonic() + _EXPIRE_PATIENCE
         connection.interrupt()
-        while not connection.statement.acquire(timeout=_INTERRUPT_PAUSE):
-            if time.monotonic() >= deadline:
-                return
+        while not self._shut_unless_busy(connection) and time.monotonic() < deadline:
             connection.interrupt()
+
+    def _shut_unless_busy(self, connection: HandlerConnection) -> bool:
+        """Returns whether it is rolled back now."""
+        if not connection.statement.acquire(timeout=_INTERRUPT_PAUSE):
+            return False
         try:
             connection.shut()
         finally:
             connection.statement.release()
+        if not connection.in_transaction:
+            return True
+        # The handler's thread is just dropping a cursor. We no longer find it, but its statement is still
+        # open, so our ROLLBACK was interrupted too.
+        time.sleep(_INTERRUPT_PAUSE)
+        return False
 
     def _close(self) -> None:
         connection = self.connection

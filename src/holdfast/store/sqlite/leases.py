@@ -23,11 +23,12 @@ WHERE +j.status = 'processing' AND j.worker_id = ?2
 """
 
 # A lease that was seen expired has been touched since its end. A renewal moves its end beyond that.
-SUSPECT = f"""
+_SUSPECT = f"""
 UPDATE holdfast_jobs SET updated_at = ?1
 FROM {given("?2", "seq", "version")} AS s
 WHERE holdfast_jobs.seq = s.seq AND holdfast_jobs.version = s.version
     AND +status = 'processing' AND +lease_expires_at <= ?1
+RETURNING holdfast_jobs.seq, holdfast_jobs.version
 """
 UNSUSPECTED = f"{_STILL_HELD} AND j.updated_at < j.lease_expires_at"
 
@@ -68,6 +69,12 @@ def heartbeat(
             lost = set(held) - set(map(tuple, connection.value(_STILL_HELD, rows, worker_id)))
     cancelled = map(tuple, connection.value(CANCELLING, worker_id))
     return Beat(frozenset(lost), frozenset(cancelled), registered=found.rowcount == 1)
+
+
+def suspect_jobs(
+    connection: OwnConnection, claims: Sequence[tuple[int, int]], now: int
+) -> set[tuple[int, int]]:
+    return set(connection.rows(_SUSPECT, (now, as_json(claims))))
 
 
 def claims_from(text: str) -> set[tuple[int, int]]:

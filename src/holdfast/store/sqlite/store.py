@@ -39,6 +39,7 @@ class SqliteStore(Store):
     _promote_jobs = staticmethod(promote.promote_jobs)
     _prune_jobs = staticmethod(operate.prune_jobs)
     _heartbeat = staticmethod(leases.heartbeat)
+    _suspect_jobs = staticmethod(leases.suspect_jobs)
     _cancel_job = staticmethod(operate.cancel_job)
     _retry_job = staticmethod(operate.retry_job)
     _retry_failed_jobs = staticmethod(operate.retry_failed_jobs)
@@ -104,11 +105,13 @@ class SqliteStore(Store):
 
     # Leases.
 
-    def suspect_jobs(self, claims: Sequence[tuple[int, int]]) -> None:
-        with self.database.transaction() as connection:
-            connection.execute(leases.SUSPECT, (self.now(), as_json(claims)))
-
-    def list_unsuspected(self, worker_id: str, held: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
+    def list_unsuspected(
+        self,
+        worker_id: str,
+        held: Sequence[tuple[int, int]],
+        *,
+        patience: float,  # noqa: ARG002 -- no lock keeps a read waiting
+    ) -> set[tuple[int, int]]:
         rows = (as_json(held), worker_id)
         return leases.claims_from(self.database.read_one(leases.UNSUSPECTED, rows)[0])
 
