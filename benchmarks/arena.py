@@ -81,21 +81,10 @@ class Entrant:
     """Whether one command starts several processes."""
 
 
-@dataclass(frozen=True)
-class About:
-    version: str
-    durability: str
-
-
 class Arena:
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
         self._used: set[str] = set()
-
-    def about(self, entrant: Entrant) -> About:
-        """Version and durability, as the queue itself sees them. Raises Unavailable."""
-        with self.place(entrant) as address:
-            return About(**self.run(entrant, address, "about"))
 
     @contextmanager
     def place(self, entrant: Entrant) -> Iterator[str]:
@@ -168,8 +157,14 @@ class Arena:
             ]
             yield Workers(entrant, Path(folder), processes, started)
 
+    def fill(self, entrant: Entrant, address: str, jobs: int, task: str = "noop") -> int:
+        """Enqueue so many jobs, and let every drain start alike; how many were enqueued."""
+        self.run(entrant, address, "fill", jobs, task=task)
+        self.settle(entrant, address)
+        return jobs
+
     def settle(self, entrant: Entrant, address: str) -> None:
-        """Every drain starts alike: nothing to vacuum or to check-point, and all of it cached."""
+        """Nothing is left to vacuum or to write at a checkpoint."""
         if entrant.engine == "SQLite" and Path(address).exists():
             settle(Path(address))
         elif entrant.engine == "PostgreSQL":

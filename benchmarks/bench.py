@@ -8,10 +8,11 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
+from math import inf
 from pathlib import Path
 
 from holdfast import Queue
@@ -25,19 +26,27 @@ POSTED = "posted"
 ROOT = Path(__file__).resolve().parents[1]
 
 
+_SHORT = {"SQLite": 50.0, "PostgreSQL": 90.0, "Redis": 40.0}
+
+
 @dataclass(frozen=True)
 class Sizes:
     """How much is measured: the defaults are those of a short run."""
 
     rounds: int = 3
+    seconds: Mapping[str, float] = field(default_factory=lambda: _SHORT)
+    """Of the comparison on an engine: no further round begins when it would take longer."""
+    all_every_round: bool = False
+    few_rounds: int = 2
+    """Of what takes long and varies little."""
     one: int = 1_000
     threads: int = 8_000
     bulk: int = 10_000
     drain_factor: int = 1
     """Times what an entrant drains in about a second."""
-    pickups: int = 100
+    pickups: int = 80
     pickup_seconds: int = 4
-    effects: int = 3_000
+    effects: int = 2_000
     old_transaction: int = 40_000
     around: int = 300_000
     around_turns: int = 150
@@ -54,6 +63,9 @@ class Sizes:
 
 FULL = Sizes(
     rounds=5,
+    seconds=dict.fromkeys(_SHORT, inf),
+    all_every_round=True,
+    few_rounds=3,
     one=4_000,
     threads=20_000,
     bulk=50_000,
@@ -70,6 +82,7 @@ FULL = Sizes(
 )
 QUICK = Sizes(
     rounds=1,
+    few_rounds=1,
     one=100,
     threads=800,
     bulk=1_000,

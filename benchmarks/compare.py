@@ -1,19 +1,20 @@
 """Compare: Holdfast, its floor and other queues on the same database, in turns, by what their users run.
 
-In each round every queue gets a new place, where a process of its own enqueues; then workers that were
-started by the queue's command drain what is there, and at last one worker that has nothing to do is given
-single jobs. Queues that no expectation names take part in the first round only.
+In each round, every queue gets a new place, where a process of its own enqueues. Then workers, started by the
+queue's command, drain what is there, and at last one idle worker is given single jobs.
+In a short run, queues that no expectation names take part in the first round only, and another round begins
+only while there is time for it.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from statistics import quantiles
-from typing import Any
+from statistics import median, quantiles
 
-from benchmarks.arena import About, Arena, Engine, Entrant, Unavailable
+from benchmarks.arena import Arena, Engine, Entrant, Unavailable, Workers
 from benchmarks.bench import Bench, Note
 from benchmarks.figures import OURS, Comparison, Entry, Result
 
@@ -121,8 +122,9 @@ class Measured:
     """What was measured of a queue, by measure and round."""
 
     entrant: Entrant
-    about: About
     rounds: dict[str, list[float]] = field(default_factory=dict)
+    waits: list[float] = field(default_factory=list)
+    """Every pickup of all rounds, in milliseconds."""
 
     def add(self, measure: str, value: float | None) -> None:
         if value is not None:
@@ -135,20 +137,23 @@ def entrant(name: str, engine: Engine) -> Entrant:
 
 def measure(bench: Bench, engine: Engine) -> list[Result]:
     arena = Arena(bench)
-    taking_part = [
-        measured
-        for each in ENTRANTS
-        if each.engine == engine and (measured := _introduce(bench, arena, each)) is not None
-    ]
+    taking_part = [Measured(each) for each in ENTRANTS if each.engine == engine]
+    began = time.monotonic()
     for number in range(bench.sizes.rounds):
+        since = time.monotonic()
         for measured in list(taking_part):
-            if number and not measured.entrant.is_judged:
-                continue
-            try:
-                _turn(bench, arena, measured)
-            except Unavailable as reason:
-                _leave_out(measured.entrant, reason)
-                taking_part.remove(measured)
+            if not number or measured.entrant.is_judged or bench.sizes.all_every_round:
+                try:
+                    _turn(bench, arena, measured, is_first=not number)
+                except Unavailable as reason:
+                    _leave_out(measured.entrant, reason)
+                    taking_part.remove(measured)
+        took, so_far = time.monotonic() - since, time.monotonic() - began
+        if so_far + took / 2 > bench.sizes.seconds[engine]:
+            break
+    for measured in taking_part:
+        if measured.waits:
+            measured.add(P99, quantiles(measured.waits, n=100, method="inclusive")[98])
     for measured in taking_part:
         if measured.entrant.name == OURS:
             bench.ours.update({(engine, name): values for name, values in measured.rounds.items()})
@@ -164,71 +169,67 @@ postgresql = partial(measure, engine="PostgreSQL")
 redis = partial(measure, engine="Redis")
 
 
-def _introduce(bench: Bench, arena: Arena, entrant: Entrant) -> Measured | None:
-    try:
-        about = arena.about(entrant)
-    except Unavailable as reason:
-        _leave_out(entrant, reason)
-        return None
-    bench.notes.append(Note(entrant.engine, entrant.name, about.version, about.durability, entrant.setup))
-    return Measured(entrant, about)
-
-
 def _leave_out(entrant: Entrant, reason: Exception) -> None:
     if entrant.runtime == "ours":
         raise reason
     print(f"{entrant.name} is left out: {reason}", flush=True)
 
 
-def _turn(bench: Bench, arena: Arena, measured: Measured) -> None:
+def _turn(bench: Bench, arena: Arena, measured: Measured, *, is_first: bool) -> None:
+    note = _about(arena, measured.entrant) if is_first else None
+    if measured.entrant.name != LIBRARY:  # which differs only in its worker
+        _enqueue(bench, arena, measured)
+    _drain(bench, arena, measured)
+    if note is not None:
+        bench.notes.append(note)
+
+
+def _about(arena: Arena, entrant: Entrant) -> Note:
+    with arena.place(entrant) as address:
+        about = arena.run(entrant, address, "about")
+    return Note(entrant.engine, entrant.name, about["version"], about["durability"], entrant.setup)
+
+
+def _enqueue(bench: Bench, arena: Arena, measured: Measured) -> None:
     sizes, entrant = bench.sizes, measured.entrant
-    processes = PROCESSES if entrant.engine == "PostgreSQL" else 1
-    is_whole = entrant.name != LIBRARY
     with arena.place(entrant) as address:
         run = partial(arena.run, entrant, address)
-        enqueued = 0
-
-        def enqueue(command: str, *numbers: int) -> dict[str, Any]:
-            nonlocal enqueued
-            done = run(command, *numbers)
-            enqueued += done["enqueued"]
-            return done
-
-        if is_whole:
-            measured.add(ONE, sizes.one / enqueue("one", sizes.one)["seconds"])
-            if entrant.name in (OURS, BARE["SQLite"], "huey") and entrant.engine == "SQLite":
-                jobs = sizes.threads if entrant.name == OURS else sizes.threads // 4
-                measured.add(THREADS, jobs / enqueue("threads", jobs)["seconds"])
-                arena.settle(entrant, address)  # a WAL that begins anew grows with what is written
-                measured.add(WAL, _kilobytes(enqueue("wal", 100)["bytes"]))
-        seconds = enqueue("bulk", sizes.bulk, entrant.drain * sizes.drain_factor)["seconds"]
-        if is_whole and seconds:
+        measured.add(ONE, sizes.one / run("one", sizes.one)["seconds"])
+        if entrant.engine == "SQLite" and entrant.name in (OURS, BARE["SQLite"], "huey"):
+            jobs = sizes.threads if entrant.name == OURS else sizes.threads // 8
+            measured.add(THREADS, jobs / run("threads", jobs)["seconds"])
+            arena.settle(entrant, address)  # the WAL begins anew
+            measured.add(WAL, run("wal", 100)["bytes"] / 1024)
+        if (seconds := run("bulk", sizes.bulk)["seconds"]) is not None:
             measured.add(BULK, sizes.bulk / seconds)
-        arena.settle(entrant, address)
+
+
+def _drain(bench: Bench, arena: Arena, measured: Measured) -> None:
+    entrant = measured.entrant
+    processes = PROCESSES if entrant.engine == "PostgreSQL" else 1
+    with arena.place(entrant) as address:
+        jobs = arena.fill(entrant, address, entrant.drain * bench.sizes.drain_factor)
         with arena.workers(entrant, address, processes) as workers:
-            measured.add(DRAIN, workers.rate(enqueued))
-        if is_whole:
-            _pick_up(bench, arena, measured, address)
+            measured.add(DRAIN, workers.rate(jobs))
+            if processes == 1 and entrant.name != LIBRARY:
+                _pick_up(bench, arena, measured, address, workers)
+        if processes > 1:
+            with arena.workers(entrant, address) as workers:
+                _pick_up(bench, arena, measured, address, workers)
 
 
-def _pick_up(bench: Bench, arena: Arena, measured: Measured, address: str) -> None:
+def _pick_up(bench: Bench, arena: Arena, measured: Measured, address: str, workers: Workers) -> None:
     sizes = bench.sizes
-    with arena.workers(measured.entrant, address) as workers:
-        run = partial(arena.run, measured.entrant, address, "pickups", tally=workers.folder)
-        # Those that its imports, connections and statements wait for.
-        warm = run(_WARM_UP, sizes.pickup_seconds)["called"]
-        workers.starts(len(warm))
-        workers.forget()
-        called = run(sizes.pickups, sizes.pickup_seconds)["called"]
-        started = workers.starts(len(called))
+    run = partial(arena.run, measured.entrant, address, "pickups", tally=workers.folder)
+    # Those that its imports, connections and statements wait for.
+    warm = run(_WARM_UP, sizes.pickup_seconds)["called"]
+    workers.starts(len(warm))
+    workers.forget()
+    called = run(sizes.pickups, sizes.pickup_seconds)["called"]
+    started = workers.starts(len(called))
     waits = [(started[number] - at) / 1e6 for number, at in enumerate(called)]
-    percentiles = quantiles(waits, n=100, method="inclusive")
-    measured.add(P50, percentiles[49])
-    measured.add(P99, percentiles[98])
-
-
-def _kilobytes(value: float | None) -> float | None:
-    return None if value is None else value / 1024
+    measured.add(P50, median(waits))
+    measured.waits += waits
 
 
 ONE = "enqueue, one at a time"

@@ -21,7 +21,7 @@ def measure(bench: Bench) -> list[Result]:
 
 def _compare(bench: Bench, arena: Arena, engine: Engine) -> Comparison:
     entries = [Entry(OURS, []), Entry(BARE[engine], [])]
-    for _ in range(bench.sizes.rounds):
+    for _ in range(bench.sizes.few_rounds):
         for entry in entries:
             entry.values.append(_rate(bench, arena, entry.who, engine))
     comparison = Comparison(
@@ -36,9 +36,7 @@ def _compare(bench: Bench, arena: Arena, engine: Engine) -> Comparison:
 
 def _rate(bench: Bench, arena: Arena, who: str, engine: Engine) -> float:
     queue = entrant(who, engine)
-    jobs = bench.sizes.effects
     with arena.place(queue) as address:
-        enqueued = arena.run(queue, address, "bulk", jobs, jobs, task=_TASK)["enqueued"]
-        arena.settle(queue, address)
+        jobs = arena.fill(queue, address, bench.sizes.effects, _TASK)
         with arena.workers(queue, address, task=_TASK) as workers:
-            return workers.rate(enqueued)
+            return workers.rate(jobs)

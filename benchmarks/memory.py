@@ -41,7 +41,8 @@ def _mebibytes(arena: Arena, engine: Engine, few: int, many: int) -> tuple[float
     with arena.place(queue) as address, arena.workers(queue, address) as workers:
         while enqueued < many:
             portion = min(_PORTION, few) if not enqueued else min(10 * _PORTION, many - enqueued)
-            enqueued += arena.run(queue, address, "bulk", min(_PORTION, portion), portion)["enqueued"]
+            arena.run(queue, address, "fill", portion)
+            enqueued += portion
             workers.rate(enqueued)
             if not early:
                 early = sum(map(_resident, _tree(workers.pid)))

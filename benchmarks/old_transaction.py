@@ -20,7 +20,7 @@ _WITHOUT = "without it"
 def measure(bench: Bench) -> list[Result]:
     arena = Arena(bench)
     held, free = Entry(OURS, []), Entry(_WITHOUT, [])
-    for _ in range(min(bench.sizes.rounds, 2)):
+    for _ in range(bench.sizes.few_rounds):
         free.values.append(_rate(bench, arena, is_held=False))
         held.values.append(_rate(bench, arena, is_held=True))
     comparison = Comparison(
@@ -36,10 +36,9 @@ def measure(bench: Bench) -> list[Result]:
 def _rate(bench: Bench, arena: Arena, *, is_held: bool) -> float:
     queue, jobs = entrant(OURS, "PostgreSQL"), bench.sizes.old_transaction
     with arena.place(queue) as address, _old_transaction(address) if is_held else nullcontext():
-        enqueued = arena.run(queue, address, "bulk", min(jobs, 10_000), jobs)["enqueued"]
-        arena.settle(queue, address)
+        arena.fill(queue, address, jobs)
         with arena.workers(queue, address, PROCESSES) as workers:
-            return workers.rate(enqueued)
+            return workers.rate(jobs)
 
 
 @contextmanager

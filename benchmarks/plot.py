@@ -9,7 +9,7 @@ from typing import Literal
 
 _WIDTH = 760
 _MARGIN = 16
-_LABELS = 190
+_LABELS = 210
 """Where the bars begin."""
 _VALUES = 90
 """What is kept free for the number behind the longest bar."""
@@ -38,12 +38,15 @@ text { font: 13px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #24292
 """
 
 
+Kind = Literal["ours", "other", "floor"]
+
+
 @dataclass(frozen=True)
 class Bar:
     label: str
     value: float
     text: str
-    kind: Literal["ours", "other", "floor"]
+    kind: Kind
 
 
 @dataclass(frozen=True)
@@ -55,13 +58,15 @@ class Panel:
     bars: Sequence[Bar]
 
 
-def plot(title: str, panels: Iterable[Panel]) -> str:
-    """The text of an SVG file."""
+def plot(title: str, panels: Iterable[Panel], note: str = "") -> str:
+    """The text of an SVG file; the note stands at its foot."""
     lines: list[str] = []
     top = _TITLE + _MARGIN
     for panel in panels:
         lines += _panel(panel, top)
         top += _HEAD + _STEP * len(panel.bars) + _GAP
+    if note:
+        lines.append(f'<text class="unit" x="{_MARGIN}" y="{top + 8}">{escape(note)}</text>')
     height = top + _MARGIN
     return "\n".join(
         [

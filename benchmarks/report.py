@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.bench import Note
-from benchmarks.figures import OURS, Comparison, Result, expectations, number, spread, times
-from benchmarks.plot import Bar, Panel, plot
+from benchmarks.figures import OURS, Comparison, Entry, Result, expectations, number, spread, times
+from benchmarks.plot import Bar, Kind, Panel, plot
 
 PAGE = "performance.md"
 _SECTIONS = {
@@ -48,7 +48,10 @@ def write(report: Report, docs: Path) -> list[Path]:
         comparisons = _section(report, title)
         if comparisons:
             path = images / f"performance-{name}.svg"
-            path.write_text(plot(f"{_PLOTS[title]}", map(_panel, comparisons)), "utf-8")
+            weak = _weak(report.notes)
+            panels = [_panel(comparison, weak) for comparison in comparisons]
+            note = _MARKED if weak & _names(comparisons) else ""
+            path.write_text(plot(_PLOTS[title], panels, note), "utf-8")
             paths.append(path)
     return paths
 
@@ -72,8 +75,10 @@ def _parts(report: Report) -> Iterator[tuple[str, str]]:
         comparisons = _section(report, title)
         if comparisons:
             image = f"![{_PLOTS[title]}](images/performance-{name}.svg)"
-            tables = "\n".join(_table(comparisons))
-            yield name, f"{image}\n\n{tables}"
+            weak = _weak(report.notes)
+            table = "\n".join(_table(comparisons, weak))
+            note = f"\n\n{_MARKED}" if weak & _names(comparisons) else ""
+            yield name, f"{image}\n\n{table}{note}"
     if report.notes:
         yield "queues", "\n".join(_notes(report.notes))
     if lines := list(_expectations(report.results)):
@@ -84,7 +89,21 @@ def _section(report: Report, title: str) -> list[Comparison]:
     return [each for each in report.results if isinstance(each, Comparison) and each.section == title]
 
 
-def _table(comparisons: Sequence[Comparison]) -> Iterator[str]:
+def _names(comparisons: Sequence[Comparison]) -> set[str]:
+    return {entry.who for comparison in comparisons for entry in comparison.entries}
+
+
+def _weak(notes: Sequence[Note]) -> set[str]:
+    """The queues whose jobs can be lost after they were accepted."""
+    return {note.name for note in notes if not any(durable in note.durability for durable in _DURABLE)}
+
+
+_DURABLE = ("synchronous=FULL", "synchronous=EXTRA", "fsync=on, synchronous_commit=on")
+_MARK = " †"
+_MARKED = "† A power cut can lose jobs that this queue has accepted."
+
+
+def _table(comparisons: Sequence[Comparison], weak: set[str]) -> Iterator[str]:
     yield "| Benchmark | | Result | Rounds | Holdfast |"
     yield "|---|---|---:|---:|---:|"
     for comparison in comparisons:
@@ -92,6 +111,7 @@ def _table(comparisons: Sequence[Comparison]) -> Iterator[str]:
             ratio = comparison.ratio(entry.who) if position else None
             name = "" if position else comparison.name
             who = f"**{entry.who}**" if entry.who == OURS else _code(entry.who)
+            who += _MARK if entry.who in weak else ""
             share = "" if ratio is None else times(ratio)
             yield f"| {name} | {who} | {number(entry.value)} {comparison.unit} | {spread(entry)} | {share} |"
 
@@ -117,25 +137,27 @@ def _expectations(results: Sequence[Result]) -> Iterator[str]:
         yield f"| {name} | {expectation.words} | {'met' if expectation.met else '**not met**'} |"
 
 
-def _panel(comparison: Comparison) -> Panel:
+def _panel(comparison: Comparison, weak: set[str]) -> Panel:
     direction = "less is better" if comparison.less_is_better else "more is better"
     return Panel(
         comparison.name,
         f"{comparison.unit}, {direction}",
         [
             Bar(
-                entry.who,
+                entry.who + (_MARK if entry.who in weak else ""),
                 entry.value,
                 number(entry.value),
-                "ours"
-                if entry.who.startswith(OURS)
-                else "floor"
-                if entry.who.startswith(_FLOORS)
-                else "other",
+                _kind(entry),
             )
             for entry in comparison.entries
         ],
     )
+
+
+def _kind(entry: Entry) -> Kind:
+    if entry.who.startswith(OURS):
+        return "ours"
+    return "floor" if entry.who.startswith(_FLOORS) else "other"
 
 
 _FLOORS = ("bare", "python ", "in an empty", "without", "after")

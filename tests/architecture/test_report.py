@@ -41,7 +41,10 @@ def report(*sections: str) -> Report:
     return Report(
         "Python 3, 2 cores",
         [comparison(section) for section in sections],
-        [Note("SQLite", "a & b", "1.0", "synchronous=FULL", "its defaults")],
+        [
+            Note("SQLite", "a & b", "1.0", "synchronous=FULL", "its defaults"),
+            Note("SQLite", "late", "1.0", "synchronous=NORMAL", "its defaults"),
+        ],
     )
 
 
@@ -57,6 +60,15 @@ def test_every_generated_part_of_the_page_is_replaced_and_the_prose_is_kept(docs
     assert "|  | a & b | 45.0 jobs/s | 40.0 to 50.0 | 2.00× |" in after
     assert "| enqueue on Redis | 2.00 × a & b, expected at least 1.5 × | met |" in after
     assert "absent" not in after
+
+
+def test_a_queue_that_can_lose_what_it_accepted_is_marked(docs: Path) -> None:
+    page, plot = write(report("SQLite"), docs)
+    assert "|  | late † | 200 jobs/s |" in page.read_text("utf-8")
+    assert "a & b †" not in page.read_text("utf-8")
+    words = list(ElementTree.fromstring(plot.read_text("utf-8")).itertext())
+    assert "late †" in words
+    assert "† A power cut can lose jobs that this queue has accepted." in words
 
 
 def test_a_part_of_which_nothing_was_measured_is_kept(docs: Path) -> None:
