@@ -104,7 +104,7 @@ _MARKED = "† A power cut can lose jobs that this queue has accepted."
 
 
 def _table(comparisons: Sequence[Comparison], weak: set[str]) -> Iterator[str]:
-    yield "| Benchmark | | Result | Rounds | Holdfast |"
+    yield "| Benchmark | | Result | Rounds | Holdfast ÷ this |"
     yield "|---|---|---:|---:|---:|"
     for comparison in comparisons:
         for position, entry in enumerate(comparison.entries):
