@@ -42,11 +42,11 @@ when each worker process has begun to the end of the last handler. The jobs are 
 start.
 
 PostgreSQL is a server of our own with its default settings, so fsync is on; --postgres or
-QUEUECTL_TEST_POSTGRES names another. After each benchmark stands how much of the machine others used
-meanwhile: where that is more than a few hundredths of a core, the figures say less, and those of pickup next
-to nothing. The files lie in a temporary folder below the current one, so that this disk is measured
-(--folder chooses another). With --quick everything is tiny: enough to see that the benchmarks work, not to
-judge by. Exit status 1 if an expectation was not met.
+QUEUECTL_TEST_POSTGRES names another. Beside each benchmark stands how much of the machine others used just
+before and just after it: where that is more than a few hundredths of a core, the figures say less, and those
+of pickup next to nothing. The files lie in a temporary folder below the current one, so that this disk is
+measured (--folder chooses another). With --quick everything is tiny: enough to see that the benchmarks work,
+not to judge by. Exit status 1 if an expectation was not met.
 """
 
 from __future__ import annotations
@@ -55,7 +55,6 @@ import argparse
 import json
 import os
 import platform
-import resource
 import signal
 import sys
 import tempfile
@@ -63,7 +62,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from benchmarks import (
     around,
@@ -85,6 +84,9 @@ from benchmarks.figures import Comparison, Entry, Expectation, Figure, Result, e
 from benchmarks.postgres import limits as postgres_limits
 from benchmarks.postgres.place import server_version
 from benchmarks.report import Report, write
+
+_LOOK = 0.4
+"""Seconds for which the machine is looked at before and after each benchmark."""
 
 Benchmark = Callable[[Bench], Sequence[Result]]
 
@@ -176,10 +178,11 @@ def _run(options: argparse.Namespace) -> Report:
             print(machine, flush=True)
             for name in options.names or (BENCHMARKS if options.full else REPORT):
                 since, shown = time.monotonic(), len(bench.notes)
-                with _Neighbours() as neighbours:
-                    measured = BENCHMARKS[name](bench)
+                before = _used_by_others()
+                measured = BENCHMARKS[name](bench)
+                seconds = time.monotonic() - since
                 results += measured
-                _print(name, measured, bench.notes[shown:], neighbours.cores, time.monotonic() - since)
+                _print(name, measured, bench.notes[shown:], (before, _used_by_others()), seconds)
     print(f"\nmeasured in {time.monotonic() - began:.0f} s")
     return Report(machine, results, bench.notes)
 
@@ -194,10 +197,15 @@ def _machine(bench: Bench) -> str:
 
 
 def _print(
-    name: str, results: Sequence[Result], notes: Sequence[Note], others: float | None, seconds: float
+    name: str,
+    results: Sequence[Result],
+    notes: Sequence[Note],
+    others: tuple[float | None, float | None],
+    seconds: float,
 ) -> None:
-    beside = "" if others is None else f", others used {others:.2f} cores meanwhile"
-    print(f"\n{name} ({seconds:.0f} s{beside})", *table(results), sep="\n")
+    before, after = ("?" if cores is None else f"{cores:.2f}" for cores in others)
+    print(f"\n{name} ({seconds:.0f} s; others used {before} cores just before, {after} just after)")
+    print(*table(results), sep="\n")
     for note in notes:
         print(f"  {note.name} {note.version}: {note.setup}. Durability: {note.durability}")
     sys.stdout.flush()
@@ -232,33 +240,26 @@ def _result(kind: str, **values: Any) -> Result:
     return Figure(**values)
 
 
-class _Neighbours:
-    """How many cores all but this process and its children used; None if that can't be told."""
-
-    cores: float | None = None
-
-    def __enter__(self) -> Self:
-        self._began = time.monotonic()
-        self._used = _used_by_others()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        used = _used_by_others()
-        if used is not None and self._used is not None:
-            self.cores = max(0.0, (used - self._used) / (time.monotonic() - self._began))
-
-
 def _used_by_others() -> float | None:
-    """Processor seconds since the machine started; the children that still run are taken for others."""
+    """How many cores are in use while this process waits; None if that can't be told."""
+    before = _processor_seconds()
+    began = time.monotonic()
+    time.sleep(_LOOK)
+    after = _processor_seconds()
+    if before is None or after is None:
+        return None
+    return (after - before) / (time.monotonic() - began)
+
+
+def _processor_seconds() -> float | None:
+    """What all processes of the machine have used since it started."""
     try:
         with open("/proc/stat") as file:
             ticks = [int(word) for word in file.readline().split()[1:9]]
     except (OSError, ValueError):
         return None
     user, nice, system, _idle, _waiting, *interrupts = ticks
-    ours = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    busy = (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
-    return busy - sum(usage.ru_utime + usage.ru_stime for usage in ours)
+    return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
 
 
 if __name__ == "__main__":

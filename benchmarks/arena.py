@@ -54,6 +54,7 @@ _PATIENCE = 300.0
 _STALLED = 60.0
 _POLL = 0.002
 LOG = "log"
+_LOG_BYTES = 1 << 22
 _UNWANTED = ("PYTHON", "VIRTUAL_ENV", "QUEUECTL", "PGQUEUER", "PROCRASTINATE", "DATABASE_URL", "HOLDFAST")
 
 Engine = Literal["SQLite", "PostgreSQL", "Redis"]
@@ -198,13 +199,16 @@ class Arena:
             print("installing other queues from PyPI …", flush=True)
             shutil.rmtree(folder, ignore_errors=True)
             venv.create(folder, with_pip=True)
-            pip = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+            pip = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--retries", "1"]
+            missing = []
             # Together they are quickest; if that fails, each by itself, so that only one is missing.
             if _install([*pip, *PACKAGES]):
                 for package in PACKAGES:
                     if reason := _install([*pip, package]):
                         print(f"  {package} can't be installed here: {reason}", flush=True)
-            (folder / "complete").touch()
+                        missing.append(package)
+            if len(missing) < len(PACKAGES):
+                (folder / "complete").touch()
         return python
 
     @cached_property
@@ -275,9 +279,12 @@ class Workers:
         (self.folder / NOTES).unlink(missing_ok=True)
 
     def _check(self, since: float, what: str) -> None:
+        log = self.folder / LOG
+        if log.stat().st_size > _LOG_BYTES:  # it is in memory, and written to by appending
+            os.truncate(log, 0)
         for process in self._started:
             if process.poll() is not None:
-                raise Unavailable(f"its worker ended, {what}: {_last_line((self.folder / LOG).read_text())}")
+                raise Unavailable(f"its worker ended, {what}: {_last_line(log.read_text())}")
         if time.monotonic() - since > _STALLED:
             raise Unavailable(f"nothing happened for {_STALLED:.0f} s; {what}")
 
