@@ -86,7 +86,7 @@ def _compare(bench: Bench, engine: str, empty_url: str, full_url: str) -> list[R
         comparison = Comparison(
             name=f"{name} among {sizes.around:,} other jobs, {engine}",
             section="Growth",
-            unit="/s",
+            unit="calls/s",
             entries=[
                 Entry(OURS, [1 / among for _, among in pairs]),
                 Entry(_EMPTY, [1 / alone for alone, _ in pairs]),

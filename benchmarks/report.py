@@ -100,7 +100,7 @@ def _weak(notes: Sequence[Note]) -> set[str]:
 
 _DURABLE = ("synchronous=FULL", "synchronous=EXTRA", "fsync=on, synchronous_commit=on")
 _MARK = " †"
-_MARKED = "† A power cut can lose jobs that this queue has accepted."
+_MARKED = "† A power cut can lose jobs that these queues have accepted."
 
 
 def _table(comparisons: Sequence[Comparison], weak: set[str]) -> Iterator[str]:

@@ -68,7 +68,7 @@ def test_a_queue_that_can_lose_what_it_accepted_is_marked(docs: Path) -> None:
     assert "a & b †" not in page.read_text("utf-8")
     words = list(ElementTree.fromstring(plot.read_text("utf-8")).itertext())
     assert "late †" in words
-    assert "† A power cut can lose jobs that this queue has accepted." in words
+    assert "† A power cut can lose jobs that these queues have accepted." in words
 
 
 def test_a_part_of_which_nothing_was_measured_is_kept(docs: Path) -> None:

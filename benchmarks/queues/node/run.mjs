@@ -13,6 +13,7 @@ const address = process.env.BENCH_ADDRESS;
 const CONCURRENCY = 10; // as many as Holdfast by default; theirs is 1
 const WARM_UP = 20;
 const AT_ONCE = 10_000;
+const CALLS = 3;
 const LATE = 10_000;
 const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 const now = () => BigInt(Math.round((performance.timeOrigin + performance.now()) * 1e6));
@@ -115,9 +116,13 @@ const commands = {
   },
   bulk: async (producer, count) => {
     await producer.enqueue(0);
-    const began = performance.now();
-    await producer.enqueueMany(range(0, count));
-    return { seconds: (performance.now() - began) / 1000 };
+    const times = [];
+    for (let call = 0; call < CALLS; call++) {
+      const began = performance.now();
+      await producer.enqueueMany(range(0, count));
+      times.push(performance.now() - began);
+    }
+    return { seconds: times.sort((a, b) => a - b)[(CALLS - 1) / 2] / 1000 };
   },
   fill: async (producer, count) => {
     for (let first = 0; first < count; first += AT_ONCE) {
