@@ -79,7 +79,7 @@ check: $(READY) ## check lint rules, formatting, types and import rules
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-bench: $(READY) ## run the benchmarks
+bench: $(READY) ## measure Holdfast beside bare SQL and other queues; ARGS=--full takes long, ARGS=--write updates the docs
 	$(BIN)/python -m benchmarks $(ARGS)
 
 soak: $(READY) ## run both engines under load and faults; ARGS=45m sets the duration
@@ -92,7 +92,7 @@ screenshots: $(READY) tools ## retake the screenshots of the README, in docs/ima
 	$(BIN)/python -m tests.surfaces.screenshots
 
 clean: ## remove the virtual environment, caches and build output
-	rm -rf $(VENV) $(VENV)-3.* build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-3.* .bench_cache build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Running it needs fewer packages than testing it.

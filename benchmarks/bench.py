@@ -8,10 +8,11 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
+from math import inf
 from pathlib import Path
 
 from holdfast import Queue
@@ -25,59 +26,94 @@ POSTED = "posted"
 ROOT = Path(__file__).resolve().parents[1]
 
 
+_SHORT = {"SQLite": 50.0, "PostgreSQL": 90.0, "Redis": 40.0}
+
+
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured."""
+    """How much is measured: the defaults are those of a short run."""
 
     rounds: int = 3
-    floor_jobs: int = 50_000
-    commits: int = 2_000
-    enqueue_one_by_one: int = 3_000
-    enqueue_threads: int = 20_000
-    enqueue_many: int = 100_000
+    seconds: Mapping[str, float] = field(default_factory=lambda: _SHORT)
+    """Of the comparison on an engine: no further round begins when it would take longer."""
+    all_every_round: bool = False
+    few_rounds: int = 2
+    """Of what takes long and varies little."""
+    one: int = 1_000
+    threads: int = 8_000
+    bulk: int = 10_000
+    drain_factor: int = 1
+    """Times what an entrant drains in about a second."""
+    pickups: int = 80
+    pickup_seconds: int = 4
+    effects: int = 2_000
+    old_transaction: int = 40_000
+    around: int = 300_000
+    around_turns: int = 150
+    finished: int = 10_000
+    starts: int = 12
+    memory: tuple[int, int] = (10_000, 100_000)
+    bulk_lines: tuple[int, int] = (1_000, 100_000)
     drain: int = 100_000
-    pickups: int = 200
     idle_seconds: float = 10.0
-    growth_drain: int = 50_000
     growth_around: int = 1_000_000
     limits: int = 20_000
-    starts: int = 20
-    bulk_lines: tuple[int, int] = (1_000, 100_000)
     posts: int = 4_800
-    postgres_singly: int = 2_000
-    postgres_threads: int = 8_000
-    postgres_many: int = 10_000
-    postgres_drain: int = 20_000
-    postgres_turns: int = 100
-    peer_singly: int = 1_000
-    peer_drain: int = 4_000
-    peer_pickups: int = 100
 
 
+FULL = Sizes(
+    rounds=5,
+    seconds=dict.fromkeys(_SHORT, inf),
+    all_every_round=True,
+    few_rounds=3,
+    one=4_000,
+    threads=20_000,
+    bulk=50_000,
+    drain_factor=4,
+    pickups=500,
+    pickup_seconds=30,
+    effects=10_000,
+    old_transaction=500_000,
+    around=10_000_000,
+    around_turns=500,
+    finished=100_000,
+    starts=20,
+    memory=(10_000, 1_000_000),
+)
 QUICK = Sizes(
     rounds=1,
-    floor_jobs=10_000,
-    commits=500,
-    enqueue_one_by_one=500,
-    enqueue_threads=4_000,
-    enqueue_many=20_000,
+    few_rounds=1,
+    one=100,
+    threads=800,
+    bulk=1_000,
+    pickups=20,
+    pickup_seconds=2,
+    effects=300,
+    old_transaction=5_000,
+    around=30_000,
+    around_turns=40,
+    finished=2_000,
+    starts=3,
+    memory=(2_000, 6_000),
+    bulk_lines=(1_000, 20_000),
     drain=20_000,
-    pickups=40,
     idle_seconds=3.0,
-    growth_drain=10_000,
     growth_around=50_000,
     limits=4_000,
-    starts=5,
-    bulk_lines=(1_000, 20_000),
     posts=1_600,
-    postgres_singly=300,
-    postgres_threads=1_600,
-    postgres_drain=5_000,
-    postgres_turns=40,
-    peer_singly=200,
-    peer_drain=500,
-    peer_pickups=30,
 )
+"""Enough to see that the benchmarks work, not to judge by."""
+
+
+@dataclass(frozen=True)
+class Note:
+    """What a figure of a queue stands for."""
+
+    engine: str
+    name: str
+    version: str
+    durability: str
+    setup: str
 
 
 @dataclass(frozen=True)
@@ -92,6 +128,10 @@ class Bench:
     """The address of the PostgreSQL server, once there is one."""
     closing: ExitStack = field(default_factory=ExitStack)
     """What is to be ended with the bench."""
+    notes: list[Note] = field(default_factory=list)
+    """The queues that were measured, and as what."""
+    ours: dict[tuple[str, str], list[float]] = field(default_factory=dict)
+    """What was measured of Holdfast, by engine and measure."""
     _numbers: Iterator[int] = field(default_factory=count)
 
     def new_file(self) -> Path:

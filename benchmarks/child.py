@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 
 from holdfast import Queue
 
@@ -14,14 +13,6 @@ def main() -> None:
     @queue.job
     def noop(number: int) -> None:
         pass
-
-    @queue.job
-    def paused(number: int) -> None:
-        raise AssertionError("a job of a paused type ran")
-
-    @queue.job
-    def note_start() -> int:
-        return time.time_ns()
 
     queue.run_worker()
 

@@ -8,13 +8,13 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from statistics import median
 
 from benchmarks.bench import ROOT, TYPE, Bench, make_queue, remove, settle, url_of, worker
-from benchmarks.drain import span_of_drain, wait_until_empty
 from benchmarks.figures import Figure, at_least, at_most
 
 EXPECTED = 0.5
@@ -77,9 +77,9 @@ def _beside_a_drain(bench: Bench) -> list[Figure]:
             alone.append(_p99(_post(port, bench.sizes.posts)))
             with closing(sqlite3.connect(path, isolation_level=None)) as connection:
                 with _load(port, 0) as load, worker(path):
-                    wait_until_empty(connection)
+                    _wait_until_empty(connection)
                     answers = _answers(load)
-                _, began, ended = span_of_drain(connection, 0)
+                _, began, ended = _span_of_drain(connection, 0)
         beside.append(_p99([(sent, took) for sent, took in answers if began <= sent <= ended]))
         remove(path)
     times = median(drained / quiet for drained, quiet in zip(beside, alone, strict=True))
@@ -95,6 +95,25 @@ def _beside_a_drain(bench: Bench) -> list[Figure]:
             expectation=at_most(times, EXPECTED_TIMES, "times that without"),
         ),
     ]
+
+
+def _wait_until_empty(connection: sqlite3.Connection) -> None:
+    left = "SELECT pending + processing FROM holdfast_counts WHERE type = ?"
+    deadline = time.monotonic() + _PATIENCE
+    while connection.execute(left, (TYPE,)).fetchone()[0]:
+        if time.monotonic() > deadline:
+            raise TimeoutError("the drain did not end")
+        time.sleep(0.05)
+
+
+def _span_of_drain(connection: sqlite3.Connection, first: int) -> tuple[int, float, float]:
+    """How many jobs from that one on were completed, and from when to when, in seconds since 1970."""
+    count, began, ended = connection.execute(
+        "SELECT count(finished_at), min(started_at), max(finished_at) FROM holdfast_jobs"
+        " WHERE type = ? AND seq >= ? AND status = 'completed'",
+        (TYPE, first),
+    ).fetchone()
+    return count, began / 1e6, ended / 1e6
 
 
 @contextmanager

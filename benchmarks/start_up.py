@@ -5,33 +5,28 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sqlite3
 import subprocess
 import sys
 import time
 import venv
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
 from benchmarks.bench import Bench, remove
-from benchmarks.figures import Figure, at_most
+from benchmarks.figures import OURS, Comparison, Entry, Figure, Result, at_most
 
 EXPECTED = 2.5
-"""Times the floor: a Python process that imports sqlite3 and json and makes one commit."""
+"""Times the floor: a Python process that imports sqlite3 and json."""
 
 EXPECTED_MIB = 32.0
 """More memory for a hundred times as many lines: SQLite's page cache, which is bounded."""
 
 _ROOT = Path(__file__).resolve().parents[1]
 
-_FLOOR = """
-import sqlite3, json
-connection = sqlite3.connect({path!r}, isolation_level=None)
-connection.execute("INSERT INTO t (a) VALUES (1)")
-connection.close()
-"""
+_FLOOR = "import sqlite3, json"
+_BARE = "python -c 'import sqlite3, json'"
 
 # Small itself: a process inherits the memory record of the one that starts it.
 _MEASURED = """
@@ -45,12 +40,16 @@ print(os.waitstatus_to_exitcode(status), time.perf_counter() - began, usage.ru_m
 _RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
-def measure(bench: Bench) -> list[Figure]:
-    environment = _make_environment(bench.folder / "environment")
-    try:
-        return [*_start(bench, environment), *_bulk(bench, environment)]
-    finally:
-        shutil.rmtree(environment.folder)
+def measure(bench: Bench) -> list[Result]:
+    """How long one cold enqueue takes."""
+    with _new_environment(bench) as environment:
+        return [_start(bench, environment)]
+
+
+def measure_bulk(bench: Bench) -> list[Result]:
+    """Many jobs from a file."""
+    with _new_environment(bench) as environment:
+        return _bulk(bench, environment)
 
 
 @dataclass(frozen=True)
@@ -69,22 +68,25 @@ class Environment:
         return {**kept, "QUEUECTL_HOME": str(self.folder / "home")}
 
 
-def _make_environment(folder: Path) -> Environment:
+@contextmanager
+def _new_environment(bench: Bench) -> Iterator[Environment]:
+    folder = bench.folder / "environment"
     environment = Environment(folder)
     venv.create(folder, with_pip=True)
     subprocess.run(
         [environment.program("python"), "-m", "pip", "install", "-q", "--disable-pip-version-check", _ROOT],
         env=environment.variables(),
         check=True,
+        capture_output=True,
     )
-    return environment
+    try:
+        yield environment
+    finally:
+        shutil.rmtree(folder)
 
 
-def _start(bench: Bench, environment: Environment) -> list[Figure]:
-    path = bench.new_file()
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("CREATE TABLE t (a INTEGER)")
-    floor_command = [environment.program("python"), "-c", _FLOOR.format(path=str(path))]
+def _start(bench: Bench, environment: Environment) -> Comparison:
+    floor_command = [environment.program("python"), "-c", _FLOOR]
     enqueue_command = [environment.program("queuectl"), "enqueue", "--command", "true"]
     for command in (floor_command, enqueue_command):  # makes the database, fills the file cache
         _seconds(command, environment)
@@ -92,19 +94,18 @@ def _start(bench: Bench, environment: Environment) -> list[Figure]:
     for _ in range(bench.sizes.starts):
         floors.append(_seconds(floor_command, environment))
         enqueues.append(_seconds(enqueue_command, environment))
-    remove(path)
-    ratio = median(enqueues) / median(floors)
-    return [
-        Figure(name="python: import sqlite3, json; one commit", value=median(floors) * 1000, unit="ms"),
-        Figure(
-            name="queuectl enqueue --command true",
-            value=median(enqueues) * 1000,
-            unit="ms",
-            share=ratio,
-            of="the floor",
-            expectation=at_most(ratio, EXPECTED, "times the floor"),
-        ),
-    ]
+    comparison = Comparison(
+        name="queuectl enqueue from a cold start",
+        section="SQLite",
+        unit="ms",
+        entries=[
+            Entry(OURS, [1000 * seconds for seconds in enqueues]),
+            Entry(_BARE, [1000 * seconds for seconds in floors]),
+        ],
+        less_is_better=True,
+    )
+    comparison.expect_ratio(_BARE, EXPECTED)
+    return comparison
 
 
 def _seconds(command: list[str], environment: Environment) -> float:
@@ -113,7 +114,7 @@ def _seconds(command: list[str], environment: Environment) -> float:
     return time.perf_counter() - began
 
 
-def _bulk(bench: Bench, environment: Environment) -> list[Figure]:
+def _bulk(bench: Bench, environment: Environment) -> list[Result]:
     few, many = bench.sizes.bulk_lines
     _, few_mib = _enqueue_file(bench, environment, few)
     seconds, many_mib = _enqueue_file(bench, environment, many)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from urllib.parse import urlsplit, urlunsplit
 from uuid import uuid4
 
@@ -24,14 +26,33 @@ def server_url(bench: Bench) -> str:
     return bench.servers[0]
 
 
+def server_version(bench: Bench) -> str:
+    with connect(server_url(bench)) as connection:
+        [(version,)] = connection.execute("SHOW server_version").fetchall()
+    return str(version).split()[0]
+
+
 def _start(bench: Bench) -> str:
     share_server()
     bench.folder.chmod(0o755)  # where we are root, the server is another user
-    server = Server(bench.folder / "pg", SETTINGS)
+    server = Server(_folder(bench) / "pg", SETTINGS)
     server.make()
     bench.closing.callback(server.stop, "fast")
     server.start()
     return server.url
+
+
+def _folder(bench: Bench) -> Path:
+    """The folder of the bench; or one elsewhere, if that is closed to the user that the server runs as."""
+    if os.geteuid() != 0 or all(parent.stat().st_mode & 0o001 for parent in bench.folder.parents):
+        return bench.folder
+    print(
+        "PostgreSQL stores its data in /var/tmp: its user can't reach the folder of the other files",
+        flush=True,
+    )
+    folder = Path(bench.closing.enter_context(TemporaryDirectory(prefix="holdfast-bench-", dir="/var/tmp")))
+    folder.chmod(0o755)
+    return folder
 
 
 def connect(url: str) -> psycopg.Connection:

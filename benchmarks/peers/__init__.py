@@ -1,1 +1,0 @@
-"""Other job queues on PostgreSQL, measured beside ours. They run in an environment of their own."""

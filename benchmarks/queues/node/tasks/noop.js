@@ -1,0 +1,3 @@
+const tally = require("../tally.cjs");
+
+module.exports = () => tally.count();
