@@ -17,7 +17,7 @@ priorities (priority, place) AS (
     SELECT (SELECT j.priority FROM holdfast_jobs AS j WHERE {STATUS} = 'scheduled'
         AND j.priority < p.priority ORDER BY j.priority DESC LIMIT 1), p.place + 1
     FROM priorities AS p WHERE p.priority IS NOT NULL AND p.place < {_PRIORITIES})
-UPDATE holdfast_jobs AS j SET status = 'pending', updated_at = clock.now
+UPDATE holdfast_jobs AS j SET status = 'pending', returned = true, updated_at = clock.now
 FROM clock WHERE j.seq = ANY (ARRAY(
     SELECT seq FROM (
         SELECT due.seq FROM priorities AS p CROSS JOIN LATERAL (

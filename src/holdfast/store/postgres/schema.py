@@ -353,10 +353,22 @@ _STARTING = (
     f"ALTER TABLE {VERSION_TABLE} ADD COLUMN settings_version bigint NOT NULL DEFAULT 0",
 )
 
+_RETURNING = (
+    # whether it has come back to its line, and so may stand before others that were claimed since
+    "ALTER TABLE holdfast_jobs ADD COLUMN returned boolean NOT NULL DEFAULT false",
+    # claim
+    f"""CREATE INDEX holdfast_jobs_returned ON holdfast_jobs (type, priority DESC, {SEQ})
+    WHERE returned AND {STATUS} = 'pending'""",
+    # cancel
+    f"""CREATE INDEX holdfast_jobs_cancelling ON holdfast_jobs (worker_id)
+    WHERE cancel_requested AND {STATUS} = 'processing'""",
+)
+
 MIGRATIONS = (
     Migration(5, "the queue", (*_TABLES, *_INDEXES, *_COUNTING)),
     Migration(6, "due jobs by priority, and counts that inserts keep short", (*_URGENT, *_FOLDING)),
     Migration(7, "groups, and which attempts have started", _STARTING),
+    Migration(8, "which jobs have come back to their line", _RETURNING),
 )
 
 _NAMES = re.compile(

@@ -115,7 +115,7 @@ class PostgresStore(Store):
     def list_heads(self, apart: Collection[str] = ()) -> list[Head]:  # noqa: ARG002
         if not self.in_transaction:
             self._counts.run()
-        return claim.heads_from(self.database.read(claim.HEADS))
+        return self._claiming.list_heads(self.database)
 
     def read_usage(self) -> Usage:
         return usage.read_usage(self.database)
