@@ -7,17 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
 import psycopg
 import pytest
 
-from holdfast.core.clock import system_clock
+from holdfast.core.clock import SECOND, system_clock
 from holdfast.core.lifecycle import Errored, Released
 from holdfast.store.open import open_store
-from holdfast.store.postgres import PostgresStore, floors
+from holdfast.store.postgres import PostgresStore, floors, promote
 from holdfast.store.records import Claim
+from holdfast.testing import MovableClock
 from tests import postgres
 from tests.conformance.steps import (
     claim,
@@ -294,6 +296,39 @@ def test_more_lines_than_are_remembered_are_claimed_all_the_same(
         store.list_heads()
 
 
+# What is scheduled.
+
+
+def test_job_that_is_due_long_before_those_promoted_last_is_found_by_the_next_whole_look(
+    store: PostgresStore,
+) -> None:
+    insert(store, "due", delay=0.001)
+    wait_until(lambda: store.promote_jobs(10))
+    assert store.next_due_at() is None
+    late = INSERT.replace("'pending'", "'scheduled'")
+    with store.database.transaction() as session:
+        session.rows(late)
+    assert store.next_due_at() is None
+    store._due._whole_at = 0.0
+    assert store.next_due_at() == 1
+    assert store.promote_jobs(10) == [("slow", "email")]
+
+
+def test_job_scheduled_by_a_clock_that_was_set_back_is_promoted(address: str) -> None:
+    clock = MovableClock(datetime(2030, 1, 1, tzinfo=UTC))
+    with closing(open_store(address, clock)) as store:
+        insert(store, "before", delay=1)
+        clock.advance(10)
+        assert store.promote_jobs(10)
+        for _ in range(2):
+            assert store.next_due_at() is None
+        clock.advance(-3600)
+        insert(store, "after", delay=1)
+        assert store.next_due_at() == clock() + SECOND
+        clock.advance(1)
+        assert store.promote_jobs(10) == [("after", "email")]
+
+
 # The cost.
 
 
@@ -319,8 +354,9 @@ def pages_read(store: PostgresStore, work: Callable[[], object]) -> int:
 
 
 def test_old_transaction_elsewhere_makes_claims_and_looks_no_dearer(
-    store: PostgresStore, application: psycopg.Connection[Any]
+    store: PostgresStore, application: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(promote, "SLACK", 0)
     application.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
     application.execute("SELECT count(*) FROM pg_class")
     for first in range(1, 4000, 1000):
@@ -329,12 +365,18 @@ def test_old_transaction_elsewhere_makes_claims_and_looks_no_dearer(
         store.finish_jobs([ending(each, Released()) for each in claims[:5]])
         store.finish_jobs([ending(each, Errored("boom", permanent=True)) for each in claims[5:]])
         claim(store, limit=5)
+    insert(store, *(f"later-{n}" for n in range(1000)), delay=0.001)
+    wait_until(lambda: sum(len(store.promote_jobs(1000)) for _ in range(2)) or store.next_due_at() is None)
+    claims = claim(store, limit=1000)
+    store.finish_jobs([ending(each, Errored("boom", permanent=True)) for each in claims])
     raised(store, "one more")
     insert(store, "last")
 
     def work() -> None:
         store.list_heads()
+        assert store.next_due_at() is None
+        assert store.promote_jobs(10) == []
         store.list_cancelled("worker")
         assert claim_one(store).id == "last"
 
-    assert pages_read(store, work) < 400
+    assert pages_read(store, work) < 700
