@@ -13,16 +13,31 @@ from typing import Any, NamedTuple
 
 from holdfast.core.clock import microseconds
 from holdfast.core.settings import Settings
-from holdfast.core.starting import MOST_LOSSES, Candidate, Head, Room, Usage
+from holdfast.core.starting import Candidate, Head, Room, Usage
 from holdfast.store.candidates import Turns, choose_jobs
 from holdfast.store.postgres.arrays import transposed
+from holdfast.store.postgres.claim_sql import (
+    BEHIND_ALL,
+    CLAIM_BEST,
+    CLAIM_BEST_FROM,
+    CLAIM_CHOSEN,
+    CLAIM_ONE,
+    CLAIM_ONE_FROM,
+    CLAIM_SUSPECT,
+    COLUMNS,
+    HEADS,
+    HEADS_FROM,
+    HEADS_OF,
+    HEADS_OF_FROM,
+    PRESENT_INSTANT,
+    SAVE_LIMITS,
+    SETTINGS_VERSION,
+)
 from holdfast.store.postgres.database import Database
-from holdfast.store.postgres.floors import MOST_TYPES, Floors, along, lines_of, segments_given
+from holdfast.store.postgres.floors import MOST_TYPES, Floors, lines_of
 from holdfast.store.postgres.limit_locks import LimitLocks
-from holdfast.store.postgres.line import SUSPECTS, WAITS, Line
+from holdfast.store.postgres.line import SUSPECTS, Line
 from holdfast.store.postgres.pausing import CLAIMING
-from holdfast.store.postgres.schema import SEQ
-from holdfast.store.postgres.server_clock import CLOCK, PRESENT
 from holdfast.store.postgres.session import Reply, Session
 from holdfast.store.postgres.usage import USAGE, rate_row, usage_from
 from holdfast.store.records import Claim, Claimed, Demand
@@ -30,150 +45,6 @@ from holdfast.store.records import Claim, Claimed, Demand
 _MOST_LOOKED_AT = 20_000
 _STUCK_PAUSE = 0.05
 """Seconds after which a worker tries again to lock a limit that somebody holds on to."""
-
-# From type to type by leaps, and of each the job that comes first: what waits behind it costs nothing.
-_FIRST_OF_TYPE = f"""
-SELECT j.priority, j.seq, j.returned FROM holdfast_jobs AS j
-WHERE j.status = 'pending' AND j.losses < {MOST_LOSSES} AND j.type = types.type
-ORDER BY j.priority DESC, {SEQ.replace("seq", "j.seq")} LIMIT 1
-"""
-HEADS = f"""
-WITH RECURSIVE types (type) AS (
-    (SELECT type FROM holdfast_jobs WHERE status = 'pending' ORDER BY type LIMIT 1)
-    UNION ALL
-    SELECT (SELECT j.type FROM holdfast_jobs AS j WHERE j.status = 'pending' AND j.type > types.type
-        ORDER BY j.type LIMIT 1)
-    FROM types WHERE types.type IS NOT NULL)
-SELECT types.type, first.priority, first.seq, first.returned
-FROM types CROSS JOIN LATERAL ({_FIRST_OF_TYPE}) AS first
-"""
-_HEADS_OF = f"""
-SELECT types.type, first.priority, first.seq FROM unnest($1::text[]) AS types (type)
-CROSS JOIN LATERAL ({_FIRST_OF_TYPE}) AS first
-"""
-
-_HEADS_OF_FROM = f"""
-WITH {segments_given(2)}
-SELECT types.type, first.priority, first.seq FROM unnest($1::text[]) AS types (type)
-CROSS JOIN LATERAL ({along("types.type", "1", "priority, seq")}) AS first
-"""
-_NEXT_TYPE = """
-SELECT j.type FROM holdfast_jobs AS j WHERE j.status = 'pending' AND j.type > {} AND j.type < {}
-ORDER BY j.type LIMIT 1
-"""
-# The same as HEADS. The types whose lines have floors are known; others are searched for between their names.
-HEADS_FROM = f"""
-WITH RECURSIVE {segments_given(4)},
-types (type, below) AS (
-    SELECT ({_NEXT_TYPE.format("gaps.above", "gaps.below")}), gaps.below
-    FROM unnest($1::text[], $2::text[]) AS gaps (above, below)
-    UNION ALL
-    SELECT ({_NEXT_TYPE.format("types.type", "types.below")}), types.below
-    FROM types WHERE types.type IS NOT NULL)
-SELECT types.type, first.priority, first.seq FROM types CROSS JOIN LATERAL ({_FIRST_OF_TYPE}) AS first
-UNION ALL
-SELECT known.type, first.priority, first.seq FROM unnest($3::text[]) AS known (type)
-CROSS JOIN LATERAL ({along("known.type", "1", "priority, seq")}) AS first
-"""
-_BEHIND_ALL = "~"
-"""It comes after every name that a type can have."""
-
-_SET = """
-    status = 'processing', attempts = attempts + 1, version = version + 1, has_started = false,
-    worker_id = $2, lease_expires_at = clock.now + $3::bigint, started_at = clock.now, updated_at = clock.now,
-    progress = NULL, progress_message = NULL
-"""
-_RETURNING = """
-RETURNING j.seq, j.id, j.type, j.payload, j.priority, j.attempts, j.max_attempts, j.version, j.timeout,
-    j.created_at, j.due_at, j.worker_id, j.returned
-"""
-_COLUMNS = 12
-"""Those of a Claim."""
-
-# Nothing is claimed by settings that have changed. As a limit, not a condition, which would be asked of each
-# of the million jobs that wait.
-_IF_CURRENT = """(SELECT CASE WHEN $4::bigint IS NULL OR settings_version = $4 THEN {most} ELSE 0 END
-    FROM holdfast_schema)"""
-# What enqueue left open is fixed here, at the first claim.
-_CLAIM_ONE = f"""
-WITH {CLOCK}
-UPDATE holdfast_jobs AS j SET
-    max_attempts = coalesce(j.max_attempts, $6::integer), timeout = coalesce(j.timeout, $7::double precision),
-    {_SET}
-FROM clock WHERE j.seq = ANY (ARRAY(
-    SELECT seq FROM holdfast_jobs WHERE {WAITS} AND type = $5
-    ORDER BY priority DESC, {SEQ} LIMIT {_IF_CURRENT.format(most="$8::bigint")} FOR UPDATE SKIP LOCKED))
-{_RETURNING}
-"""
-
-_CLAIM_ONE_FROM = f"""
-WITH {CLOCK}, most AS MATERIALIZED (SELECT {_IF_CURRENT.format(most="$8::bigint")} AS jobs),
-{segments_given(9)}
-UPDATE holdfast_jobs AS j SET
-    max_attempts = coalesce(j.max_attempts, $6::integer), timeout = coalesce(j.timeout, $7::double precision),
-    {_SET}
-FROM clock WHERE j.seq = ANY (ARRAY(
-    {along("$5", "(SELECT jobs FROM most)", "seq", "FOR UPDATE SKIP LOCKED")}))
-{_RETURNING}
-"""
-
-_DEMANDS = """demands AS MATERIALIZED (
-    SELECT * FROM unnest($5::text[], $6::integer[], $7::double precision[], $8::bigint[])
-        AS d (type, max_attempts, timeout, room))"""
-
-_CLAIM_BEST = f"""
-WITH {CLOCK}, {_DEMANDS},
-counts AS MATERIALIZED (SELECT type, count(*) AS wanted FROM (
-    SELECT d.type, c.priority, c.seq FROM demands AS d CROSS JOIN LATERAL (
-        SELECT seq, priority FROM holdfast_jobs WHERE {WAITS} AND type = d.type
-        ORDER BY priority DESC, {SEQ} LIMIT d.room) AS c
-    ORDER BY c.priority DESC, c.seq LIMIT {_IF_CURRENT.format(most="$9::bigint")}) AS best
-    GROUP BY type)
-UPDATE holdfast_jobs AS j SET
-    max_attempts = coalesce(j.max_attempts, d.max_attempts), timeout = coalesce(j.timeout, d.timeout),
-    {_SET}
-FROM clock, demands AS d WHERE j.type = d.type AND j.seq = ANY (ARRAY(
-    SELECT c.seq FROM counts CROSS JOIN LATERAL (
-        SELECT seq FROM holdfast_jobs WHERE {WAITS} AND type = counts.type
-        ORDER BY priority DESC, {SEQ} LIMIT counts.wanted FOR UPDATE SKIP LOCKED) AS c))
-{_RETURNING}
-"""
-_CLAIM_BEST_FROM = f"""
-WITH {CLOCK}, {_DEMANDS}, {segments_given(10)},
-counts AS MATERIALIZED (SELECT type, count(*) AS wanted FROM (
-    SELECT d.type, c.priority, c.seq FROM demands AS d
-    CROSS JOIN LATERAL ({along("d.type", "d.room", "seq, priority")}) AS c
-    ORDER BY c.priority DESC, c.seq LIMIT {_IF_CURRENT.format(most="$9::bigint")}) AS best
-    GROUP BY type)
-UPDATE holdfast_jobs AS j SET
-    max_attempts = coalesce(j.max_attempts, d.max_attempts), timeout = coalesce(j.timeout, d.timeout),
-    {_SET}
-FROM clock, demands AS d WHERE j.type = d.type AND j.seq = ANY (ARRAY(
-    SELECT c.seq FROM counts
-    CROSS JOIN LATERAL ({along("counts.type", "counts.wanted", "seq", "FOR UPDATE SKIP LOCKED")}) AS c))
-{_RETURNING}
-"""
-_CLAIM_CHOSEN = f"""
-WITH {CLOCK}, {_DEMANDS}
-UPDATE holdfast_jobs AS j SET
-    max_attempts = coalesce(j.max_attempts, d.max_attempts), timeout = coalesce(j.timeout, d.timeout),
-    {_SET}
-FROM clock, demands AS d WHERE j.type = d.type AND j.seq = ANY (ARRAY(
-    SELECT seq FROM holdfast_jobs WHERE seq = ANY ($9::bigint[]) AND status || '' = 'pending'
-    ORDER BY seq LIMIT {_IF_CURRENT.format(most="$10::bigint")} FOR UPDATE SKIP LOCKED))
-{_RETURNING}
-"""
-
-# It counts as started from now on: it may be a job that leaves nobody to say so.
-_CLAIM_SUSPECT = _CLAIM_CHOSEN.replace("has_started = false", "has_started = true")
-
-_PRESENT = f"SELECT {PRESENT}"
-_SAVE_LIMITS = """
-UPDATE holdfast_limits AS l SET tokens = n.tokens, refilled_at = n.refilled_at
-FROM unnest($1::text[], $2::double precision[], $3::bigint[]) AS n (name, tokens, refilled_at)
-WHERE l.name = n.name
-"""
-_VERSION = "SELECT settings_version FROM holdfast_schema"
 
 
 def _by_type(rows: Sequence[Any]) -> dict[str, Head]:
@@ -209,7 +80,7 @@ class Claiming:
                 if not returned:
                     floors.lower((type, priority), seq)
         else:
-            gaps = [["", *known], [*known, _BEHIND_ALL]]
+            gaps = [["", *known], [*known, BEHIND_ALL]]
             rows = database.read(HEADS_FROM, [*gaps, known, *segments])
         if len(rows) <= MOST_TYPES:
             floors.learn(lines_of([row[:2] for row in rows]))
@@ -286,7 +157,7 @@ class _Taking:
             [demand] = demands
             types = [demand.type, demand.max_attempts, _timeout(demand), min(limit, demand.limit)]
             given = [self._now, *self._given, *types]
-            claim = self._along([demand.type], _CLAIM_ONE, _CLAIM_ONE_FROM, given)
+            claim = self._along([demand.type], CLAIM_ONE, CLAIM_ONE_FROM, given)
             self._floors.rise(self._session)
             return lambda: self._claimed(claim.rows, None if claim.rows else {})
         if len({self._settings.limits(demand.type).slots.name for demand in demands}) == 1:
@@ -294,8 +165,8 @@ class _Taking:
         rooms = [min(limit, demand.limit) for demand in demands]
         given = [self._now, *self._given, *_columns(demands, rooms), limit]
         names = [demand.type for demand in demands]
-        claim = self._along(names, _CLAIM_BEST, _CLAIM_BEST_FROM, given)
-        heads = self._along(names, _HEADS_OF, _HEADS_OF_FROM, [names])
+        claim = self._along(names, CLAIM_BEST, CLAIM_BEST_FROM, given)
+        heads = self._along(names, HEADS_OF, HEADS_OF_FROM, [names])
         self._floors.rise(self._session)
         return lambda: self._claimed(claim.rows, _by_type(heads.rows))
 
@@ -323,7 +194,7 @@ class _Taking:
         taking = self._take(ours, chosen.jobs, present)
         self._save(room)
         unknown = [demand.type for demand in ours if demand.type not in chosen.heads]
-        others = self._along(unknown, _HEADS_OF, _HEADS_OF_FROM, [unknown]) if unknown else None
+        others = self._along(unknown, HEADS_OF, HEADS_OF_FROM, [unknown]) if unknown else None
         self._floors.rise(self._session)
         self._session.send()
         rows = list(taking.rows) if taking else []
@@ -349,12 +220,12 @@ class _Taking:
             ours, room, present = self._room([demand], locks)
             if ours and room.may_start(job.type, job.group):
                 room.take(job.type, job.group)
-                taking = self._take(ours, [job], present, _CLAIM_SUSPECT)
+                taking = self._take(ours, [job], present, CLAIM_SUSPECT)
                 self._session.send()
                 if taking and taking.rows:
                     self._save(room)
                     self._session.send()
-                    return Claimed([Claim(*taking.rows[0][:_COLUMNS])], is_alone=True)
+                    return Claimed([Claim(*taking.rows[0][:COLUMNS])], is_alone=True)
         return None
 
     def _room(
@@ -367,7 +238,7 @@ class _Taking:
         is_shared = any(self._settings.limits(demand.type).is_shared for demand in demands)
 
         def read() -> tuple[Reply, Reply | None]:
-            present_at = self._session.ahead(_PRESENT, [self._now])
+            present_at = self._session.ahead(PRESENT_INSTANT, [self._now])
             usage = self._session.ahead(USAGE) if is_shared else None
             expect()
             return present_at, usage
@@ -381,7 +252,7 @@ class _Taking:
         return ours, Room(self._settings, usage, present, slots), present
 
     def _take(
-        self, demands: Sequence[Demand], jobs: Sequence[Candidate], present: int, sql: str = _CLAIM_CHOSEN
+        self, demands: Sequence[Demand], jobs: Sequence[Candidate], present: int, sql: str = CLAIM_CHOSEN
     ) -> Reply | None:
         """Take what was chosen; queued."""
         if not jobs:
@@ -398,7 +269,7 @@ class _Taking:
         if names:
             buckets = [room.changed[name] for name in names]
             self._session.ahead(
-                _SAVE_LIMITS,
+                SAVE_LIMITS,
                 [[rate_row(name) for name in names], [b.tokens for b in buckets], [b.at for b in buckets]],
             )
 
@@ -413,7 +284,7 @@ class _Taking:
     def _claimed(self, rows: Sequence[Any], heads: dict[str, Head] | None, **more: Any) -> Claimed:
         if not rows and not self._is_current():
             return Claimed([], is_stale=True)
-        claims = [Claim(*row[:_COLUMNS]) for row in rows]
+        claims = [Claim(*row[:COLUMNS]) for row in rows]
         self._note(claims, rows)
         if not more:
             claims.sort(key=lambda claim: (-claim.priority, claim.seq))
@@ -426,12 +297,12 @@ class _Taking:
         if self._is_whole:
             self._floors.took(time.monotonic() - self._began)
             for claim, row in zip(claims, rows, strict=True):
-                if not row[_COLUMNS]:
+                if not row[COLUMNS]:
                     self._floors.lower((claim.type, claim.priority), claim.seq)
 
     def _is_current(self) -> bool:
         version = self._settings.version
-        return version is None or self._session.rows(_VERSION) == [(version,)]
+        return version is None or self._session.rows(SETTINGS_VERSION) == [(version,)]
 
     def _limit_rows(self, type: str) -> set[str]:
         """The rows that whoever claims a job of a type has to himself."""

@@ -201,7 +201,7 @@ class Floors:
             asked = dict(self._floors)
         if asked:
             answer = session.ahead(_RISE, _columns(asked))
-            session.afterwards.append(lambda: self._rise(asked, answer.rows))
+            session.afterwards.append(lambda: self._rise(asked, answer.rows) if answer.has_arrived else None)
 
     def rise_alone(self, database: Database) -> None:
         """The same, at once and by itself; inside a transaction of which it is not known whether it commits,
