@@ -107,8 +107,8 @@ def test_the_reference_has_every_event_with_its_fields() -> None:
 
 def test_the_reference_has_every_version_of_the_schema() -> None:
     rows = re.findall(r"^\| (\d+) \|", text_of("schema.md"), re.M)
-    assert rows == [str(migration.number) for migration in MIGRATIONS]
-    assert {str(migration.number) for migration in postgres.MIGRATIONS} <= set(rows)
+    numbers = {migration.number for migration in (*MIGRATIONS, *postgres.MIGRATIONS)}
+    assert rows == [*map(str, sorted(numbers))]
 
 
 def test_the_reference_has_every_table_of_both_engines() -> None:

@@ -193,7 +193,7 @@ def test_where_lines_begin_that_were_read_is_not_asked_again(
     for type in types:
         insert(store, *(f"{type}-{number}" for number in range(3)), type=type)
     settings = settings_of(store, max_running=2)
-    monkeypatch.setattr(postgres_claim, "_HEADS_OF", "SELECT 1 / 0 FROM unnest($1::text[])")
+    monkeypatch.setattr(postgres_claim, "HEADS_OF", "SELECT 1 / 0 FROM unnest($1::text[])")
     claimed = store.claim_jobs("worker", [*map(demand, types)], settings, limit=2, lease_seconds=LEASE)
     rows = store.database.read(
         "SELECT type, priority, min(seq) FROM holdfast_jobs WHERE status = 'pending' GROUP BY 1, 2"

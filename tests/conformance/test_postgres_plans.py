@@ -8,6 +8,7 @@ has prepared a statement; made with no statistics at all, and with those of the 
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -443,6 +444,42 @@ def test_duty_reads_few_rows_where_the_server_takes_the_table_to_be_empty(
         duty(emptied)
     assert steps
     assert wasteful(steps) == []
+
+
+# Lines that are read from where this process knows them to begin.
+
+FLOORS = {"email": {2: 1, 0: OVER + 1000, -1: 1}, "crawl": {0: OVER + 2000}}
+
+
+def know_floors(store: PostgresStore) -> None:
+    known = store._claiming.floors
+    known.learn([(type, priority) for type, floors in FLOORS.items() for priority in floors])
+    known._floors.update({(t, p): floor for t, floors in FLOORS.items() for p, floor in floors.items()})
+    known._whole_at = [math.inf, math.inf]
+    known._rise_at = 0.0
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("returned", [False, True], ids=["none returned", "many returned"])
+@pytest.mark.parametrize("duty", [claim_one_type, claim_several_types, claim_with_limits, look])
+def test_duty_reads_few_rows_from_floors(
+    queue: PostgresStore,
+    emptied: PostgresStore,
+    duty: Callable[[PostgresStore], None],
+    returned: bool,
+    mode: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for store in (queue, emptied):
+        with rolled_back(store):
+            if returned:
+                run_sql(store, "UPDATE holdfast_jobs SET returned = true WHERE status = 'pending'")
+            know_floors(store)
+            with explained(mode, monkeypatch) as steps:
+                duty(store)
+        store._claiming.floors.forget()
+        assert any("segments" in step.statement for step in steps)
+        assert wasteful(steps) == []
 
 
 # Groups: one with very many jobs, which come first, and many with few.

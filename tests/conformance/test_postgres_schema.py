@@ -214,6 +214,34 @@ def test_older_schema_is_migrated_only_when_asked(
     open_store(url, system_clock).close()
 
 
+def test_queue_of_version_7_is_migrated_with_all_its_jobs_in_their_places(
+    connection: Any, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = postgres.schema_url(schema)
+    with monkeypatch.context() as older:
+        older.setattr(opening, "MIGRATIONS", [step for step in MIGRATIONS if step.number <= 7])
+        with opened(url) as store:
+            insert(store, "came back", "ran", "done", "waits", "urgent")
+            insert(store, "later", delay=3600)
+    table = f"{schema}.holdfast_jobs"
+    connection.execute(f"UPDATE {table} SET priority = 1 WHERE id = 'urgent'")
+    connection.execute(f"UPDATE {table} SET version = 1, attempts = 1 WHERE id = 'came back'")
+    connection.execute(
+        f"UPDATE {table} SET status = 'processing', version = 1, attempts = 1, worker_id = 'w',"
+        " started_at = 1, lease_expires_at = 1, cancel_requested = true WHERE id = 'ran'"
+    )
+    connection.execute(f"UPDATE {table} SET status = 'completed', finished_at = 2 WHERE id = 'done'")
+    with opened(url, migrate=True) as store:
+        assert [(head.type, head.seq) for head in store.list_heads()] == [("email", 5)]
+        assert store.list_cancelled("w") == {(2, 1)}
+        assert [claim_one(store).id for _ in range(3)] == ["urgent", "came back", "waits"]
+        assert store.count_jobs()["email"] == {
+            "scheduled": 1, "pending": 0, "processing": 4, "completed": 1, "failed": 0, "cancelled": 0,
+        }  # fmt: skip
+        insert(store, "new")
+        assert claim_one(store).id == "new"
+
+
 def test_migration_that_fails_leaves_the_older_schema_whole(
     connection: Any, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,19 +6,38 @@ of each to take, so that no more rows are locked than are claimed.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from holdfast.core.clock import microseconds
 from holdfast.core.settings import Settings
-from holdfast.core.starting import MOST_LOSSES, Candidate, Head, Room, Usage
+from holdfast.core.starting import Candidate, Head, Room, Usage
 from holdfast.store.candidates import Turns, choose_jobs
 from holdfast.store.postgres.arrays import transposed
+from holdfast.store.postgres.claim_sql import (
+    BEHIND_ALL,
+    CLAIM_BEST,
+    CLAIM_BEST_FROM,
+    CLAIM_CHOSEN,
+    CLAIM_ONE,
+    CLAIM_ONE_FROM,
+    CLAIM_SUSPECT,
+    COLUMNS,
+    HEADS,
+    HEADS_FROM,
+    HEADS_OF,
+    HEADS_OF_FROM,
+    PRESENT_INSTANT,
+    SAVE_LIMITS,
+    SETTINGS_VERSION,
+)
+from holdfast.store.postgres.database import Database
+from holdfast.store.postgres.floors import MOST_TYPES, Floors, lines_of
 from holdfast.store.postgres.limit_locks import LimitLocks
-from holdfast.store.postgres.line import SUSPECTS, WAITS, Line
+from holdfast.store.postgres.line import SUSPECTS, Line
 from holdfast.store.postgres.pausing import CLAIMING
-from holdfast.store.postgres.schema import SEQ
-from holdfast.store.postgres.server_clock import CLOCK, PRESENT
 from holdfast.store.postgres.session import Reply, Session
 from holdfast.store.postgres.usage import USAGE, rate_row, usage_from
 from holdfast.store.records import Claim, Claimed, Demand
@@ -27,103 +46,9 @@ _MOST_LOOKED_AT = 20_000
 _STUCK_PAUSE = 0.05
 """Seconds after which a worker tries again to lock a limit that somebody holds on to."""
 
-# From type to type by leaps, and of each the job that comes first: what waits behind it costs nothing.
-_FIRST_OF_TYPE = f"""
-SELECT j.priority, j.seq FROM holdfast_jobs AS j
-WHERE j.status = 'pending' AND j.losses < {MOST_LOSSES} AND j.type = types.type
-ORDER BY j.priority DESC, {SEQ.replace("seq", "j.seq")} LIMIT 1
-"""
-HEADS = f"""
-WITH RECURSIVE types (type) AS (
-    (SELECT type FROM holdfast_jobs WHERE status = 'pending' ORDER BY type LIMIT 1)
-    UNION ALL
-    SELECT (SELECT j.type FROM holdfast_jobs AS j WHERE j.status = 'pending' AND j.type > types.type
-        ORDER BY j.type LIMIT 1)
-    FROM types WHERE types.type IS NOT NULL)
-SELECT types.type, first.priority, first.seq FROM types CROSS JOIN LATERAL ({_FIRST_OF_TYPE}) AS first
-"""
-_HEADS_OF = f"""
-SELECT types.type, first.priority, first.seq FROM unnest($1::text[]) AS types (type)
-CROSS JOIN LATERAL ({_FIRST_OF_TYPE}) AS first
-"""
-
-_SET = """
-    status = 'processing', attempts = attempts + 1, version = version + 1, has_started = false,
-    worker_id = $2, lease_expires_at = clock.now + $3::bigint, started_at = clock.now, updated_at = clock.now,
-    progress = NULL, progress_message = NULL
-"""
-_RETURNING = """
-RETURNING j.seq, j.id, j.type, j.payload, j.priority, j.attempts, j.max_attempts, j.version, j.timeout,
-    j.created_at, j.due_at, j.worker_id
-"""
-
-# Nothing is claimed by settings that have changed. As a limit, not a condition, which would be asked of each
-# of the million jobs that wait.
-_IF_CURRENT = """(SELECT CASE WHEN $4::bigint IS NULL OR settings_version = $4 THEN {most} ELSE 0 END
-    FROM holdfast_schema)"""
-# What enqueue left open is fixed here, at the first claim.
-_CLAIM_ONE = f"""
-WITH {CLOCK}
-UPDATE holdfast_jobs AS j SET
-    max_attempts = coalesce(j.max_attempts, $6::integer), timeout = coalesce(j.timeout, $7::double precision),
-    {_SET}
-FROM clock WHERE j.seq = ANY (ARRAY(
-    SELECT seq FROM holdfast_jobs WHERE {WAITS} AND type = $5
-    ORDER BY priority DESC, {SEQ} LIMIT {_IF_CURRENT.format(most="$8::bigint")} FOR UPDATE SKIP LOCKED))
-{_RETURNING}
-"""
-
-_DEMANDS = """demands AS MATERIALIZED (
-    SELECT * FROM unnest($5::text[], $6::integer[], $7::double precision[], $8::bigint[])
-        AS d (type, max_attempts, timeout, room))"""
-
-_CLAIM_BEST = f"""
-WITH {CLOCK}, {_DEMANDS},
-counts AS MATERIALIZED (SELECT type, count(*) AS wanted FROM (
-    SELECT d.type, c.priority, c.seq FROM demands AS d CROSS JOIN LATERAL (
-        SELECT seq, priority FROM holdfast_jobs WHERE {WAITS} AND type = d.type
-        ORDER BY priority DESC, {SEQ} LIMIT d.room) AS c
-    ORDER BY c.priority DESC, c.seq LIMIT {_IF_CURRENT.format(most="$9::bigint")}) AS best
-    GROUP BY type)
-UPDATE holdfast_jobs AS j SET
-    max_attempts = coalesce(j.max_attempts, d.max_attempts), timeout = coalesce(j.timeout, d.timeout),
-    {_SET}
-FROM clock, demands AS d WHERE j.type = d.type AND j.seq = ANY (ARRAY(
-    SELECT c.seq FROM counts CROSS JOIN LATERAL (
-        SELECT seq FROM holdfast_jobs WHERE {WAITS} AND type = counts.type
-        ORDER BY priority DESC, {SEQ} LIMIT counts.wanted FOR UPDATE SKIP LOCKED) AS c))
-{_RETURNING}
-"""
-_CLAIM_CHOSEN = f"""
-WITH {CLOCK}, {_DEMANDS}
-UPDATE holdfast_jobs AS j SET
-    max_attempts = coalesce(j.max_attempts, d.max_attempts), timeout = coalesce(j.timeout, d.timeout),
-    {_SET}
-FROM clock, demands AS d WHERE j.type = d.type AND j.seq = ANY (ARRAY(
-    SELECT seq FROM holdfast_jobs WHERE seq = ANY ($9::bigint[]) AND status || '' = 'pending'
-    ORDER BY seq LIMIT {_IF_CURRENT.format(most="$10::bigint")} FOR UPDATE SKIP LOCKED))
-{_RETURNING}
-"""
-
-# It counts as started from now on: it may be a job that leaves nobody to say so.
-_CLAIM_SUSPECT = _CLAIM_CHOSEN.replace("has_started = false", "has_started = true")
-
-_PRESENT = f"SELECT {PRESENT}"
-_SAVE_LIMITS = """
-UPDATE holdfast_limits AS l SET tokens = n.tokens, refilled_at = n.refilled_at
-FROM unnest($1::text[], $2::double precision[], $3::bigint[]) AS n (name, tokens, refilled_at)
-WHERE l.name = n.name
-"""
-_VERSION = "SELECT settings_version FROM holdfast_schema"
-
-
-def heads_from(rows: Sequence[Any]) -> list[Head]:
-    """The answer of HEADS."""
-    return [Head(*row) for row in rows]
-
 
 def _by_type(rows: Sequence[Any]) -> dict[str, Head]:
-    return {row[0]: Head(*row) for row in rows}
+    return {type: Head(type, priority, seq) for type, priority, seq, *_ in rows}
 
 
 class Prepared(NamedTuple):
@@ -139,6 +64,27 @@ class Claiming:
     def __init__(self) -> None:
         self._turns = Turns()
         self._locks = LimitLocks()
+        self.floors = Floors()
+
+    def list_heads(self, database: Database) -> list[Head]:
+        """Where the line of each type begins that has one."""
+        floors = self.floors
+        floors.rise_alone(database)
+        known = floors.known_types()
+        segments = None if floors.reads_whole(heads=True) else floors.segments(known)
+        began = time.monotonic()
+        if segments is None:
+            rows = database.read(HEADS)
+            floors.took(time.monotonic() - began, heads=True)
+            for type, priority, seq, returned in rows:
+                if not returned:
+                    floors.lower((type, priority), seq)
+        else:
+            gaps = [["", *known], [*known, BEHIND_ALL]]
+            rows = database.read(HEADS_FROM, [*gaps, known, *segments])
+        if len(rows) <= MOST_TYPES:
+            floors.learn(lines_of([row[:2] for row in rows]))
+        return [Head(*row[:3]) for row in rows]
 
     def claim_jobs(
         self,
@@ -155,7 +101,7 @@ class Claiming:
         """Claim inside the open transaction."""
         if alone:
             session.ahead(CLAIMING, [session.database.schema])
-            taking = _Taking(session, settings, worker_id, microseconds(lease_seconds), now)
+            taking = _Taking(session, settings, worker_id, microseconds(lease_seconds), now, self.floors)
             found = taking.suspect(demands, self._locks)
             if found is not None:
                 return found
@@ -179,7 +125,7 @@ class Claiming:
     ) -> Prepared:
         """A claim whose statements are queued, if none of them needs the answer of another."""
         session.ahead(CLAIMING, [session.database.schema])
-        taking = _Taking(session, settings, worker_id, microseconds(lease_seconds), now)
+        taking = _Taking(session, settings, worker_id, microseconds(lease_seconds), now, self.floors)
         if _is_plain(demands, settings, limit):
             return Prepared(True, taking.best(demands, limit))
         return Prepared(False, lambda: taking.chosen(demands, limit, self._locks, self._turns))
@@ -189,27 +135,48 @@ class _Taking:
     """One claim."""
 
     def __init__(
-        self, session: Session, settings: Settings, worker_id: str, lease: int, now: int | None
+        self,
+        session: Session,
+        settings: Settings,
+        worker_id: str,
+        lease: int,
+        now: int | None,
+        floors: Floors,
     ) -> None:
         self._session = session
         self._settings = settings
         self._given = [worker_id, lease, settings.version]
         self._now = now
+        self._floors = floors
+        self._began = time.monotonic()
+        self._is_whole = floors.reads_whole()
 
     def best(self, demands: Sequence[Demand], limit: int) -> Callable[[], Claimed]:
         """The first of all, where nothing but slots limits them; queued."""
         if len(demands) == 1:
             [demand] = demands
             types = [demand.type, demand.max_attempts, _timeout(demand), min(limit, demand.limit)]
-            claim = self._session.ahead(_CLAIM_ONE, [self._now, *self._given, *types])
+            given = [self._now, *self._given, *types]
+            claim = self._along([demand.type], CLAIM_ONE, CLAIM_ONE_FROM, given)
+            self._floors.rise(self._session)
             return lambda: self._claimed(claim.rows, None if claim.rows else {})
         if len({self._settings.limits(demand.type).slots.name for demand in demands}) == 1:
             limit = min(limit, max(demand.limit for demand in demands))  # of the slots that they share
         rooms = [min(limit, demand.limit) for demand in demands]
         given = [self._now, *self._given, *_columns(demands, rooms), limit]
-        claim = self._session.ahead(_CLAIM_BEST, given)
-        heads = self._session.ahead(_HEADS_OF, [[demand.type for demand in demands]])
+        names = [demand.type for demand in demands]
+        claim = self._along(names, CLAIM_BEST, CLAIM_BEST_FROM, given)
+        heads = self._along(names, HEADS_OF, HEADS_OF_FROM, [names])
+        self._floors.rise(self._session)
         return lambda: self._claimed(claim.rows, _by_type(heads.rows))
+
+    def _along(self, types: Sequence[str], sql: str, from_floors: str, given: Sequence[Any]) -> Reply:
+        """Read the lines of these types; queued."""
+        few = not self._is_whole and len(types) <= MOST_TYPES
+        segments = self._floors.segments(types) if few else None
+        if segments is None:
+            return self._session.ahead(sql, given)
+        return self._session.ahead(from_floors, [*given, *segments])
 
     def chosen(
         self,
@@ -219,7 +186,7 @@ class _Taking:
         turns: Turns,
     ) -> Claimed:
         """What the limits that workers share let start."""
-        line = Line(self._session)
+        line = Line(self._session, None if self._is_whole else self._floors)
         ours, room, present = self._room(
             demands, locks, lambda: line.expect(demands, self._settings, limit, turns)
         )
@@ -227,7 +194,8 @@ class _Taking:
         taking = self._take(ours, chosen.jobs, present)
         self._save(room)
         unknown = [demand.type for demand in ours if demand.type not in chosen.heads]
-        others = self._session.ahead(_HEADS_OF, [unknown]) if unknown else None
+        others = self._along(unknown, HEADS_OF, HEADS_OF_FROM, [unknown]) if unknown else None
+        self._floors.rise(self._session)
         self._session.send()
         rows = list(taking.rows) if taking else []
         missing = _missing(chosen.jobs, rows)
@@ -252,12 +220,12 @@ class _Taking:
             ours, room, present = self._room([demand], locks)
             if ours and room.may_start(job.type, job.group):
                 room.take(job.type, job.group)
-                taking = self._take(ours, [job], present, _CLAIM_SUSPECT)
+                taking = self._take(ours, [job], present, CLAIM_SUSPECT)
                 self._session.send()
                 if taking and taking.rows:
                     self._save(room)
                     self._session.send()
-                    return Claimed([Claim(*taking.rows[0])], is_alone=True)
+                    return Claimed([Claim(*taking.rows[0][:COLUMNS])], is_alone=True)
         return None
 
     def _room(
@@ -270,7 +238,7 @@ class _Taking:
         is_shared = any(self._settings.limits(demand.type).is_shared for demand in demands)
 
         def read() -> tuple[Reply, Reply | None]:
-            present_at = self._session.ahead(_PRESENT, [self._now])
+            present_at = self._session.ahead(PRESENT_INSTANT, [self._now])
             usage = self._session.ahead(USAGE) if is_shared else None
             expect()
             return present_at, usage
@@ -284,7 +252,7 @@ class _Taking:
         return ours, Room(self._settings, usage, present, slots), present
 
     def _take(
-        self, demands: Sequence[Demand], jobs: Sequence[Candidate], present: int, sql: str = _CLAIM_CHOSEN
+        self, demands: Sequence[Demand], jobs: Sequence[Candidate], present: int, sql: str = CLAIM_CHOSEN
     ) -> Reply | None:
         """Take what was chosen; queued."""
         if not jobs:
@@ -301,7 +269,7 @@ class _Taking:
         if names:
             buckets = [room.changed[name] for name in names]
             self._session.ahead(
-                _SAVE_LIMITS,
+                SAVE_LIMITS,
                 [[rate_row(name) for name in names], [b.tokens for b in buckets], [b.at for b in buckets]],
             )
 
@@ -316,14 +284,25 @@ class _Taking:
     def _claimed(self, rows: Sequence[Any], heads: dict[str, Head] | None, **more: Any) -> Claimed:
         if not rows and not self._is_current():
             return Claimed([], is_stale=True)
-        claims = [Claim(*row) for row in rows]
+        claims = [Claim(*row[:COLUMNS]) for row in rows]
+        self._note(claims, rows)
         if not more:
             claims.sort(key=lambda claim: (-claim.priority, claim.seq))
         return Claimed(claims, heads=heads, **more)
 
+    def _note(self, claims: Sequence[Claim], rows: Sequence[Any]) -> None:
+        """What the claim says of the lines that it has read."""
+        lines = lines_of([(claim.type, claim.priority) for claim in claims])
+        self._session.afterwards.append(partial(self._floors.learn, lines))
+        if self._is_whole:
+            self._floors.took(time.monotonic() - self._began)
+            for claim, row in zip(claims, rows, strict=True):
+                if not row[COLUMNS]:
+                    self._floors.lower((claim.type, claim.priority), claim.seq)
+
     def _is_current(self) -> bool:
         version = self._settings.version
-        return version is None or self._session.rows(_VERSION) == [(version,)]
+        return version is None or self._session.rows(SETTINGS_VERSION) == [(version,)]
 
     def _limit_rows(self, type: str) -> set[str]:
         """The rows that whoever claims a job of a type has to himself."""

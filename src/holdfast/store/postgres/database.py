@@ -34,6 +34,7 @@ from holdfast.store.postgres.connection import (
     OwnConnection,
     greet,
     roll_back,
+    run_often,
 )
 from holdfast.store.postgres.doubt import Doubt
 from holdfast.store.postgres.errors import (
@@ -245,9 +246,11 @@ class Database(Reader):
 
     def write(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
         """A statement that is a transaction by itself; only where `commits_alone`."""
+        may_be_often = not any(isinstance(value, list) for value in parameters)
         connection = self.pool.take()
         try:
-            return Session(connection, self).rows(sql, parameters)
+            rows = run_often(connection, self.text(sql), parameters) if may_be_often else None
+            return Session(connection, self).rows(sql, parameters) if rows is None else rows
         except psycopg.Error as error:
             self._raise(error, connection, committing=True)
         finally:

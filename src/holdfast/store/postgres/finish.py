@@ -77,7 +77,7 @@ UPDATE holdfast_jobs AS j SET
     due_at = clock.now + f.delay,
     error = coalesce(f.error, j.error),
     error_group = CASE WHEN NOT j.cancel_requested THEN f.error_group END,
-    worker_id = NULL, lease_expires_at = NULL,
+    worker_id = NULL, lease_expires_at = NULL, returned = true,
     finished_at = CASE WHEN f.final OR j.cancel_requested THEN clock.now END,
     key_held = CASE WHEN f.final OR j.cancel_requested THEN j.key_held AND j.key_for IS NOT NULL
         ELSE j.key_held END,

@@ -39,6 +39,7 @@ _AFTER = len(_PLACES) + 2
 """The number of the first parameter behind those."""
 
 _ONE = f"(SELECT {', '.join(_PLACES.values())}, 1)"
+_IN_ORDER = "ORDER BY place\n"
 _MANY = f"unnest({', '.join(f'{place}[]' for place in _PLACES.values())}) WITH ORDINALITY"
 
 _as_given = attrgetter(*_KINDS)
@@ -53,14 +54,14 @@ FROM (
     SELECT n.*, clock.now, coalesce(clock.now + n.delay, n.run_at) AS until,
         coalesce(coalesce(clock.now + n.delay, n.run_at) > clock.now, false) AS waits
     FROM {{first}}, {{new}} AS n ({quoted(_PLACES)}, place)) AS new
-ORDER BY place
-ON CONFLICT DO NOTHING
+{_IN_ORDER}ON CONFLICT DO NOTHING
 RETURNING id, status, created_at, run_at
 """
+_CAME_ONE = _CAME.replace(_IN_ORDER, "")
 
 _INSERT = f"WITH {CLOCK} {_CAME.format(first='clock', new=_MANY)}"
 # Without arrays, which take the server and us a fifth longer.
-_INSERT_ONE = f"WITH {CLOCK} {_CAME.format(first='clock', new=_ONE)}"
+_INSERT_ONE = f"WITH {CLOCK} {_CAME_ONE.format(first='clock', new=_ONE)}"
 
 
 def _free_expired(keys: str) -> str:
@@ -87,7 +88,7 @@ SELECT came.*, CASE WHEN came.id IS NOT NULL AND ${_AFTER + 3}::text IS NOT NULL
 FROM here LEFT JOIN came ON true
 """
 
-INSERT_HERE = f"WITH {CLOCK}, {_HERE}, came AS ({_CAME.format(first='clock, here', new=_ONE)}) {_TOLD}"
+INSERT_HERE = f"WITH {CLOCK}, {_HERE}, came AS ({_CAME_ONE.format(first='clock, here', new=_ONE)}) {_TOLD}"
 """Inserts a job and tells workers of it. No row: this is not the place; one without an id: it is there."""
 
 # What counts the freed makes sure that they are free before anything is inserted.
@@ -95,7 +96,7 @@ _ONCE_FREED = "clock, here, (SELECT count(*) FROM freed) AS freed (number)"
 _KEY = f"(SELECT {_PLACES['type']}, {_PLACES['key']})"
 INSERT_KEYED_HERE = f"""
 WITH {CLOCK}, {_HERE}, freed AS ({_free_expired(_KEY)} RETURNING j.seq),
-    came AS ({_CAME.format(first=_ONCE_FREED, new=_ONE)}) {_TOLD}
+    came AS ({_CAME_ONE.format(first=_ONCE_FREED, new=_ONE)}) {_TOLD}
 """
 
 # The job that holds the key, if there is one, else the one that has the id.
@@ -287,9 +288,14 @@ def values(job: NewJob) -> list[Any]:
     return found
 
 
-def _columns(jobs: Sequence[NewJob]) -> list[list[Any]]:
-    found = dict(zip(_KINDS, transposed([values(job) for job in jobs]), strict=True))
-    for name, kind in _KINDS.items():
-        if kind == "f":  # an array of numbers must be all of one kind
-            found[name] = [None if value is None else float(value) for value in found[name]]
-    return [*found.values()]
+def _columns(jobs: Sequence[NewJob]) -> list[list[Any] | None]:
+    """The columns as arrays; where none has a value, no array: the server fills up what is missing."""
+    found: list[list[Any] | None] = []
+    for kind, column in zip(_KINDS.values(), transposed([values(job) for job in jobs]), strict=True):
+        if column.count(None) == len(column):
+            found.append(None)
+        elif kind == "f":  # an array of numbers must be all of one kind
+            found.append([None if value is None else float(value) for value in column])
+        else:
+            found.append(column)
+    return found

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from holdfast.core.clock import microseconds
 from holdfast.store.postgres.arrays import given, transposed
 from holdfast.store.postgres.finish import STILL_HELD, is_held
+from holdfast.store.postgres.schema import STATUS
 from holdfast.store.postgres.server_clock import CLOCK
 from holdfast.store.postgres.session import Session
 from holdfast.store.records import Beat
@@ -44,8 +45,10 @@ RETURNING j.seq, j.version
 """
 _UNSUSPECTED = f"{STILL_HELD} WHERE j.updated_at < j.lease_expires_at"
 
-CANCELLING = """
-SELECT seq, version FROM holdfast_jobs WHERE status = 'processing' AND cancel_requested AND worker_id = $1
+# Along an index of these alone: that of all that run may have very many entries of jobs that are over.
+CANCELLING = f"""
+SELECT seq, version FROM holdfast_jobs
+WHERE cancel_requested AND {STATUS} = 'processing' AND worker_id = $1
 """
 
 # Inside ctx.transaction() a job is all but complete, and its row locked: nobody is to wait for it. A report

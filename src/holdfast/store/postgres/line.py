@@ -9,6 +9,7 @@ from typing import Any
 from holdfast.core.settings import Settings
 from holdfast.core.starting import MOST_LOSSES, Candidate
 from holdfast.store.candidates import MOST_IN_LINE, Turns, read_of_each
+from holdfast.store.postgres.floors import MOST_TYPES, Floors, along, segments_given
 from holdfast.store.postgres.schema import SEQ
 from holdfast.store.postgres.session import Reply, Session
 from holdfast.store.records import Demand
@@ -20,6 +21,12 @@ SELECT first.priority, first.seq, types.name, first."group" FROM unnest($1::text
 CROSS JOIN LATERAL (
     SELECT priority, seq, "group" FROM holdfast_jobs WHERE {WAITS} AND type = types.name
     ORDER BY priority DESC, {SEQ} LIMIT $2) AS first
+ORDER BY first.priority DESC, first.seq
+"""
+FIRST_FROM = f"""
+WITH {segments_given(3)}
+SELECT first.priority, first.seq, types.name, first."group" FROM unnest($1::text[]) AS types (name)
+CROSS JOIN LATERAL ({along("types.name", "$2", 'priority, seq, "group"')}) AS first
 ORDER BY first.priority DESC, first.seq
 """
 FIRST_UNGROUPED = f"""
@@ -68,8 +75,9 @@ _ANY = 2**31
 class Line:
     """See WaitingJobs. What will most likely be asked for can go out with other statements, before it is."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, floors: Floors | None = None) -> None:
         self._session = session
+        self._floors = floors
         self._first: list[tuple[AbstractSet[str], int, Reply]] = []
         self._groups: dict[tuple[str, str], tuple[int, Reply]] = {}
 
@@ -92,7 +100,7 @@ class Line:
             self._expect_first(plain, read_of_each(plain, limit))
 
     def _expect_first(self, types: Sequence[str], count: int) -> None:
-        answer = self._session.ahead(FIRST, [list(types), count])
+        answer = self._session.ahead(*self._reading(types, count))
         self._first.append((frozenset(types), count, answer))
 
     def _expect_groups(self, type: str, after: str, count: int) -> None:
@@ -102,12 +110,21 @@ class Line:
     def first(self, types: Sequence[str], count: int) -> list[list[Candidate]]:
         found = self._expected_first(types, count)
         if found is None:
-            found = self._candidates(FIRST, list(types), count)
+            sql, given = self._reading(types, count)
+            found = self._candidates(sql, *given)
         lines: dict[str, list[Candidate]] = {type: [] for type in types}
         for job in found:
             if job.type in lines and len(lines[job.type]) < count:
                 lines[job.type].append(job)
         return [*lines.values()]
+
+    def _reading(self, types: Sequence[str], count: int) -> tuple[str, list[Any]]:
+        """How to read the first jobs of these types."""
+        few = self._floors is not None and len(types) <= MOST_TYPES
+        segments = self._floors.segments(types) if self._floors is not None and few else None
+        if segments is None:
+            return FIRST, [list(types), count]
+        return FIRST_FROM, [list(types), count, *segments]
 
     def _expected_first(self, types: Sequence[str], count: int) -> list[Candidate] | None:
         for known, read, answer in self._first:

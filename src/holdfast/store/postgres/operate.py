@@ -20,12 +20,13 @@ from holdfast.store.postgres.session import Session
 from holdfast.store.prune import Place, PrunePass
 
 _CANCEL = [sql.format(clock=CLOCK) for sql in (CANCEL_WAITING, CANCEL_RUNNING)]
-_RETRY = RETRY.format(clock=CLOCK)
+_RETRIED = f"{RETRIED}, returned = true"
+_RETRY = RETRY.format(clock=CLOCK).replace(RETRIED, _RETRIED)
 
 # Of those that have no key, all at once: nobody can be in their way.
 _RETRY_FREE = f"""
 WITH {CLOCK}
-UPDATE holdfast_jobs AS j SET {RETRIED}
+UPDATE holdfast_jobs AS j SET {_RETRIED}
 FROM clock WHERE j.seq = ANY ($2::bigint[]) AND j.status || '' = 'failed' RETURNING j.id
 """
 

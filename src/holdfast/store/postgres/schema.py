@@ -353,10 +353,30 @@ _STARTING = (
     f"ALTER TABLE {VERSION_TABLE} ADD COLUMN settings_version bigint NOT NULL DEFAULT 0",
 )
 
+# Every insert adds something: there is nothing to look for among the sums.
+_ADD_INSERTED = f"""
+        INSERT INTO holdfast_tallies (type, {", ".join(_COUNTED)})
+        SELECT type, {", ".join(f"sum((status = '{status}')::integer)" for status in STATUSES)}, count(*)
+        FROM came GROUP BY type;"""
+_COUNTING_INSERTS = _FOLDING[0].replace(_add_counts(_CAME, enqueued="count(*)"), _ADD_INSERTED)
+
+_RETURNING = (
+    # whether it has come back to its line, and so may stand before others that were claimed since
+    "ALTER TABLE holdfast_jobs ADD COLUMN returned boolean NOT NULL DEFAULT false",
+    # claim
+    f"""CREATE INDEX holdfast_jobs_returned ON holdfast_jobs (type, priority DESC, {SEQ})
+    WHERE returned AND {STATUS} = 'pending'""",
+    # cancel
+    f"""CREATE INDEX holdfast_jobs_cancelling ON holdfast_jobs (worker_id)
+    WHERE cancel_requested AND {STATUS} = 'processing'""",
+    _COUNTING_INSERTS,
+)
+
 MIGRATIONS = (
     Migration(5, "the queue", (*_TABLES, *_INDEXES, *_COUNTING)),
     Migration(6, "due jobs by priority, and counts that inserts keep short", (*_URGENT, *_FOLDING)),
     Migration(7, "groups, and which attempts have started", _STARTING),
+    Migration(8, "which jobs have come back to their line", _RETURNING),
 )
 
 _NAMES = re.compile(

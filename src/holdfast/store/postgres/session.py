@@ -37,6 +37,10 @@ class Reply:
         self.tag = cursor.statusmessage
 
     @property
+    def has_arrived(self) -> bool:
+        return self._rows is not None
+
+    @property
     def rows(self) -> list[Any]:
         assert self._rows is not None, "the statement has not been sent"
         return self._rows

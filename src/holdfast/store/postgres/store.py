@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -26,9 +27,10 @@ from holdfast.store.postgres import (
 from holdfast.store.postgres.attempt import PostgresAttemptTransaction
 from holdfast.store.postgres.database import Database
 from holdfast.store.postgres.schema import SEQ, STATUS
+from holdfast.store.postgres.session import Session
 from holdfast.store.postgres.watch import PostgresWatch
 from holdfast.store.protocol import Store
-from holdfast.store.reads import NEXT_DUE, OLDEST
+from holdfast.store.reads import OLDEST
 from holdfast.store.records import Answer, Claim, Demand, Expired, Finding, Finish, LogTail, NewJob, Verdict
 from holdfast.store.rows import LOG_TAIL
 
@@ -67,7 +69,6 @@ class PostgresStore(Store):
 
     _finish_jobs = staticmethod(finish.finish_jobs)
     _write_progress = staticmethod(leases.write_progress)
-    _promote_jobs = staticmethod(promote.promote_jobs)
     _prune_jobs = staticmethod(operate.prune_jobs)
     _heartbeat = staticmethod(leases.heartbeat)
     _suspect_jobs = staticmethod(leases.suspect_jobs)
@@ -76,7 +77,6 @@ class PostgresStore(Store):
     _retry_failed_jobs = staticmethod(operate.retry_failed_jobs)
     _delete_job = staticmethod(operate.delete_job)
     _oldest = OLDEST.replace("status =", f"{STATUS} =")
-    _next_due = NEXT_DUE.replace("status =", f"{STATUS} =")
     _count_ahead = _AHEAD
 
     def __init__(self, database: Database) -> None:
@@ -85,6 +85,7 @@ class PostgresStore(Store):
         self._claiming = claim.Claiming()
         self._claim_jobs = self._claiming.claim_jobs
         self._counts = tallies.Keeper(database)
+        self._due = promote.DueFloor()
 
     def _instant(self) -> int | None:
         return self.database.instant
@@ -116,7 +117,20 @@ class PostgresStore(Store):
     def list_heads(self, apart: Collection[str] = ()) -> list[Head]:  # noqa: ARG002
         if not self.in_transaction:
             self._counts.run()
-        return claim.heads_from(self.database.read(claim.HEADS))
+        return self._claiming.list_heads(self.database)
+
+    def next_due_at(self) -> int | None:
+        now, is_whole, began = self.now(), self._due.reads_whole(), time.monotonic()
+        row = self.database.read_one(promote.NEXT_DUE, [promote.EVER if is_whole else self._due.at(now)])
+        due = row[0] if row else None
+        if is_whole:
+            self._due.took(time.monotonic() - began)
+        if not self.in_transaction:  # of which nobody knows whether it commits
+            self._due.saw(due, now)
+        return due
+
+    def _promote_jobs(self, session: Session, limit: int, now: int | None) -> list[tuple[str, str]]:
+        return promote.promote_jobs(session, limit, now, self._due.at(self.now()))
 
     def read_usage(self) -> Usage:
         return usage.read_usage(self.database)

@@ -90,6 +90,8 @@ class Keeper:
             if began >= self._check_at:
                 self._check_at = began + CHECK_EVERY
                 recount(self._database, miscounted(self._database))
+                took = time.monotonic() - began
+                self._check_at = began + max(CHECK_EVERY, _SHARE * took)
             if began >= self._fold_at:
                 if self._database.read_one(_ADDITIONS)[0] > LONG:
                     fold(self._database)

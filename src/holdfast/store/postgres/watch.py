@@ -16,6 +16,7 @@ from holdfast.errors import StoreError
 from holdfast.store.postgres.connection import Connection
 from holdfast.store.postgres.database import Database
 from holdfast.store.postgres.notify import channel
+from holdfast.store.postgres.schema import STATUS
 from holdfast.store.wake import Waker
 
 _POLL_SECONDS = 0.02
@@ -26,13 +27,13 @@ _RECONNECT = (0.1, 5.0)
 _ENDED = "pg_current_snapshot()::text"
 
 # What a worker acts upon. It is made only if somebody has written, which may have been anybody.
-_TO_DO = """concat_ws(' ',
+_TO_DO = f"""concat_ws(' ',
     (SELECT string_agg(concat_ws(' ', type, pending, scheduled), ' ' ORDER BY type) FROM holdfast_counts
         WHERE pending <> 0 OR scheduled <> 0),
     (SELECT string_agg(type, ' ' ORDER BY type) FROM holdfast_pauses),
     (SELECT string_agg(concat_ws(' ', name, type, value), ' ' ORDER BY name, type) FROM holdfast_settings),
     (SELECT sum(stop) FROM holdfast_workers),
-    (SELECT count(*) FROM holdfast_jobs WHERE status = 'processing' AND cancel_requested))"""
+    (SELECT count(*) FROM holdfast_jobs WHERE cancel_requested AND {STATUS} = 'processing'))"""
 
 _LOOK_AT_ALL = f"SELECT ended, ended FROM (SELECT {_ENDED} AS ended) AS server"
 _LOOK_AT_WORK = f"""
