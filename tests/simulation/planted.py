@@ -133,8 +133,8 @@ BUGS = (
     Bug(
         "a worker looks again after each turn, told anything or not",
         f"{_WORKER}/dispatcher.py",
-        "if has_told and not self._store.is_shared",
-        "if not self._store.is_shared",
+        "if self._turn.announce(taken) and not self._store.is_shared",
+        "if self._turn.announce(taken) in (True, False) and not self._store.is_shared",
     ),
     Bug(
         "an outcome is forgotten when its commit fails",

@@ -6,6 +6,7 @@ import re
 import sqlite3
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -67,3 +68,10 @@ def given(parameter: str, *names: str) -> str:
     """Rows that a statement is given as one JSON array of arrays: a table with these columns."""
     columns = (f"json_extract(value, '$[{number}]') AS {name}" for number, name in enumerate(names))
     return f"(SELECT {', '.join(columns)} FROM json_each({parameter}))"
+
+
+def rollback(connection: sqlite3.Connection) -> None:
+    # Some errors (a full disk) have rolled back already; then there is nothing to do.
+    if connection.in_transaction:
+        with suppress(sqlite3.Error):
+            sqlite3.Connection.rollback(connection)  # a handler's connection overrides its own

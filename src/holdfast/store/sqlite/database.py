@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
@@ -29,7 +29,7 @@ from holdfast.errors import (
 from holdfast.store.database import PATIENCE, Reader
 from holdfast.store.own_files import DatabaseFiles
 from holdfast.store.scope import is_inside
-from holdfast.store.sqlite.connection import OwnConnection
+from holdfast.store.sqlite.connection import OwnConnection, rollback
 from holdfast.store.sqlite.errors import is_locked, raise_translated
 from holdfast.store.sqlite.file import DatabaseFile
 from holdfast.store.sqlite.fork import ForkGate
@@ -394,10 +394,3 @@ class Database(Reader):
             finally:
                 self.roll_back(guard)
                 self._local.is_checkpointing = False
-
-
-def rollback(connection: sqlite3.Connection) -> None:
-    # Some errors (a full disk) have rolled back already; then there is nothing to do.
-    if connection.in_transaction:
-        with suppress(sqlite3.Error):
-            sqlite3.Connection.rollback(connection)  # a handler's connection overrides its own

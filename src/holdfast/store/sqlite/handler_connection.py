@@ -12,8 +12,7 @@ from weakref import WeakSet, getweakrefcount
 
 from holdfast.errors import HoldfastError
 from holdfast.store.attempt import Guarded
-from holdfast.store.sqlite.connection import OwnConnection, understood
-from holdfast.store.sqlite.database import rollback
+from holdfast.store.sqlite.connection import OwnConnection, rollback, understood
 
 
 class HandlerCursor(sqlite3.Cursor):

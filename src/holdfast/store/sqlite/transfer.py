@@ -12,8 +12,8 @@ from holdfast.store.database import Session
 from holdfast.store.migrate import VERSION_TABLE
 from holdfast.store.moved import MOVE_TABLE, MOVED, WORDS_OF_MOVING, Mark
 from holdfast.store.rows import quoted
-from holdfast.store.sqlite.connection import OwnConnection
-from holdfast.store.sqlite.database import Database, rollback
+from holdfast.store.sqlite.connection import OwnConnection, rollback
+from holdfast.store.sqlite.database import Database
 from holdfast.store.sqlite.insert import LAST_SEQ
 from holdfast.store.sqlite.store import SqliteStore
 from holdfast.store.tables import COUNTS, JOBS, TABLES, Row, Table, converter, unmovable
