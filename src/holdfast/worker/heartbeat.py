@@ -148,7 +148,8 @@ class Heartbeat:
     def _failed(self, error: Exception, attempts: Sequence[Attempt], settings: Settings) -> float:
         pause = settings.lease_seconds / 12
         next_time = lease_clock() + pause
-        late = [attempt for attempt in attempts if next_time >= attempt.leased_until]
+        # Of those whose end is decided, nothing is left to stop: their outcomes are offered all the same.
+        late = [a for a in attempts if next_time >= a.leased_until and not a.is_settled]
         if late and isinstance(error, StoreBusy):
             pause = min(pause, settings.heartbeat_seconds / 8)
             late = self._endangered(late, pause)
