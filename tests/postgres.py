@@ -152,13 +152,13 @@ def _run(program: str, *arguments: str) -> None:
 def share_server() -> None:
     """Say where the run's server will be; called once, before the processes of a run are started."""
     if _SHARED not in os.environ:
-        _end_servers_of_dead_runs()
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
         os.environ[_SHARED] = str(folder)
         folder.chmod(0o755)
         owner = os.getpid()
         alive = (folder / _ALIVE).open("w")  # held for as long as we live
         fcntl.flock(alive, fcntl.LOCK_EX)
+        _end_servers_of_dead_runs()  # by programs that may first be copied to our folder
 
         def end() -> None:
             if os.getpid() == owner:

@@ -69,6 +69,7 @@ class Attempt(Struct, eq=False):
     max_result_bytes: int | None = None
     children: list[NewJob] = []
     committed: bool = False
+    """Whether its ctx.transaction() has completed the job: nothing can be lost any more."""
     committed_result: str | None = None
     used_transaction: bool = False
     stop_reason: str | None = None
@@ -222,6 +223,8 @@ class Context(GivenToHandlers):
         """
         if self._attempt.stop_reason is not None:
             raise Interrupted(self._attempt.stop_reason)
+        if self._attempt.committed:  # its job is completed, so there is no lease that could be lost
+            return
         if not self._attempt.is_leased() and not self._holds_job():
             raise Interrupted(LOST)  # nobody has come to tell: this process was stopped for a while
 

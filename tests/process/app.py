@@ -74,6 +74,13 @@ def hold(ctx: Context, seconds: float) -> None:
 
 
 @queue.job
+def hold_until(ctx: Context, path: str) -> None:
+    with noted(ctx):
+        if ctx.attempt == 1:
+            _wait_for(path)
+
+
+@queue.job
 async def hold_async(ctx: Context, seconds: float) -> None:
     with noted(ctx):
         await asyncio.sleep(seconds if ctx.attempt == 1 else 0)

@@ -21,7 +21,6 @@ from tests.support import wait_until
 
 SIZE = "24m"
 FILLS = 5
-LEASE = 3.0
 BULKY = {"note": "x" * 900_000}
 LONG_FILL = 8.0
 """Seconds: longer than a lease and the sweeps that find it over."""
@@ -93,17 +92,21 @@ def test_nothing_is_lost_however_often_the_disk_is_full(
 
 
 def test_workers_resume_after_a_fill_longer_than_the_lease(
-    queue: Queue, programs: Programs, database: Database, disk: Disk
+    queue: Queue, programs: Programs, database: Database, disk: Disk, tmp_path: Path
 ) -> None:
     """One worker holds a job whose lease it can't renew; another holds none when its jobs become due."""
-    held = queue.enqueue("hold", {"seconds": LEASE}).id
-    holding = programs.worker(types=["hold"])
+    go = tmp_path / "go"
+    held = queue.enqueue("hold_until", {"path": str(go)}).id
+    holding = programs.worker(types=["hold_until"])
     waiting = programs.worker(types=["work"])
     wait_until(lambda: programs.log.starts(held), message="the handler runs")
     due = [queue.enqueue("work", delay=1).id for _ in range(5)]
     disk.fill()
     filled = time.time()
-    time.sleep(LONG_FILL)
+    # The handler must still run by then: an outcome that it reaches earlier is offered until it is written.
+    wait_until(lambda: programs.log.events("handler.stuck", pid=holding.pid), message="it is given up")
+    go.touch()
+    time.sleep(max(0.0, filled + LONG_FILL - time.time()))
     assert queue.stats()["completed"] == 0  # reads go on
     disk.free()
     programs.killed[holding.pid] = filled  # it lost its lease, as a paused one does

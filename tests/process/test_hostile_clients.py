@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import resource
 import select
+import signal
 import socket
 import threading
 import time
@@ -119,6 +120,42 @@ def nothing_left(served: Target, growth: int) -> Iterator[None]:
     assert grown < growth, f"{grown / MIB:.1f} MiB more"
 
 
+class Arrivals:
+    """Lets no hostile client connect in the middle of a healthy one's arrival, which comes first.
+
+    At its limit, the server closes the connection that has kept it waiting longest. It can't tell a client
+    that has connected but was not given the processor to send its request from one that never will.
+    """
+
+    def __init__(self) -> None:
+        self._one_at_a_time = threading.Lock()
+        self._nobody_healthy = threading.Event()
+        self._nobody_healthy.set()
+
+    def ask(self, address: str, request: bytes) -> Answer:
+        """Connect, send the request at once, and wait for the answer while others connect."""
+        self._nobody_healthy.clear()
+        with self._one_at_a_time:
+            try:
+                connection = connect(address)
+                connection.sendall(request)
+            finally:
+                self._nobody_healthy.set()
+        with connection:
+            return read_answer(connection)
+
+    def connect(self, address: str) -> socket.socket:
+        """Connect as a hostile client."""
+        while True:
+            self._nobody_healthy.wait()
+            with self._one_at_a_time:
+                if self._nobody_healthy.is_set():
+                    return connect(address)
+
+
+ARRIVALS = Arrivals()
+
+
 @contextmanager
 def healthy_client(address: str) -> Iterator[list[float]]:
     """An honest client asks all the while, over a new connection each time; yields how long each answer took.
@@ -133,7 +170,7 @@ def healthy_client(address: str) -> Iterator[list[float]]:
         while not over.wait(0.02):
             began = time.monotonic()
             try:
-                status = exchange(address, get("/api/tasks")).status
+                status = ARRIVALS.ask(address, get("/api/tasks")).status
                 if status != 200:
                     failures.append(f"status {status}")
             except OSError as error:
@@ -379,7 +416,9 @@ def test_healthy_client_is_served_while_there_are_more_slow_connections_than_fil
     served = short_of_files
     with nothing_left(served, growth=FEW_FILES * 64 * 1024), ExitStack() as stack:
         with healthy_client(served.address):
-            connections = [stack.enter_context(connect(served.address)) for _ in range(2 * FEW_FILES)]
+            connections = [
+                stack.enter_context(ARRIVALS.connect(served.address)) for _ in range(2 * FEW_FILES)
+            ]
             for connection in connections:
                 can_send(connection, SLOW[kind])  # or it was let go already
             for _ in range(5):
@@ -389,12 +428,49 @@ def test_healthy_client_is_served_while_there_are_more_slow_connections_than_fil
     assert "Too many open files" not in served.served.errors()
 
 
+@contextmanager
+def standing_still(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("kind", SLOW)
+def test_request_that_has_arrived_is_served_however_many_connect_after_it(
+    short_of_files: Target, kind: str
+) -> None:
+    """Even if the server finds all of them at once: what it has not read yet is no reason to let it go."""
+    served = short_of_files
+    with nothing_left(served, growth=FEW_FILES * 64 * 1024), ExitStack() as stack:
+        with standing_still(served.pid):
+            before = [stack.enter_context(connect(served.address)) for _ in range(FEW_FILES)]
+            healthy = stack.enter_context(connect(served.address))
+            healthy.sendall(get("/api/tasks"))
+            after = [stack.enter_context(connect(served.address)) for _ in range(2 * FEW_FILES)]
+            for connection in before + after:
+                can_send(connection, SLOW[kind])
+        assert read_answer(healthy).status == 200
+
+
+def test_client_that_connects_and_keeps_silent_is_let_go_when_there_are_too_many(
+    short_of_files: Target,
+) -> None:
+    served = short_of_files
+    with nothing_left(served, growth=FEW_FILES * 64 * 1024), ExitStack() as stack:
+        silent = stack.enter_context(connect(served.address))
+        for _ in range(FEW_FILES):
+            stack.enter_context(connect(served.address))
+        assert silent.recv(1) == b""
+
+
 def test_healthy_client_is_served_while_there_are_more_listeners_than_files(short_of_files: Target) -> None:
     served = short_of_files
     with nothing_left(served, growth=FEW_FILES * 64 * 1024), ExitStack() as stack:
         with healthy_client(served.address):
             for _ in range(2 * FEW_FILES):
-                connection = stack.enter_context(connect(served.address))
+                connection = stack.enter_context(ARRIVALS.connect(served.address))
                 can_send(connection, b"GET /api/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
             for _ in range(5):
                 assert exchange(served.address, get("/healthz")).status == 200

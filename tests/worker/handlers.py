@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sqlite3
@@ -170,6 +171,12 @@ def insert_and_return(value: str, answer: Any, ctx: Context) -> Any:
     return answer
 
 
+async def insert_and_wait_async(value: str, until: str, done: str, ctx: Context) -> None:
+    await insert_async(value, ctx)
+    await asyncio.to_thread(_wait_for, until)
+    touch(done)
+
+
 def insert_and_die(value: str, ctx: Context) -> None:
     insert(value, ctx)
     os._exit(7)
@@ -180,6 +187,21 @@ def insert_and_go_on(value: str, beats: int, done: str, ctx: Context) -> None:
     insert(value, ctx)
     time.sleep(beats)
     Path(done).touch()
+
+
+def insert_and_wait(value: str, until: str, done: str, ctx: Context) -> None:
+    """Go on after the job is completed until a file exists, and leave another at the end."""
+    insert(value, ctx)
+    while not os.path.exists(until):
+        ctx.check()
+        time.sleep(0.005)
+    Path(done).touch()
+
+
+def insert_and_never_tell(value: str, ctx: Context) -> None:
+    """Its process ends in the instant after the commit, before it can tell anybody."""
+    ctx._attempt.on_commit = lambda: os._exit(1)
+    insert(value, ctx)
 
 
 def commit_by_hand(ctx: Context) -> str:

@@ -14,7 +14,8 @@ from holdfast import Queue, context
 from holdfast.context import CANCELLED, LOST, STOPPING, Attempt
 from holdfast.core import clock
 from holdfast.core.lifecycle import Completed, Released, Stopped
-from holdfast.events import JobReleased, OutcomeRefused
+from holdfast.errors import StoreUnavailable
+from holdfast.events import JobReleased, LeaseLostByWorker, OutcomeRefused
 from holdfast.handlers.handler import Handler
 from holdfast.store.open import store_of
 from holdfast.store.records import Claim
@@ -26,7 +27,7 @@ from holdfast.worker.executors.threads import ThreadExecutor
 from holdfast.worker.run import Ending
 from tests.support import Recorder, both_engines, wait_until
 from tests.worker import handlers
-from tests.worker.support import PATIENCE, Gate, LeaseHolder, sql
+from tests.worker.support import PATIENCE, Gate, LeaseHolder, Spy, sql
 
 StartWorker = Callable[..., Any]
 EXECUTORS = ["thread", "async", "process"]
@@ -187,13 +188,34 @@ def test_process_that_is_ready_starts_only_if_the_lease_was_renewed_meanwhile(
             assert rig.path.exists() == attempt.has_begun == is_renewed
 
 
-def test_heartbeat_does_not_vouch_for_what_it_finds_lost(queue: Queue) -> None:
+def overdue_attempt(queue: Queue) -> Attempt:
     attempt = Attempt(
         Claim(1, "job1", "work", "{}", 0, 1, 3, 1, None, 0, 0, "me"),
         Handler("work", lambda payload: None, whole=True),
         queue,
     )
     attempt.leased_until = 1.0
+    return attempt
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_heartbeat_that_fails_gives_up_what_runs_and_not_what_has_ended(
+    queue: Queue, recorder: Recorder, monkeypatch: pytest.MonkeyPatch, has_ended: bool
+) -> None:
+    """An outcome that can't be written is kept and offered, so nothing is lost that should be announced."""
+    attempt = overdue_attempt(queue)
+    attempt.is_settled = has_ended
+    beats = Spy(store_of(queue).heartbeat)
+    beats.always = StoreUnavailable("the disk is full")
+    monkeypatch.setattr(store_of(queue), "heartbeat", beats)
+    holder = LeaseHolder(queue, attempt)
+    heartbeat.Heartbeat("me", store_of(queue), queue.events, holder).beat()
+    assert holder.lost == ([] if has_ended else [attempt])
+    assert len(recorder.all(LeaseLostByWorker)) == (0 if has_ended else 1)
+
+
+def test_heartbeat_does_not_vouch_for_what_it_finds_lost(queue: Queue) -> None:
+    attempt = overdue_attempt(queue)
     holder = LeaseHolder(queue, attempt)
     heartbeat.Heartbeat("me", store_of(queue), queue.events, holder).beat()
     assert (holder.lost, attempt.leased_until) == ([attempt], 1.0)

@@ -29,6 +29,7 @@ from holdfast.observe.log import word
 from holdfast.queue import opened
 from holdfast.store.open import store_of
 from holdfast.store.postgres.attempt_pool import AttemptPool
+from holdfast.worker.executors.wire import LineReader
 from tests import postgres
 from tests.support import Recorder, both_engines, wait_until
 from tests.worker import handlers
@@ -287,6 +288,105 @@ def test_handler_may_go_on_for_long_after_the_block(
     job = queue.enqueue("insert_and_go_on", {"value": "x", "beats": 1, "done": str(done)})
     recorder.wait(JobCompleted, job_id=job.id)
     assert done.exists(), "the handler was stopped before its end"
+
+
+class UntoldCommit:
+    """Keeps from the worker that a block has committed, until heartbeats have seen it in the database."""
+
+    def __init__(self, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._queue = queue
+        self._beats = Spy(store_of(queue).heartbeat)
+        self.told = threading.Event()
+        monkeypatch.setattr(store_of(queue), "heartbeat", self._beats)
+        committed, read_line = transaction.Transaction._committed, LineReader.read_line
+
+        def tell_late(block: transaction.Transaction) -> None:
+            self._wait()
+            committed(block)
+
+        def read_late(reader: LineReader) -> bytes | None:
+            line = read_line(reader)
+            if line is not None and b'"JobCompleted"' in line:
+                self._wait()
+            return line
+
+        monkeypatch.setattr(transaction.Transaction, "_committed", tell_late)
+        monkeypatch.setattr(LineReader, "read_line", read_late)
+
+    def _wait(self) -> None:
+        assert self._queue.stats()["completed"] == 1
+        self._beats.wait_called(4)  # the first may have begun before the commit
+        self.told.set()
+
+
+@pytest.mark.process
+@both_engines
+@pytest.mark.parametrize("kind", ["thread", "async", "process"])
+def test_handler_is_not_stopped_when_a_heartbeat_sees_the_commit_before_its_worker_is_told(
+    queue: Queue,
+    start_worker: StartWorker,
+    recorder: Recorder,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    short_heartbeat: None,
+    kind: Executor,
+) -> None:
+    """The database says that its job is no longer running; it also says that this attempt completed it."""
+    untold = UntoldCommit(queue, monkeypatch)
+    handler = handlers.insert_and_wait_async if kind == "async" else handlers.insert_and_wait
+    queue.job(name="insert", executor=kind)(handler)
+    start_worker()
+    go_on, done = tmp_path / "go on", tmp_path / "done"
+    job = queue.enqueue("insert", {"value": "x", "until": str(go_on), "done": str(done)})
+    assert untold.told.wait(PATIENCE)
+    go_on.touch()
+    recorder.wait(JobCompleted, job_id=job.id)
+    assert done.exists(), "the handler was stopped before its end"
+    for sign in (HandlerStuck, HandlerErrorIgnored, OutcomeRefused):
+        assert recorder.all(sign) == []
+
+
+@both_engines
+@pytest.mark.parametrize("kind", ["thread", "async"])
+def test_safe_point_after_the_block_does_not_end_a_handler_whose_lease_is_over(
+    queue: Queue, recorder: Recorder, start_worker: StartWorker, kind: str
+) -> None:
+    """Nobody renews the lease of a completed job, so its end says nothing."""
+
+    def let_lease_end(ctx: Context) -> None:
+        ctx._attempt.leased_until = 0.0
+        ctx.check()
+
+    def insert(ctx: Context) -> None:
+        with ctx.transaction() as connection:
+            store(connection, "x")
+        let_lease_end(ctx)
+
+    async def insert_async(ctx: Context) -> None:
+        async with ctx.transaction() as connection:
+            store(connection, "x")
+        let_lease_end(ctx)
+
+    queue.job(name="insert")(insert_async if kind == "async" else insert)
+    start_worker()
+    job = queue.enqueue("insert")
+    recorder.wait(JobCompleted, job_id=job.id)
+    assert recorder.all(HandlerErrorIgnored) == []
+
+
+@pytest.mark.process
+@both_engines
+def test_process_that_dies_before_it_can_tell_of_its_commit_has_completed_its_job(
+    queue: Queue, start_worker: StartWorker, recorder: Recorder
+) -> None:
+    queue.job(name="insert", executor="process")(handlers.insert_and_never_tell)
+    worker = start_worker()
+    job = queue.enqueue("insert", {"value": "x"})
+    recorder.wait(JobCompleted, job_id=job.id)
+    assert recorder.wait(HandlerErrorIgnored, job_id=job.id).error.startswith("ProcessDied")
+    assert recorder.all(OutcomeRefused) == []
+    worker.stop()
+    assert sum(row.completed for row in store_of(queue).list_statistics(0)) == 1
 
 
 @both_engines

@@ -17,6 +17,7 @@ from typing import Protocol
 from holdfast import events as e
 from holdfast.context import Attempt
 from holdfast.core.clock import lease_clock
+from holdfast.core.job import Status
 from holdfast.core.settings import Settings
 from holdfast.errors import QueueClosed, StoreBusy, StoreError
 from holdfast.store.protocol import Store
@@ -113,6 +114,7 @@ class Heartbeat:
                 turn_age=self._holder.turn_age(),
                 patience=self._patience(attempts, settings),
             )
+            ended = self._store.list_ended(beat.lost) if beat.lost else {}
         except QueueClosed:
             raise
         except Exception as error:  # whatever it is: leases go on, or are given up in time
@@ -122,7 +124,10 @@ class Heartbeat:
             self._steady_since = self._renewed_at
         lost, is_overdue = [], False
         for attempt in attempts:
-            if attempt.name in beat.lost:
+            if ended.get(attempt.name) is Status.COMPLETED:
+                # By this very attempt: its own ctx.transaction() has committed, and nobody has told us yet.
+                attempt.committed = True
+            elif attempt.name in beat.lost:
                 lost.append(attempt)
             elif attempt.name in beat.skipped:
                 is_overdue = is_overdue or not attempt.is_leased()
@@ -143,7 +148,8 @@ class Heartbeat:
     def _failed(self, error: Exception, attempts: Sequence[Attempt], settings: Settings) -> float:
         pause = settings.lease_seconds / 12
         next_time = lease_clock() + pause
-        late = [attempt for attempt in attempts if next_time >= attempt.leased_until]
+        # Of those whose end is decided, nothing is left to stop: their outcomes are offered all the same.
+        late = [a for a in attempts if next_time >= a.leased_until and not a.is_settled]
         if late and isinstance(error, StoreBusy):
             pause = min(pause, settings.heartbeat_seconds / 8)
             late = self._endangered(late, pause)

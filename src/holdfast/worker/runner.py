@@ -253,6 +253,7 @@ class Runner:
 
     def _end_unstarted(self, attempts: Sequence[Attempt], ending: Ending) -> None:
         for attempt in attempts:
+            attempt.is_settled = True
             self._outbox.put(Ended(attempt, ending))
 
     def _let_go(self, attempt: Attempt, now: float) -> None:

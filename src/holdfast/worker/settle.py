@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -13,7 +13,7 @@ from holdfast import events as e
 from holdfast.context import Attempt
 from holdfast.core.clock import lease_clock
 from holdfast.core.job import Status
-from holdfast.core.lifecycle import Completed, Decision, Released, Stopped, completion, decide
+from holdfast.core.lifecycle import Completed, Decision, Errored, Released, Stopped, completion, decide
 from holdfast.core.settings import Settings
 from holdfast.store.protocol import Store
 from holdfast.store.records import Claim, Finish
@@ -114,6 +114,19 @@ class Settler:
                     ending = replace(ending, has_started=end.attempt.has_begun)
                 end.decide(decide(claim.attempts, ending, policy, random.random()))
         return [end.finish for end in ended if end.finish is not None]
+
+    def find_committed(self, ended: Iterable[Ended], accepted: Collection[tuple[int, int]]) -> None:
+        """Find out which outcomes were refused because the attempt's own ctx.transaction() completed the job.
+
+        A handler's process may die, or be killed, after its commit and before it has told of it.
+        """
+        refused = [end for end in ended if end.finish is not None and end.name not in accepted]
+        found = self._store.list_ended([end.name for end in refused]) if refused else {}
+        for end in refused:
+            if found.get(end.name) is Status.COMPLETED:  # which nobody else can do to this version of it
+                was_stopped = end.attempt.stop_reason is not None
+                error = end.ending.error if isinstance(end.ending, Errored) and not was_stopped else None
+                end.ending, end.finish = Committed(error), None
 
     def announce(self, ended: Sequence[Ended], accepted: dict[tuple[int, int], Status]) -> None:
         """Announce what was committed."""

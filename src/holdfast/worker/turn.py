@@ -115,6 +115,7 @@ class Turn:
                     minutes = self._statistics.portion() if self._statistics.is_due() else []
                     accepted |= self._store.finish_jobs(finishes)
                     finishes = []
+                    self._settler.find_committed(ended, accepted)
                     unreported = self._write_more(ended, progress.values(), minutes, settings)
                 if leaves_more and not self._reads_before():
                     lines = None
