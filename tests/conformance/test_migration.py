@@ -20,11 +20,13 @@ from msgspec.structs import replace
 
 from holdfast.core.clock import SECOND
 from holdfast.core.error_group import error_group
+from holdfast.errors import ForeignDatabase
 from holdfast.store.migrate import VERSION_TABLE
 from holdfast.store.open import open_store
 from holdfast.store.protocol import Store
 from holdfast.store.records import JobFilter, Minute, StopRequest, empty_minute
 from holdfast.store.sqlite import open as opening
+from holdfast.store.sqlite.database import Database
 from holdfast.store.sqlite.schema import ERROR_GROUP, MIGRATIONS
 from holdfast.testing import MovableClock
 from tests.conformance.steps import claim_one, everything, insert, status
@@ -276,6 +278,8 @@ def test_what_an_application_made_for_our_jobs_outlives_the_migration(
     theirs = [
         "CREATE INDEX created ON holdfast_jobs (created_at)",
         "CREATE TRIGGER noted AFTER INSERT ON holdfast_jobs BEGIN INSERT INTO notes VALUES (NEW.id); END",
+        "CREATE TRIGGER shouted AFTER INSERT ON Holdfast_Jobs BEGIN INSERT INTO notes VALUES ('!'); END",
+        "CREATE INDEX holdfast_theirs ON holdfast_jobs (updated_at)",
         "CREATE VIEW emails AS SELECT id FROM holdfast_jobs WHERE type = 'email'",
     ]
     with opened_as_version(number, path, clock) as old:
@@ -285,10 +289,36 @@ def test_what_an_application_made_for_our_jobs_outlives_the_migration(
             old.execute(sql)
     with opened(path, clock) as store:
         insert(store, "new")
-    kept = query(path, "SELECT sql FROM sqlite_master WHERE name IN ('created', 'noted', 'emails')")
-    assert sorted(sql for (sql,) in kept) == sorted(theirs)
-    assert query(path, "SELECT id FROM notes") == [("new",)]
+    kept = {sql for (sql,) in query(path, "SELECT sql FROM sqlite_master")}
+    assert set(theirs) <= kept
+    assert sorted(query(path, "SELECT id FROM notes")) == [("!",), ("new",)]
     assert ("new",) in query(path, "SELECT id FROM emails")
+
+
+def test_column_that_an_application_added_is_not_lost_but_named(path: Path, clock: MovableClock) -> None:
+    with opened_as_version(7, path, clock) as old:
+        old.insert("a")
+        old.execute("ALTER TABLE holdfast_jobs ADD COLUMN tenant TEXT DEFAULT 'acme'")
+    with pytest.raises(ForeignDatabase, match="column 'tenant'"), opened(path, clock):
+        pass
+    assert version(path) == 7
+    assert query(path, "SELECT id, tenant FROM holdfast_jobs") == [("a", "acme")]
+
+
+def test_who_opens_a_file_that_another_process_is_migrating_waits(
+    path: Path, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened_as_version(7, path, clock) as old:
+        fill(old)
+    monkeypatch.setattr(Database.transaction.__wrapped__, "__kwdefaults__", {"patience": 0.01})  # type: ignore[attr-defined]
+    with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as migrating:
+        migrating.execute("BEGIN IMMEDIATE")
+        ending = threading.Timer(0.5, migrating.execute, ["COMMIT"])
+        ending.start()
+        with opened(path, clock):
+            pass
+        ending.join()
+    assert version(path) == MIGRATIONS[-1].number
 
 
 def test_number_of_a_job_that_was_deleted_before_the_migration_is_not_given_again(

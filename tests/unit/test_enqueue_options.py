@@ -222,3 +222,11 @@ def test_strict_types_refuses_a_type_without_a_handler_and_lists_those_there_are
 
 def test_what_is_stored_is_what_was_given_not_what_the_handler_gets() -> None:
     assert admit({"url": "u"}, registry=registry_with("crawl", crawl)).payload == '{"url":"u"}'
+
+
+def test_key_of_a_handler_may_be_kept_for_as_long_as_the_caller_says() -> None:
+    registry = Registry(Events())
+    handler = Handler("crawl", lambda payload: None, whole=True, prepare=lambda p: (p, {"key": p["url"]}))
+    registry.add(handler)
+    new = admit({"url": "a"}, registry=registry, key_for=60)
+    assert (new.key, new.key_for) == ("a", 60)

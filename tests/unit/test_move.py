@@ -146,16 +146,20 @@ def _tables(connection: Any) -> set[str]:
 
 def _rows(connection: Any, name: str) -> list[tuple[Any, ...]]:
     cursor = connection.execute(f"SELECT * FROM {name}")
-    columns = [column[0] for column in cursor.description]
-    order = sorted(range(len(columns)), key=columns.__getitem__)
-    rows = [tuple(_plain(row[place]) for place in order) for row in cursor.fetchall()]
+    places = {column[0]: place for place, column in enumerate(cursor.description)}
+    columns = sorted(places.keys() - BEGINS_ANEW)
+    rows = [tuple(_plain(row[places[column]]) for column in columns) for row in cursor.fetchall()]
     if name == "holdfast_limits" and not isinstance(connection, sqlite3.Connection):
         rows = [(name.removeprefix("rate "), *rest) for name, *rest in rows]
-    return [tuple(sorted(columns)), *sorted(rows, key=repr)]
+    return [tuple(columns), *sorted(rows, key=repr)]
 
 
 def _plain(value: Any) -> Any:
     return int(value) if isinstance(value, bool) else value
+
+
+BEGINS_ANEW = {"returned"}
+"""What PostgreSQL's claims note for processes that have it open, and nobody has a queue open that arrives."""
 
 
 @contextmanager
@@ -256,7 +260,7 @@ def test_every_column_of_both_engines_is_moved(place: Places) -> None:
         with opened(url), closing(connected(url)) as connection:
             for name in _tables(connection) - {"holdfast_counts"}:
                 cursor = connection.execute(f"SELECT * FROM {name}")
-                assert {column[0] for column in cursor.description} == ours[name], name
+                assert {column[0] for column in cursor.description} - BEGINS_ANEW == ours[name], name
 
 
 @pytest.mark.postgres

@@ -33,6 +33,10 @@ def main() -> NoReturn:
         os._exit(run(sys.argv[1:]))
     except KeyboardInterrupt:
         os._exit(INTERRUPTED)
+    except Exception:
+        if was_interrupted():
+            os._exit(INTERRUPTED)
+        raise
 
 
 def _on_interrupt(*_: object) -> None:

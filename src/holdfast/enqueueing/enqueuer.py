@@ -74,12 +74,16 @@ class Admission:
             check_options(options.keys())
         type = check_type(type)
         prepared = self._preparing(type, settings)
-        shared = checked(options)
+        shared: dict[str, Any] | None = None
         max_depth = settings.depth(type, self._registry.names_with)
 
         def admit(payload: object) -> NewJob:
+            nonlocal shared
             text, defaults = prepared(payload)
-            values = checked(with_defaults(options, defaults)) if defaults else shared
+            if defaults:
+                values = checked(with_defaults(options, defaults))
+            else:
+                values = shared = checked(options) if shared is None else shared
             has_new_id = "id" not in values
             return NewJob(
                 **(values if not has_new_id else {**values, "id": make_id()}),

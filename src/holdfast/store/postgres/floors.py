@@ -126,10 +126,10 @@ class Floors:
     def reads_whole(self, *, heads: bool = False) -> bool:
         """Whether to read lines from their front, and then to tell how long that `took`.
 
-        Claims need not, while the heads of all lines are read so.
+        Reading the heads of all lines is no substitute for a claim: a head that can't start hides what is
+        behind it.
         """
-        at = self._whole_at
-        return time.monotonic() >= (at[1] if heads else max(at))
+        return time.monotonic() >= self._whole_at[heads]
 
     def took(self, seconds: float, *, heads: bool = False) -> None:
         self._whole_at[heads] = time.monotonic() + max(WHOLE_EVERY, WHOLE_SHARE * seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 from contextlib import suppress
 
@@ -14,12 +15,16 @@ from holdfast.store import migrate
 from holdfast.store.migrate import VERSION_TABLE
 from holdfast.store.moved import MOVE_TABLE
 from holdfast.store.own_files import is_beside_database
+from holdfast.store.rows import job_kinds
 from holdfast.store.sqlite.connection import OwnConnection
 from holdfast.store.sqlite.database import Database
 from holdfast.store.sqlite.schema import ERROR_GROUP, MIGRATIONS
 from holdfast.store.sqlite.store import SqliteStore
 
 OLDEST_SQLITE = (3, 35, 0)
+_MIGRATION_PATIENCE = 600.0
+"""Seconds to wait for the write lock: another process may be migrating a large file."""
+
 NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "fuse", "9p", "afs", "ceph", "glusterfs", "lustre")
 _SYNCHRONOUS = ("full", "normal", "extra", "off")
 
@@ -189,10 +194,11 @@ def _version(database: Database, names: dict[str, str]) -> int:
 
 def _migrate(database: Database) -> None:
     """Apply the missing migrations in one transaction; the second process finds nothing left to do."""
-    with database.transaction() as connection:
+    with database.transaction(patience=_MIGRATION_PATIENCE) as connection:
         connection.create_function(ERROR_GROUP, 1, _error_group, deterministic=True)
         # An application's views may name a table of ours, which is not there until its new form is renamed.
         connection.execute("PRAGMA legacy_alter_table = ON")
+        _refuse_added_columns(connection)
         theirs = _made_by_others(connection)
         for step in migrate.pending(MIGRATIONS, _version(database, _tables(database))):
             for statement in step.statements:
@@ -205,10 +211,26 @@ def _migrate(database: Database) -> None:
 
 def _made_by_others(connection: OwnConnection) -> dict[str, str]:
     """An application's own indexes and triggers on the table of jobs, dropped with it when it is rebuilt."""
-    sql = """SELECT name, sql FROM sqlite_master
-    WHERE type IN ('index', 'trigger') AND tbl_name = 'holdfast_jobs' AND sql IS NOT NULL
-        AND name NOT LIKE 'holdfast\\_%' ESCAPE '\\'"""
-    return dict(connection.execute(sql).fetchall())
+    sql = """SELECT name, sql FROM sqlite_master WHERE type IN ('index', 'trigger')
+    AND tbl_name = 'holdfast_jobs' COLLATE NOCASE AND sql IS NOT NULL"""
+    ours = {
+        name
+        for step in MIGRATIONS
+        for statement in step.statements
+        for name in re.findall(r"^CREATE (?:UNIQUE )?(?:INDEX|TRIGGER) (\w+)", statement)
+    }
+    return {name: sql for name, sql in connection.execute(sql).fetchall() if name not in ours}
+
+
+def _refuse_added_columns(connection: OwnConnection) -> None:
+    """A rebuilt table would lose them."""
+    columns = {row[1] for row in connection.execute("PRAGMA table_info(holdfast_jobs)").fetchall()}
+    added = columns - {*job_kinds()}
+    if added:
+        raise ForeignDatabase(
+            f"the table holdfast_jobs has a column {min(added)!r} that Holdfast did not create",
+            hint="the upgrade would lose it: move it to a table of your own, and drop the column",
+        )
 
 
 def _error_group(error: bytes | None) -> str:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from holdfast.store.rows import WAITING
 
-_MOST_PASSED_OVER = 10_000
-"""Behind so many jobs of a line that became ready later, the first of the others isn't looked for."""
+_MOST_PASSED_OVER = 20_000
+"""Jobs that became ready later and are passed over, in all lines together: behind more of them in a line, the
+first of the others isn't looked for."""
 
 _TYPE, _PRIORITY = "json_extract(line, '$[0]')", "json_extract(line, '$[1]')"
 
@@ -30,7 +31,7 @@ firsts (seq) AS (
     SELECT (SELECT seq FROM (
         SELECT j.seq, j.due_at = j.created_at AS was_ready FROM holdfast_jobs AS j
         WHERE j.status = 'pending' AND j.type = {_TYPE} AND j.priority = {_PRIORITY}
-        ORDER BY j.seq LIMIT {_MOST_PASSED_OVER})
+        ORDER BY j.seq LIMIT max(10, {_MOST_PASSED_OVER} / (SELECT count(*) FROM lines)))
     WHERE was_ready LIMIT 1)
     FROM lines WHERE line IS NOT NULL
     UNION ALL
