@@ -43,7 +43,8 @@ class Log:
     def lines(self, what: str) -> list[dict[str, Any]]:
         if not self.path.exists():
             return []
-        text = self.path.read_text()
+        # A line that goes from one page of the file into the next may be seen by halves while it is written.
+        text, _, _ = self.path.read_text().rpartition("\n")
         return [line for line in map(json.loads, text.splitlines()) if line["what"] == what]
 
     def starts(self, job: str | None = None) -> list[Start]:
