@@ -39,6 +39,9 @@ NEVER = 1e9
 @pytest.fixture(autouse=True)
 def _eager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(floors, "RISE_EVERY", 0.0)
+    monkeypatch.setattr(floors, "CHEAP_HEADS", -1.0)
+    monkeypatch.setattr(floors, "CHEAP_CLAIM", -1.0)
+    monkeypatch.setattr(floors, "SLOW_READS", 1)
     monkeypatch.setattr(floors, "LONGEST_DOUBT", NEVER)
     monkeypatch.setattr(floors, "WHOLE_EVERY", NEVER)
 
@@ -380,3 +383,16 @@ def test_old_transaction_elsewhere_makes_claims_and_looks_no_dearer(
         assert claim_one(store).id == "last"
 
     assert pages_read(store, work) < 700
+
+
+def test_floors_are_not_used_while_lines_are_read_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    known = floors.Floors()
+    slow = floors.CHEAP_HEADS + 1
+    for seconds in (slow, slow, 0.0, slow, slow):
+        known.took(seconds, heads=True)
+        assert known.reads_whole()
+    known.took(slow, heads=True)
+    known.took(0.0)
+    assert not known.reads_whole(heads=True)
+    assert not known.reads_whole()

@@ -69,7 +69,6 @@ class Claiming:
     def list_heads(self, database: Database) -> list[Head]:
         """Where the line of each type begins that has one."""
         floors = self.floors
-        floors.rise_alone(database)
         known = floors.known_types()
         segments = None if floors.reads_whole(heads=True) else floors.segments(known)
         began = time.monotonic()
@@ -84,6 +83,8 @@ class Claiming:
             rows = database.read(HEADS_FROM, [*gaps, known, *segments])
         if len(rows) <= MOST_TYPES:
             floors.learn(lines_of([row[:2] for row in rows]))
+        if segments is None or not rows:  # otherwise a job waits to be claimed, which raises floors too
+            floors.rise_alone(database)
         return [Head(*row[:3]) for row in rows]
 
     def claim_jobs(

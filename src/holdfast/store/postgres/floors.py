@@ -4,7 +4,8 @@ A job that was claimed leaves its entry in the index of those that wait until VA
 may not while an old transaction, of whatever application, could still see the job. A claim that began at the
 front of the index would go over ever more of such entries, so it begins at the line's floor.
 
-A floor is a memory, and nothing hangs on it:
+Floors are used only while reading lines from their front takes long. A floor is a memory, and nothing hangs
+on it:
 
 - What comes back to a line (promoted, released, retried, reaped) keeps its place, most likely below the
   floor. It is marked as returned, and those have an index of their own, which every claim reads first.
@@ -35,6 +36,12 @@ WHOLE_EVERY = 1.0
 """Seconds until lines are read from their front again."""
 WHOLE_SHARE = 20
 """And at least this many times as long as that took the last time."""
+CHEAP_HEADS, CHEAP_CLAIM = 0.01, 0.05
+"""Seconds that it takes to read lines from their front while there is little to go over: then floors would
+cost more than they save, and are not used."""
+SLOW_READS = 3
+NEEDED_FOR = 10.0
+"""Seconds for which floors are used after it took longer so many times in a row."""
 MOST_TYPES = 50
 """The lines of more types than these are read from their front."""
 MOST_LINES = 100
@@ -120,6 +127,8 @@ class Floors:
         self._expected: _Expected | None = None
         self._rise_at = 0.0
         self._whole_at = [0.0, 0.0]
+        self._slow_reads = [0, 0]
+        self._needed_until = 0.0
 
     # Reading lines.
 
@@ -129,10 +138,16 @@ class Floors:
         Reading the heads of all lines is no substitute for a claim: a head that can't start hides what is
         behind it.
         """
-        return time.monotonic() >= self._whole_at[heads]
+        now = time.monotonic()
+        return now >= self._whole_at[heads] or now >= self._needed_until
 
     def took(self, seconds: float, *, heads: bool = False) -> None:
-        self._whole_at[heads] = time.monotonic() + max(WHOLE_EVERY, WHOLE_SHARE * seconds)
+        now = time.monotonic()
+        self._whole_at[heads] = now + max(WHOLE_EVERY, WHOLE_SHARE * seconds)
+        is_slow = seconds > (CHEAP_HEADS if heads else CHEAP_CLAIM)
+        self._slow_reads[heads] = self._slow_reads[heads] + 1 if is_slow else 0
+        if self._slow_reads[heads] >= SLOW_READS:
+            self._needed_until = self._whole_at[heads] + NEEDED_FOR
 
     def segments(self, types: Iterable[str]) -> Segments | None:
         """Where to read the lines of these types; None if they begin at their front."""
@@ -194,7 +209,7 @@ class Floors:
     def rise(self, session: Session) -> None:
         """If it is time, ask together with the next statement where lines begin; once that is committed."""
         now = time.monotonic()
-        if now < self._rise_at:
+        if now < self._rise_at or now >= self._needed_until:
             return
         self._rise_at = now + RISE_EVERY
         with self._lock:
@@ -207,7 +222,7 @@ class Floors:
         """The same, at once and by itself; inside a transaction of which it is not known whether it commits,
         not at all."""
         now = time.monotonic()
-        if now < self._rise_at or database.in_transaction:
+        if now < self._rise_at or now >= self._needed_until or database.in_transaction:
             return
         self._rise_at = now + RISE_EVERY
         with self._lock:
