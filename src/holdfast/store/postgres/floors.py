@@ -36,7 +36,7 @@ WHOLE_EVERY = 1.0
 """Seconds until lines are read from their front again."""
 WHOLE_SHARE = 20
 """And at least this many times as long as that took the last time."""
-CHEAP_HEADS, CHEAP_CLAIM = 0.01, 0.05
+CHEAP_HEADS, CHEAP_CLAIM = 0.005, 0.02
 """Seconds that it takes to read lines from their front while there is little to go over: then floors would
 cost more than they save, and are not used."""
 SLOW_READS = 3
