@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any, Unpack
@@ -98,12 +99,21 @@ def test_of_concurrent_admissions_with_one_key_one_is_new(queue: Queue) -> None:
 
 
 def test_concurrent_admissions_share_commits(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    inserts = Spy(store_of(queue).insert_jobs)
+    insert, all_have_come = store_of(queue).insert_jobs, threading.Event()
+
+    def insert_late(*given: Any, **options: Any) -> Any:
+        assert all_have_come.wait(30)
+        return insert(*given, **options)
+
+    inserts = Spy(insert_late)
     monkeypatch.setattr(store_of(queue), "insert_jobs", inserts)
 
     async def main() -> list[bool]:
-        admitted = await asyncio.gather(*(queue.admit("work", {"n": n}) for n in range(100)))
-        return [is_new for _, is_new in admitted]
+        calls = [asyncio.ensure_future(queue.admit("work", {"n": n})) for n in range(100)]
+        for _ in range(3):
+            await asyncio.sleep(0)
+        all_have_come.set()
+        return [is_new for _, is_new in await asyncio.gather(*calls)]
 
     assert asyncio.run(main()) == [True] * 100
     assert len(inserts.calls) <= 10
